@@ -66,8 +66,8 @@ class Comparison:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Means over runs with intervals, `regard.continual.comparison.summary`."""
-        return comparison.summary(self.metrics)
+        """Means over runs with intervals, `regard.continual.comparison.summarize`."""
+        return comparison.summarize(self.metrics)
 
     def mean(
         self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
@@ -104,7 +104,7 @@ class Comparison:
         asked = where(self.metrics, stream=stream, metric=metric, scenario=setting or self.headline)
         if against not in set(asked["method"]):
             return pd.DataFrame(columns=[*comparison.DIFFERENCES])
-        return comparison.differences(asked, against)
+        return comparison.compare_methods(asked, against)
 
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:

@@ -18,18 +18,18 @@ from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, Rob
 from regard.continual.learner import Learner
 from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.ctr_layers import (
-    Guarded,
+    GuardedLinear,
     KnowledgeSharing,
     Plugin,
-    Site,
+    PluginInput,
     Sizes,
     TaskSpecific,
     compensate,
     open_gates,
     slope_at,
-    squashed,
+    squash,
 )
-from regard.continual.methods.ctr_network import CtrNetwork, ends
+from regard.continual.methods.ctr_network import CtrNetwork, find_end_layers
 from regard.continual.methods.probe import Probe
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
@@ -46,9 +46,9 @@ def drawn_alike() -> None:
     torch.manual_seed(0)
 
 
-def site(tasks: list[int], lengths: list[int], width: int | None = None, slope: float = 140.0) -> Site:
+def site(tasks: list[int], lengths: list[int], width: int | None = None, slope: float = 140.0) -> PluginInput:
     real = torch.arange(width or max(lengths)) < torch.tensor(lengths)[:, None]
-    return Site(real, torch.tensor(tasks), torch.full((len(tasks),), slope), max(tasks))
+    return PluginInput(real, torch.tensor(tasks), torch.full((len(tasks),), slope), max(tasks))
 
 
 def draw(*shape: int) -> Tensor:
@@ -100,7 +100,7 @@ def train(module: nn.Module, loss: Callable[[], Tensor], steps: int = 5) -> None
 
 
 def test_held_weights_stay_to_the_bit_under_decay() -> None:
-    layer, inputs = Guarded(3, 4), torch.randn(5, 3)
+    layer, inputs = GuardedLinear(3, 4), torch.randn(5, 3)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     outputs, into = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])
     layer.guard(outputs, into)
@@ -115,7 +115,12 @@ def test_held_weights_stay_to_the_bit_under_decay() -> None:
 
 
 def test_gradients_are_blocked_as_far_as_neurons_are_used() -> None:
-    layer, inputs, used, into = Guarded(3, 2).double(), draw(5, 3), torch.tensor([0.25, 1.0]), torch.tensor([0, 0.5, 1])
+    layer, inputs, used, into = (
+        GuardedLinear(3, 2).double(),
+        draw(5, 3),
+        torch.tensor([0.25, 1.0]),
+        torch.tensor([0, 0.5, 1]),
+    )
     layer(inputs).square().sum().backward()
     assert layer.weight.grad is not None is not layer.bias.grad
     plain, plain_bias = layer.weight.grad.clone(), layer.bias.grad.clone()
@@ -147,7 +152,7 @@ def test_an_old_task_is_computed_as_before() -> None:
 
 
 def test_squashing_by_hand() -> None:
-    found = squashed(torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64))
+    found = squash(torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64))
     assert torch.allclose(found, torch.tensor([[3 / 5 * 25 / 26, 4 / 5 * 25 / 26], [0, 0]], dtype=torch.float64))
 
 
@@ -173,7 +178,7 @@ def test_drawn_gates_open_as_often_as_their_softmax_says() -> None:
 def shared_by_hand(module: KnowledgeSharing, states: Tensor, task: int) -> Tensor:
     """What is shared with a text (token, width) of a task, one number at a time where it can be."""
     sizes, tokens = module.sizes, len(states)
-    capsules = [squashed(module.capsules[one](states)) for one in range(task + 1)]
+    capsules = [squash(module.capsules[one](states)) for one in range(task + 1)]
     votes = [
         torch.stack([torch.cat([route @ token for route in module.routes[one]]) for token in capsules[one]])
         for one in range(task + 1)
@@ -276,7 +281,7 @@ def test_where_plugins_go() -> None:
     ]
     for model in models:
         layers = model.encoder.layer
-        assert [id(one) for one in ends(model)] == [
+        assert [id(one) for one in find_end_layers(model)] == [
             id(one) for layer in layers for one in (layer.attention.output.dense, layer.output.dense)
         ]
 

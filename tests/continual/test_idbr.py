@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.learner import IGNORED, Learner
-from regard.continual.methods.idbr import Idbr, IdbrConfig, Replays
-from regard.continual.methods.idbr_halves import Halving
-from regard.continual.methods.idbr_kmeans import distances, kmeans, representatives
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.methods.idbr import Idbr, IdbrConfig, ReplaySchedule
+from regard.continual.methods.idbr_halves import HalvesMaker
+from regard.continual.methods.idbr_kmeans import kmeans, select_representatives, squared_distances
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
-HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
+HALVING = HalvesMaker(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 
 def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
@@ -66,13 +66,13 @@ def test_kmeans_ends_where_nothing_moves(count: int, centres: int, seed: int) ->
 def test_representatives_are_the_nearest_to_each_mean() -> None:
     points = torch.tensor([[0.0], [1.0], [5.0], [20.0], [21.0], [21.5]])
     # means 2 and 20.8333
-    assert representatives(points, 2, seed=0) == [1, 4]
-    assert representatives(points, 6, seed=0) == [0, 1, 2, 3, 4, 5]
-    assert representatives(points[:1].repeat(4, 1), 3, seed=0) == [0]
+    assert select_representatives(points, 2, seed=0) == [1, 4]
+    assert select_representatives(points, 6, seed=0) == [0, 1, 2, 3, 4, 5]
+    assert select_representatives(points[:1].repeat(4, 1), 3, seed=0) == [0]
 
 
 def test_distances_are_squared() -> None:
-    assert distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).tolist() == [[25.0]]
+    assert squared_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).tolist() == [[25.0]]
 
 
 # -- halves ---------------------------------------------------------------------------------------------
@@ -122,10 +122,10 @@ def test_rows_in_halves() -> None:
 
 def test_a_tokenizer_needs_a_separator() -> None:
     tokenizer = loaded().tokenizer
-    assert Halving.of(tokenizer, length=8, pad=0) == Halving(frozenset({0, 2, 3, 4}), SEP, 8, 0)
+    assert HalvesMaker.of(tokenizer, length=8, pad=0) == HalvesMaker(frozenset({0, 2, 3, 4}), SEP, 8, 0)
     tokenizer.sep_token = None
     with pytest.raises(UserError, match="separator"):
-        Halving.of(tokenizer, length=8, pad=0)
+        HalvesMaker.of(tokenizer, length=8, pad=0)
 
 
 # -- replays --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_replays(count: int, tasks: int, interval: int) -> None:
     items = [ExampleRef(tasks, row) for row in range(count)]
     new = Epochs(items, [1] * count, size=4, epochs=2, seed=0)
     old = [[ExampleRef(task, row) for row in range(2 + 3 * task)] for task in range(tasks)]
-    plan = Replays(new, old, interval=interval, seed=0)
+    plan = ReplaySchedule(new, old, interval=interval, seed=0)
     found = [plan.at(step) for step in range(plan.steps)]
     replaying = [here for here, replays in found if replays]
     assert all(0 < len(here) <= 4 for here, _ in found)
@@ -152,7 +152,7 @@ def test_replays(count: int, tasks: int, interval: int) -> None:
 
 def test_a_round_by_hand() -> None:
     new = Epochs([ExampleRef(1, row) for row in range(6)], [1] * 6, size=2, epochs=1, seed=0)
-    plan = Replays(new, [[ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2)]], interval=2, seed=0)
+    plan = ReplaySchedule(new, [[ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2)]], interval=2, seed=0)
     assert plan.steps == 4
     assert plan.at(0) == (new.at(0), False)
     mixed = [*plan.at(1)[0], *plan.at(2)[0]]
@@ -197,7 +197,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
     network, chosen, total = learner.network, method.config, 0.0
     assert isinstance(network, IdbrNetwork)
     for number, label in enumerate(rows["labels"].tolist()):
-        if label == IGNORED:
+        if label == IGNORE_INDEX:
             continue
         real, task, row = (rows[name][number] for name in ("attention_mask", "tasks", "rows"))
         own = learner.stream.class_indices(int(task))

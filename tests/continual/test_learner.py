@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.training_phase import warmup_steps
+from regard.continual.training_phase import count_warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -45,7 +45,7 @@ def test_rows_are_the_texts() -> None:
 def test_rows_that_fill_up_count_for_nothing() -> None:
     one, items = learner(), [ExampleRef(0, 1), ExampleRef(0, 9)]
     whole, filled = one.rows(items), one.rows(items, size=5)
-    assert filled["labels"].tolist() == [*whole["labels"].tolist(), IGNORED, IGNORED, IGNORED]
+    assert filled["labels"].tolist() == [*whole["labels"].tolist(), IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     assert torch.equal(filled["input_ids"][2:], whole["input_ids"][[0, 1, 0]])
     logits = torch.randn(5, 7)
     assert float(one.cross_entropy(logits, filled)) == pytest.approx(float(one.cross_entropy(logits[:2], whole)))
@@ -53,7 +53,7 @@ def test_rows_that_fill_up_count_for_nothing() -> None:
 
 def test_the_loss_is_over_the_classes_of_each_row_s_task() -> None:
     one = learner()
-    rows = {"tasks": torch.tensor([0, 1, 1]), "labels": torch.tensor([1, 2, IGNORED])}
+    rows = {"tasks": torch.tensor([0, 1, 1]), "labels": torch.tensor([1, 2, IGNORE_INDEX])}
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     found = one.cross_entropy(logits, rows)
     first = logits[0, :2].exp().sum().log() - logits[0, 1]
@@ -69,7 +69,7 @@ def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> N
     one = learner(head="labels")
     assert (one.among, learner().among) == ("seen", "task")
     one.task = 1
-    rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORED])}
+    rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORE_INDEX])}
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     found = one.cross_entropy(logits, rows)
     first = logits[0, :5].exp().sum().log() - logits[0, 1]
@@ -110,7 +110,7 @@ def test_an_epoch_has_each_row_once() -> None:
     assert (batches.steps, batches.size) == (2 * 5, 4)
     for epoch in range(2):
         drawn = [batches.rows(5 * epoch + place) for place in range(5)]
-        counted = [row for rows in drawn for row in rows["rows"][rows["labels"] != IGNORED].tolist()]
+        counted = [row for rows in drawn for row in rows["rows"][rows["labels"] != IGNORE_INDEX].tolist()]
         assert sorted(counted) == list(range(18))
         assert all(len(rows["labels"]) == 4 for rows in drawn)
 
@@ -124,7 +124,7 @@ def test_stages_have_the_budget_s_rates() -> None:
 
 @pytest.mark.parametrize("steps, expected", [(1, 1), (16, 1), (17, 2), (100, 6)])
 def test_warm_up(steps: int, expected: int) -> None:
-    assert warmup_steps(replace(BUDGET, warmup_ratio=0.06), steps) == expected
+    assert count_warmup_steps(replace(BUDGET, warmup_ratio=0.06), steps) == expected
 
 
 def test_seeds_are_of_names() -> None:

@@ -21,7 +21,7 @@ from regard.continual.method import Method, MethodState
 from regard.continual.methods import METHODS, method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual.small_tasks import loaded, stream
@@ -82,7 +82,7 @@ def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> L
 
 def outcome(ran: RunState, after: list[dict[str, Tensor]]) -> Outcome:
     rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.rows["cost"]]
-    return Outcome({**ran.rows, "cost": rows}, tensors_of(ran.network), ran.method.state, after)
+    return Outcome({**ran.rows, "cost": rows}, collect_tensors(ran.network), ran.method.state, after)
 
 
 @cache
@@ -93,7 +93,7 @@ def learnt(name: str, seed: int = 1) -> Outcome:
         method, after = made(name), list[dict[str, Tensor]]()
 
         def on_task(learner: Learner, task: int) -> None:
-            weights = tensors_of(learner.network.classifier)
+            weights = collect_tensors(learner.network.classifier)
             after.append({key: value.clone() for key, value in weights.items()})
 
         return outcome(run_stream(learner_of(method, seed=seed), method, on_task=on_task), after)
@@ -243,7 +243,7 @@ def whole(name: str) -> RunState:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(name: str) -> None:
-    check_close(name, tensors_of(exact(name, micro_batch=3).network), tensors_of(whole(name).network))
+    check_close(name, collect_tensors(exact(name, micro_batch=3).network), collect_tensors(whole(name).network))
 
 
 def check_close(name: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -276,7 +276,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         told = json.loads((tmp_path / f"found-{rank}.json").read_text())
         for name in NAMES:
             assert told[name] == kept(whole(name)), name
-            check_close(name, load_file(tmp_path / f"{name}-{rank}.safetensors"), tensors_of(whole(name).network))
+            check_close(name, load_file(tmp_path / f"{name}-{rank}.safetensors"), collect_tensors(whole(name).network))
 
 
 def test_names_that_are_no_method() -> None:

@@ -15,10 +15,10 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
-from regard.continual.models import TaskDeltas, export, load_network, rebuild_network
+from regard.continual.models import TaskDeltas, export_network, load_network, rebuild_network
 from regard.continual.run import make_learner, run_stream
 from regard.continual.saved_adapters import load_adapters
-from regard.continual.text_learner import begin_texts
+from regard.continual.text_learner import make_text_learner
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual import small_text_tasks
@@ -51,7 +51,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
     run_stream(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
     network, about = rebuild_network(folder / "deltas", learnt, model)
-    return export(network, model.tokenizer, about, folder / "model")
+    return export_network(network, model.tokenizer, about, folder / "model")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     """The whole language model, encoder and decoder, with the weights of the prompt."""
     method, model = Sapt(SaptConfig(r=2, router_warmup_steps=20)), small_text_tasks.loaded(kind)
-    folder = kept(begin_texts(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model)
+    folder = kept(
+        make_text_learner(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model
+    )
     network, adapters = load_network(folder), load_adapters(small_text_tasks.loaded(kind).model, folder)
     assert isinstance(network, SaptNetwork)
     ids = torch.tensor([[5, 7, 6, 4, 8, 5]])

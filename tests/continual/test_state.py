@@ -38,7 +38,7 @@ KEPT = MethodState([ExampleRef(0, 3), ExampleRef(1, 2)], {"means": torch.arange(
 
 
 def saved(folder: Path, learnt: int, network: nn.Module | None = None) -> None:
-    state.save(folder, learnt, network or Tied(), KEPT, {"matrix": [{"score": 50.0}], "about": ABOUT})
+    state.save_state(folder, learnt, network or Tied(), KEPT, {"matrix": [{"score": 50.0}], "about": ABOUT})
 
 
 def test_saved_and_restored(tmp_path: Path) -> None:
@@ -56,15 +56,15 @@ def test_saved_and_restored(tmp_path: Path) -> None:
 
 
 def test_tied_weights_are_written_once() -> None:
-    assert set(state.tensors_of(Tied())) == {"first.weight", "first.bias", "second.bias", "seen"}
+    assert set(state.collect_tensors(Tied())) == {"first.weight", "first.bias", "second.bias", "seen"}
 
 
 def test_the_last_state_alone_is_kept(tmp_path: Path) -> None:
-    assert state.latest(tmp_path, 3) == 0
+    assert state.find_latest(tmp_path, 3) == 0
     for learnt in (1, 2):
         saved(tmp_path, learnt)
         assert [path.name for path in tmp_path.iterdir()] == [f"after-{learnt:04d}"]
-        assert state.latest(tmp_path, 3) == learnt
+        assert state.find_latest(tmp_path, 3) == learnt
 
 
 def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(state, "save_file", full)
     with pytest.raises(UserError, match="No space left on device"):
         saved(tmp_path, 2)
-    assert state.latest(tmp_path, 3) == 1
+    assert state.find_latest(tmp_path, 3) == 1
     state.restore_state(tmp_path, 1, Tied(), ABOUT)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
-def losses(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[int, float]:
+def losses_by_adapter(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[int, float]:
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
     assert isinstance(network, AdapterNetwork)
@@ -27,11 +27,11 @@ def losses(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[
     return losses_by_adapter
 
 
-def best_init(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
+def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
     """The block before a new one under which at most so many of the task's rows lose least.
 
     None where the new one, which adds nothing yet, is better than all of them.
     """
-    losses_by_adapter = losses(learner, task, [*range(adapter), adapter], rows)
-    best = min(losses_by_adapter, key=lambda index: (losses_by_adapter[index], -index))
+    losses = losses_by_adapter(learner, task, [*range(adapter), adapter], rows)
+    best = min(losses, key=lambda index: (losses[index], -index))
     return None if best == adapter else best

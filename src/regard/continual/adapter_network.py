@@ -140,7 +140,7 @@ class PoolNetwork(AdapterNetwork):
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
         """The blocks, put into a model."""
-        return lora_pool(classifier, config, seed, **self.pool_options(config))
+        return make_lora_pool(classifier, config, seed, **self.pool_options(config))
 
     @property
     def pool(self) -> LoraAdapterPool:
@@ -152,7 +152,7 @@ class PoolNetwork(AdapterNetwork):
         return {}
 
 
-def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
+def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Low-rank blocks in a model, as the settings have them."""
     targets = config.target_modules
     return LoraAdapterPool(

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from regard.training.placement import Rows
 
-TOGETHER = 16
+BATCHES_PER_SORT = 16
 """Batches whose rows are sorted by length with one another."""
 
 
@@ -34,7 +34,7 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    `most`: steps at the most. The order is drawn for each epoch. `TOGETHER` batches at a time are sorted by length and
+    `most`: steps at the most. The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and
     then dealt out, so that little padding is needed; which batch comes first is drawn again.
     """
 
@@ -67,8 +67,8 @@ class Epochs:
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))
         batches: list[list[int]] = []
-        for start in range(0, len(order), TOGETHER * self.size):
-            chunk = order[start : start + TOGETHER * self.size]
+        for start in range(0, len(order), BATCHES_PER_SORT * self.size):
+            chunk = order[start : start + BATCHES_PER_SORT * self.size]
             chunk = chunk[np.argsort(self.lengths[chunk], kind="stable")]
             chunk_batches = [chunk[first : first + self.size].tolist() for first in range(0, len(chunk), self.size)]
             batches += [chunk_batches[number] for number in random.permutation(len(chunk_batches))]

@@ -23,7 +23,7 @@ DIFFERENCES = (
 )
 
 
-def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """One row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
     `metrics` is as `metrics_table` gives it. The interval is mean ± t · s/√n with Student's t for n − 1 degrees of
@@ -36,10 +36,10 @@ def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     for key, group in metrics.groupby(["stream", "method", "scenario", "metric"], sort=False):
         interval = t_interval(group["value"].dropna().to_numpy(), confidence)
         rows.append((*key, interval.n, interval.mean, interval.std, interval.ci_low, interval.ci_high))
-    return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
+    return _as_floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
 
 
-def differences(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
+def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
     """One row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
     Against one method, or, if it is None, each method against all that come before it. `n` runs of both, paired by seed
@@ -56,9 +56,9 @@ def differences(metrics: pd.DataFrame, against: str | None = None, confidence: f
         raise UserError(f"against: expected a method of the table ({', '.join(map(str, methods))}), got {against}")
     rows = []
     for key, group in metrics.groupby([*PLACE], sort=False):
-        rows += _compared(key, group, against, confidence)
+        rows += _compare_pairs(key, group, against, confidence)
     table = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
-    return _floats(
+    return _as_floats(
         table, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"
     )
 
@@ -74,7 +74,7 @@ def check_metrics(metrics: pd.DataFrame) -> None:
         raise UserError(f"metrics: expected one value for each run, several are of {description}")
 
 
-def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
+def _compare_pairs(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
     """The rows of one metric: each two methods, with what their tests say, alone and together."""
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
@@ -113,5 +113,5 @@ def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, co
     ]
 
 
-def _floats(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+def _as_floats(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return table.astype(dict.fromkeys(columns, "float64"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
 from regard.training import TrainResult
@@ -38,7 +38,7 @@ class TaskCost:
 
         def rows(step: int) -> Rows:
             batch = batches.rows(step)
-            self.tokens[step] = _tokens(batch)
+            self.tokens[step] = _count_tokens(batch)
             return batch
 
         return rows
@@ -48,7 +48,7 @@ class TaskCost:
         self.seconds += result.seconds
         self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
-            self.tokens[step] = _tokens(batches.rows(step))
+            self.tokens[step] = _count_tokens(batches.rows(step))
         self.flops += a_token * sum(self.tokens.values()) + a_step * result.steps
         self.examples += sum(int(row["items"]) for row in result.history[-1:])
 
@@ -71,25 +71,25 @@ def trim_padding(rows: Rows) -> Rows:
     wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
     trimmed: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
     if rows["labels"].dim() > 1:
-        answered = (rows["labels"] != IGNORED).any(0).nonzero()
+        answered = (rows["labels"] != IGNORE_INDEX).any(0).nonzero()
         trimmed["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
     return trimmed
 
 
-def _tokens(rows: Rows) -> int:
+def _count_tokens(rows: Rows) -> int:
     """How many tokens the rows have, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
 def count_examples(rows: Rows) -> int:
     """How many losses there are: rows, or tokens of answers."""
-    return int((rows["labels"] != IGNORED).sum())
+    return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
-def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
+def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
     """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage.
 
-    They are of the loss and its gradient. What a stage does to that gradient is `flops_a_correction`; what a network
+    They are of the loss and its gradient. What a stage does to that gradient is `flops_per_transform`; what a network
     does before it answers (`mbpa++` adapts itself to each text) is of scoring, and counted nowhere.
     """
     learner.network.train()
@@ -97,10 +97,10 @@ def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
         method.loss(learner, learner.network, rows).backward()
     learner.network.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / _tokens(rows)
+    return counter.get_total_flops() / _count_tokens(rows)
 
 
-def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
+def flops_per_transform(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
     """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
     if stage.transform_gradients is None:
         return 0.0
@@ -118,14 +118,14 @@ def _first_rows(learner: Learner, batches: Batches) -> Rows:
     return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
 
 
-def seconds_of(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
+def time_hook(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
     """The seconds that a hook takes."""
     began = time.perf_counter()
     hook(learner, task)
     return time.perf_counter() - began
 
 
-def memory_cost(learner: Learner, method: Method) -> Row:
+def measure_memory(learner: Learner, method: Method) -> Row:
     """What the method keeps beside the network: bytes, and examples."""
     state = method.state
     tensors = sum(value.numel() * value.element_size() for value in state.tensors.values())

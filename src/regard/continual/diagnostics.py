@@ -37,7 +37,7 @@ DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectra
 COLUMNS = ("statistic", "layer", "value", "standard_error")
 """The columns of what `diagnose` gives."""
 DEGREES = ("layer", "token", "value", "standard_error", "n")
-"""The columns of what `sink_degrees` gives."""
+"""The columns of what `measure_sink_degrees` gives."""
 TOP = 5
 """How many sinks of a head the summaries over all layers are also taken of."""
 Batch = Mapping[str, Tensor]
@@ -63,20 +63,20 @@ def diagnose(
     are, and nothing is dropped out. Raises UserError for an unknown statistic, no samples, and a model that has no
     stack of attention layers, or a decoder beside its encoder.
     """
-    unknown = [name for name in statistics if name not in _MADE]
+    unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:
         names = ", ".join(map(repr, unknown)) or "none"
-        raise UserError(f"statistics: expected some of {', '.join(_MADE)}, got {names}")
+        raise UserError(f"statistics: expected some of {', '.join(_STATISTICS)}, got {names}")
     requested: list[Statistic] = []
     for name in dict.fromkeys(statistics):
-        requested.append(_Means(name, _MADE[name](1, common)))
-        if name in _OF_SINKS:
-            requested.append(_Means(f"{name}_top{TOP}", _MADE[name](TOP, common), by_layer=False))
-    rows = _rows(encoder, batches, requested)
+        requested.append(_Means(name, _STATISTICS[name](1, common)))
+        if name in _SINK_STATISTICS:
+            requested.append(_Means(f"{name}_top{TOP}", _STATISTICS[name](TOP, common), by_layer=False))
+    rows = _measure_rows(encoder, batches, requested)
     return make_table([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
 
 
-def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
+def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
     """The average outer degree d of each token in each layer: which tokens are sinks.
 
     One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
@@ -88,13 +88,15 @@ def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataF
     if not ids:
         raise UserError("batches: expected at least one with input_ids, got none")
     token_ids = torch.cat(ids).unique()
-    rows = _rows(encoder, samples, [_TokenDegrees(token_ids)])
+    rows = _measure_rows(encoder, samples, [_TokenDegrees(token_ids)])
     numbers = token_ids.tolist()
     values = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
     return make_table(values, DEGREES).astype({"token": "int64"})
 
 
-def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]) -> list[StatisticRow]:
+def _measure_rows(
+    encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]
+) -> list[StatisticRow]:
     """The rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
@@ -135,10 +137,10 @@ class _Means(Average):
         for site, layer_values in by_site.items():
             if self.by_layer:
                 yield from layer_values
-            yield _over_layers(self.name, site, layer_values)
+            yield _average_layers(self.name, site, layer_values)
 
 
-def _over_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
+def _average_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
     """The mean of each sample over its layers."""
     present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
     values = torch.stack([layer.values for layer in layer_values]).masked_fill(~present, 0.0)
@@ -169,7 +171,7 @@ class _SinkDegree(PerLayer):
 class _TokenDegrees(PerLayer):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
-    name = "sink_degrees"
+    name = "measure_sink_degrees"
     info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
@@ -190,11 +192,11 @@ class _TokenDegrees(PerLayer):
             yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
 
 
-_MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
+_STATISTICS: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
     "sink_deviation": lambda top, common: SinkDeviation(top),
     "common_sink_ratio": lambda top, common: KnownCommonSinkRatio(common, top),
     "over_smoothing": lambda top, common: OverSmoothing(),
     "spectral_bound": lambda top, common: SpectralBound(),
     "sink_degree": lambda top, common: _SinkDegree(top),
 }
-_OF_SINKS = ("sink_deviation", "common_sink_ratio", "sink_degree")
+_SINK_STATISTICS = ("sink_deviation", "common_sink_ratio", "sink_degree")

@@ -45,7 +45,7 @@ def check(
 ) -> list[ForgottenTask]:
     """The old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
 
-    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
+    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `explain_nothing_to_check` says
     whether that is because there was nothing to look at.
     """
     return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
@@ -66,9 +66,9 @@ def find_drops(
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
     tasks = []
-    for (stream, method, task), falls in _falls(scores, scenario).items():
+    for (stream, method, task), falls in _collect_falls(scores, scenario).items():
         before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
-        low, high = _interval(falls, confidence)
+        low, high = _drop_interval(falls, confidence)
         drop = before - after
         tasks.append(
             ForgottenTask(
@@ -89,12 +89,12 @@ def find_drops(
     return tasks
 
 
-def nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
+def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
     """Why no task can be checked, in one line; None if at least one can."""
     check_scores(scores)
-    if _falls(scores, scenario):
+    if _collect_falls(scores, scenario):
         return None
-    tasks_trained = max((len(matrix) for _, _, matrix in _matrices(scores, scenario)), default=None)
+    tasks_trained = max((len(matrix) for _, _, matrix in _collect_matrices(scores, scenario)), default=None)
     if tasks_trained is None:
         return f"nothing to check: no score is of the scenario {scenario}"
     if tasks_trained < 2:
@@ -112,7 +112,7 @@ class _Fall:
     n: int
 
 
-def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
+def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
     """Stream and method, seed, and matrix of every run that has scores in the scenario."""
     return [
         ((stream, method), int(seed), accuracy_matrix(run, scenario))
@@ -121,10 +121,10 @@ def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str,
     ]
 
 
-def _falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
+def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
     falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
-    for (stream, method), seed, matrix in _matrices(scores, scenario):
+    for (stream, method), seed, matrix in _collect_matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
             before, after = float(matrix.learnt[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
@@ -133,7 +133,7 @@ def _falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str
     return falls_by_task
 
 
-def _interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
+def _drop_interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
     over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
     if over_runs.n > 1 and over_runs.std > 0:
         return over_runs.ci_low, over_runs.ci_high

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
 
 Row = dict[str, Any]
-SHUT = 0.5
+CLOSED_FRACTION = 0.5
 """A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
 
 
-def gate_rows(
+def measure_gate(
     learner: Learner, method: Method, tasks_trained: int, *, rows: int = 100, scored: bool = True
 ) -> list[Row]:
     """What the gate of a model does after `tasks_trained` tasks, on at most so many dev rows of each; none without a gate.
@@ -43,11 +43,11 @@ def gate_rows(
     table: list[Row] = []
     for task in range(tasks_trained):
         task_columns = {"after_task": tasks_trained, "task_index": task + 1, "task": learner.stream.tasks[task].name}
-        values = _weights(learner, method, task, rows)
+        values = _measure_weights(learner, method, task, rows)
         if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
             values.append(("strength", None, method.strength(task)))
         if scored:
-            values += score_rows(learner, task, tasks_trained)
+            values += score_adapters(learner, task, tasks_trained)
         table += [
             {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
         ]
@@ -55,7 +55,7 @@ def gate_rows(
 
 
 def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
-    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `tasks_trained` tasks,
+    """The weights of the own blocks, by task, that get less than `CLOSED_FRACTION` of an equal share after `tasks_trained` tasks,
     which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
 
     With `newest_only` of the task that has just been learnt, otherwise of those before it.
@@ -69,11 +69,11 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
     return {
         task: value
         for task, value in own_weights.items()
-        if value < SHUT / max(1, adapters[task, tasks_trained] or tasks_trained)
+        if value < CLOSED_FRACTION / max(1, adapters[task, tasks_trained] or tasks_trained)
     }
 
 
-def _weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
+def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
     """What the gate gives the rows of a task."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
@@ -101,7 +101,7 @@ def _weights(learner: Learner, method: Method, task: int, max_rows: int) -> list
     return values
 
 
-def score_rows(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
+def score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
     """How right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)

@@ -15,13 +15,13 @@ from regard.errors import UserError
 from regard.hooks.layers import eval_mode
 
 COLUMNS = ("task_index_a", "task_index_b", "dot", "cosine")
-"""The columns of what `interference_table` gives."""
+"""The columns of what `make_interference_table` gives."""
 SLICE = 1 << 20
 """Parameters multiplied at once in float64."""
 Rows = TypeVar("Rows")
 
 
-def gradients_of(
+def compute_gradients(
     module: nn.Module,
     tasks: Sequence[Iterable[Rows]],
     loss: Callable[[nn.Module, Rows], Tensor],
@@ -69,7 +69,7 @@ def _split(flat: Tensor, trainable: Sequence[nn.Parameter]) -> Iterator[Tensor]:
     yield from flat.split([parameter.numel() for parameter in trainable])
 
 
-def interference(
+def compute_interference(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
     """The dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
@@ -90,7 +90,7 @@ def interference(
     return dot, (dot / torch.outer(norm, norm)).clamp(-1, 1)
 
 
-def interference_table(
+def make_interference_table(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
     positions: Sequence[int] | None = None,
 ) -> pd.DataFrame:
@@ -99,7 +99,7 @@ def interference_table(
     `positions` are the places of the tasks in their order (None: 1, 2, …); `position_a` is that of the task that stands
     first among the gradients, and each pair is there once.
     """
-    dot, cosine = interference(gradients)
+    dot, cosine = compute_interference(gradients)
     task_indices = list(range(1, len(dot) + 1)) if positions is None else list(positions)
     if len(task_indices) != len(dot):
         raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(task_indices)}")

@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.continual.adapter_network import PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 
-See = Callable[[str, Tensor], None]
+StatesCallback = Callable[[str, Tensor], None]
 _CROSS = {"EncDecAttention", "encoder_attn", "crossattention"}
 _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 
 @contextmanager
-def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: See) -> Iterator[None]:
+def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
     """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
     The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
@@ -47,7 +47,7 @@ class _Masks:
 
     def __init__(self, network: PoolNetwork, rows: dict[str, Tensor]) -> None:
         labels, attention_mask = rows["labels"], rows["attention_mask"].bool()
-        answer_mask = (labels != IGNORED).reshape(len(labels), -1)
+        answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
         valid_rows = answer_mask.any(1, keepdim=True)
         model: Any = network.classifier
         self.read, self.written = attention_mask & valid_rows, answer_mask

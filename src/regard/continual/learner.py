@@ -21,7 +21,7 @@ from regard.models.heads import LabelTextHead
 from regard.training.states import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
-IGNORED = -100
+IGNORE_INDEX = -100
 _UNLIKELY = -1e30
 
 
@@ -131,7 +131,7 @@ class Learner:
         missing = max(0, (size or 0) - len(items))
         padded_items = [*items, *[items[number % len(items)] for number in range(missing)]]
         batch = self._gathered(padded_items, split)
-        batch["labels"][len(items) :] = IGNORED
+        batch["labels"][len(items) :] = IGNORE_INDEX
         return batch
 
     def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ class Learner:
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies over the classes that `among` says; rows labelled −100 add nothing."""
         return nn.functional.cross_entropy(
-            self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
+            self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
     """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
     tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
     for task in tasks:
-        _check(task)
+        _check_task(task)
     return {
         (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
         for number, task in enumerate(tasks)
@@ -250,7 +250,7 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
         )
 
 
-def _check(task: ClassificationTask) -> None:
+def _check_task(task: ClassificationTask) -> None:
     """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
     count = len(task.labels)
     if count < 2:

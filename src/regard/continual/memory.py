@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
-Store = Literal["reservoir", "balanced"]
+StoragePolicy = Literal["reservoir", "balanced"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +33,26 @@ class MemoryConfig(method.MethodConfig):
     """
 
     memory_size: int = 50
-    storage_policy: Store = "reservoir"
+    storage_policy: StoragePolicy = "reservoir"
     replay_batch_size: int = 0
 
     def __post_init__(self) -> None:
         """Check them."""
         check_int("memory_size", self.memory_size, least=1)
         check_int("replay_batch_size", self.replay_batch_size, least=0)
-        check_choice("storage_policy", self.storage_policy, get_args(Store))
+        check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------
 
 
-def keep(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
+def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
     """Take a task's training examples into the memory, which is `kept.items`."""
     new_examples = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
         num_seen = state.values.get("seen", 0)
-        state.examples = reservoir(
+        state.examples = update_reservoir(
             state.examples,
             new_examples,
             seen=num_seen,
@@ -62,17 +62,17 @@ def keep(learner: Learner, state: MethodState, config: MemoryConfig, task: int) 
         state.values["seen"] = num_seen + len(new_examples)
     else:
         mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
-        state.examples = balanced(
-            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
+        state.examples = balance_groups(
+            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _label_of(learner, item)
         )
 
 
-def _class(learner: Learner, item: ExampleRef) -> tuple[int, int]:
+def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:
     """An example's task and label."""
     return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
 
-def reservoir(
+def update_reservoir(
     stored: Sequence[ExampleRef],
     new_examples: Sequence[ExampleRef],
     *,
@@ -96,7 +96,7 @@ def reservoir(
     return memory
 
 
-def balanced(
+def balance_groups(
     items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
 ) -> list[ExampleRef]:
     """The first examples of each group, as many of each as of the others, or all of a group that has fewer.
@@ -106,11 +106,11 @@ def balanced(
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)
-    counts = shares([len(members) for members in groups.values()], capacity)
+    counts = allocate([len(members) for members in groups.values()], capacity)
     return [item for members, count in zip(groups.values(), counts, strict=True) for item in members[:count]]
 
 
-def shares(sizes: Sequence[int], capacity: int) -> list[int]:
+def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
     """How many of a capacity each gets, who can use no more than its size, dealt one at a time."""
     counts = [0] * len(sizes)
     remaining = min(capacity, sum(sizes))
@@ -122,7 +122,7 @@ def shares(sizes: Sequence[int], capacity: int) -> list[int]:
     return counts
 
 
-class Remembering(method.Method):
+class MemoryMethod(method.Method):
     """A method that stores examples of each task when it has been learnt."""
 
     Config = MemoryConfig
@@ -135,50 +135,62 @@ class Remembering(method.Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task."""
-        keep(learner, self.state, self.config, task)
+        store_examples(learner, self.state, self.config, task)
 
 
 # -- what is drawn --------------------------------------------------------------------------------------
 
 
-def draw(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
+def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
     """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def replayed(learner: Learner, config: MemoryConfig) -> int:
+def replay_batch_size(learner: Learner, config: MemoryConfig) -> int:
     """How many examples are drawn at a step."""
     return config.replay_batch_size or learner.budget.batch_size
 
 
-def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
+def schedule_task(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
     """The task's own examples at each step, those that fine-tuning has."""
     return learner.schedule(learner.items(task), stage)
 
 
-def beside(learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
+def replay_in_batches(
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
+) -> Batches:
     """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
+    new, count, seed = (
+        schedule_task(learner, task, stage),
+        replay_batch_size(learner, config),
+        learner.seed_for("replay", task),
+    )
     items, size = list(state.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
-        return learner.rows([*new.at(step), *draw(items, count, seed=seed, step=step)], size=size)
+        return learner.rows([*new.at(step), *sample_memory(items, count, seed=seed, step=step)], size=size)
 
     return Batches(new.steps, size, rows)
 
 
-def interleaved(
+def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
+    new, count, seed = (
+        schedule_task(learner, task, stage),
+        replay_batch_size(learner, config),
+        learner.seed_for("replay", task),
+    )
     items, size = list(state.examples), max(learner.budget.batch_size, count)
 
     def rows(step: int) -> Rows:
         rounds, position = divmod(step, interval + 1)
         replays = position == interval
-        batch_items = draw(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
+        batch_items = (
+            sample_memory(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
+        )
         return learner.rows(batch_items, size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)

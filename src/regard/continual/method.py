@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.continual.training_phase import MethodLearningRate, TrainingBudget
     from regard.training.placement import Rows
 
-Evaluated = Literal["seen", "own", "end"]
+EvaluationScope = Literal["seen", "own", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +37,23 @@ class MethodConfig:
         if unknown:
             if not valid_names:
                 raise UserError(f"set: there is no setting {unknown[0]}, the method has none")
-            suggestion = suggest(unknown[0], valid_names)
+            suggestion = suggest_name(unknown[0], valid_names)
             hint = f"{suggestion} Allowed" if suggestion else "; allowed"
             raise UserError(f"set: there is no setting {unknown[0]}{hint} are {', '.join(valid_names)}")
-        return cls(**{name: _value(name, value, hints[name]) for name, value in values.items()})
+        return cls(**{name: _convert_value(name, value, hints[name]) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name."""
         return dataclasses.asdict(self)
 
 
-def suggest(name: str, valid_names: Iterable[str]) -> str:
+def suggest_name(name: str, valid_names: Iterable[str]) -> str:
     """The name that is nearest to one that nothing has, as in ", did you mean 'sapt'?"; '' where none is near."""
     matches = difflib.get_close_matches(name.lower(), valid_names, n=1)
     return f", did you mean {matches[0]!r}?" if matches else ""
 
 
-def _value(name: str, value: Any, field_type: Any) -> Any:
+def _convert_value(name: str, value: Any, field_type: Any) -> Any:
     """The value as its field wants it."""
     if field_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -103,7 +103,7 @@ class Method:
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     Network: ClassVar[type[Network]] = Network
-    evaluation_scope: ClassVar[Evaluated] = "seen"
+    evaluation_scope: ClassVar[EvaluationScope] = "seen"
     incremental: ClassVar[bool] = True
     texts: ClassVar[bool] = False
     loss_classes: ClassVar[LossClasses | None] = None

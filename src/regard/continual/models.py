@@ -19,7 +19,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
-from regard.continual.state import load_tensors, tensors_of
+from regard.continual.state import collect_tensors, load_tensors
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
@@ -62,9 +62,9 @@ class TaskDeltas:
     def keep(self, learner: Learner, tasks_trained: int) -> None:
         """Write what a task has changed since the one before it."""
         before = self._before or self._earlier(learner.start, tasks_trained - 1)
-        now = tensors_of(learner.network)
+        now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
-        path = delta_of(self.folder, tasks_trained)
+        path = delta_path(self.folder, tasks_trained)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(changed, path.with_suffix(".part"))
@@ -78,25 +78,25 @@ class TaskDeltas:
         """The weights after so many tasks, from the files of a run that goes on."""
         weights = {name: value.cpu() for name, value in start.items()}
         for task in range(1, tasks_trained + 1):
-            weights |= _tensors(delta_of(self.folder, task))
+            weights |= _read_tensors(delta_path(self.folder, task))
         return weights
 
 
-def with_model_hash(loaded: Loaded) -> Loaded:
+def add_model_hash(loaded: Loaded) -> Loaded:
     """The model with a hash of the weights that are used, where no file tells of them: of a language model all."""
     if loaded.sha256 is not None:
         return loaded
     return replace(
-        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _digest_below(loaded)
+        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
     )
 
 
-def _digest_below(loaded: Loaded) -> str:
+def _hash_encoder(loaded: Loaded) -> str:
     """The hash of what a classifier would read hidden states from."""
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
-def delta_of(folder: Path, tasks_trained: int) -> Path:
+def delta_path(folder: Path, tasks_trained: int) -> Path:
     """The file with what the task learnt as that one has changed."""
     return folder / f"after-{tasks_trained:04d}.safetensors"
 
@@ -106,26 +106,26 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 
     Raises UserError where they are not there, damaged, or of another model than `loaded`.
     """
-    metadata = _read(folder / LINEAGE)
+    metadata = _read_json(folder / LINEAGE)
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
-    base_hashes = (loaded.sha256, with_model_hash(replace(loaded, sha256=None)).sha256, _digest_below(loaded))
+    base_hashes = (loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded))
     if metadata["base"]["sha256"] not in (base_hashes[:2] if metadata["head"] == GeneratorConfig.head else base_hashes):
         raise UserError(
             f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
             f"{str(metadata['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
         )
-    classifier = _classifier(loaded, metadata)
-    network = network_of(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
+    classifier = _build_classifier(loaded, metadata)
+    network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
     for task in range(1, tasks_trained + 1):
-        load_tensors(network, _tensors(delta_of(folder, task)))
-    tasks_learned = _known(tasks, tasks_trained, metadata["method"]["name"])
+        load_tensors(network, _read_tensors(delta_path(folder, task)))
+    tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
     classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
     return network.eval(), metadata
 
 
-def _classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
+def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
     """What a run's network is built around, before its first task."""
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
@@ -140,7 +140,7 @@ def _classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
     )
 
 
-def _known(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
+def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
     """The tasks that a model has been trained on when `tasks_trained` have come: models of their own on the last of them."""
     scope = method_named(name).evaluation_scope
     if scope == "end":
@@ -148,7 +148,7 @@ def _known(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[d
     return tasks[tasks_trained - 1 : tasks_trained] if scope == "own" else tasks[:tasks_trained]
 
 
-def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
+def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """A method's network, by its name and settings."""
     method_class = method_named(method["name"])
     return method_class.Network(
@@ -156,7 +156,7 @@ def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int,
     )
 
 
-def export(
+def export_network(
     network: Network, tokenizer: Any, metadata: Mapping[str, Any], folder: str | Path, *, overwrite: bool = False
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
@@ -184,7 +184,7 @@ def export(
                 network.classifier.save_pretrained(target)
         tokenizer.save_pretrained(target)
         if type(network) is not Network:
-            save_file(tensors_of(network), target / NETWORK)
+            save_file(collect_tensors(network), target / NETWORK)
             method_metadata = {"method": metadata["method"], "tasks": len(metadata["tasks"]), "seed": metadata["seed"]}
             method_metadata |= {"lora": network.classifier.config.lora}
             (target / METHOD).write_text(json.dumps(method_metadata, indent=1) + "\n", encoding="utf-8")
@@ -192,30 +192,30 @@ def export(
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """The network that `export` wrote, which computes logits as its method does. Raises UserError.
+    """The network that `export_network` wrote, which computes logits as its method does. Raises UserError.
 
     It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
     model has them.
     """
     folder = Path(folder)
-    metadata = _read(folder / METHOD) if (folder / METHOD).is_file() else None
+    metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
         with suppress_logging(), torch.random.fork_rng(devices=[]):
-            classifier = _saved(folder, metadata)
+            classifier = _load_classifier(folder, metadata)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if metadata is None:
         return Network(classifier, tasks=1, config=None, seed=0).eval()
-    network = network_of(classifier, metadata["method"], tasks=metadata["tasks"], seed=metadata["seed"])
-    weights = _tensors(folder / NETWORK)
-    if weights.keys() != tensors_of(network).keys():
+    network = build_network(classifier, metadata["method"], tasks=metadata["tasks"], seed=metadata["seed"])
+    weights = _read_tensors(folder / NETWORK)
+    if weights.keys() != collect_tensors(network).keys():
         raise UserError(f"models: expected all weights of {metadata['method']['name']} in {folder / NETWORK}")
     load_tensors(network, weights)
     return network.eval()
 
 
-def _saved(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
-    """The classifier or generator that `export` wrote; where there is a network around it, only how it is built."""
+def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
+    """The classifier or generator that `export_network` wrote; where there is a network around it, only how it is built."""
     model_type = AutoConfig.from_pretrained(folder).model_type
     if model_type != ClassifierConfig.model_type:
         generator = (
@@ -231,7 +231,7 @@ def _saved(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
     return classifier
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -239,7 +239,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -111,21 +111,21 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
 # -- class vectors ----------------------------------------------------------------------------------------
 
 
-def class_vectors(learner: Learner) -> dict[str, Tensor]:
+def copy_class_vectors(learner: Learner) -> dict[str, Tensor]:
     """Copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
-    return {name: parameter.detach().clone() for name, parameter in _of_classes(learner)}
+    return {name: parameter.detach().clone() for name, parameter in _class_parameters(learner)}
 
 
 @torch.no_grad()
-def restore_rows(learner: Learner, vectors: Mapping[str, Tensor], task: int) -> None:
+def restore_class_vectors(learner: Learner, vectors: Mapping[str, Tensor], task: int) -> None:
     """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
     other_classes = ~learner.task_classes[task]
-    for name, parameter in _of_classes(learner):
+    for name, parameter in _class_parameters(learner):
         rows = other_classes.to(parameter.device)
         parameter[rows] = vectors[name].to(parameter)[rows]
 
 
-def _of_classes(learner: Learner) -> list[tuple[str, nn.Parameter]]:
+def _class_parameters(learner: Learner) -> list[tuple[str, nn.Parameter]]:
     head = getattr(learner.network.classifier, "head", None)
     parameters = head.named_parameters() if isinstance(head, nn.Module) else ()
     return [(name, parameter) for name, parameter in parameters if len(parameter) == learner.task_classes.shape[1]]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from regard.errors import UserError
 
-NONE = "none"
+EMPTY = "none"
 """What a text that is not set is called."""
 
 
@@ -20,7 +20,7 @@ class RequiredSetting(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """Whether a value of that setting is as it is to be."""
-        return _named(value) in self.values if self.values else value > 0
+        return _format_value(value) in self.values if self.values else value > 0
 
     def __str__(self) -> str:
         """As a user would write it."""
@@ -35,9 +35,9 @@ def check_required(config: Any, conditions: Mapping[str, Sequence[RequiredSettin
             value = getattr(config, requirement.name)
             if not requirement.holds(value):
                 raise UserError(
-                    f"{name}: expected {requirement}, which reads it, got {requirement.name}={_named(value)}"
+                    f"{name}: expected {requirement}, which reads it, got {requirement.name}={_format_value(value)}"
                 )
 
 
-def _named(value: Any) -> str:
-    return NONE if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+def _format_value(value: Any) -> str:
+    return EMPTY if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

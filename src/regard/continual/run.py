@@ -20,19 +20,19 @@ from regard.continual.batches import Batches
 from regard.continual.costs import (
     TaskCost,
     count_examples,
-    flops_a_correction,
-    flops_a_token,
-    memory_cost,
-    seconds_of,
+    flops_per_token,
+    flops_per_transform,
+    measure_memory,
+    time_hook,
     trim_padding,
 )
-from regard.continual.gate import gate_rows, score_rows
+from regard.continual.gate import measure_gate, score_adapters
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
-from regard.continual.text_learner import begin_texts
-from regard.continual.training_phase import TrainingBudget, TrainingPhase, warmup_steps
+from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
@@ -70,7 +70,7 @@ def make_learner(
     if stream.text:
         if head is not None:
             raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")
-        return begin_texts(stream, method, loaded, budget, seed=seed, lora=lora)
+        return make_text_learner(stream, method, loaded, budget, seed=seed, lora=lora)
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     head_name = head or method.head
@@ -78,7 +78,9 @@ def make_learner(
         loaded,
         stream.classes,
         head=head_name,
-        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if head_name == "sink" else (),
+        common=_find_common_tokens(method, loaded.tokenizer, encoded[0, "train"].input_ids)
+        if head_name == "sink"
+        else (),
         lora=lora,
         label_words=LABEL_WORDS if head_name == "labels" else 0,
         seed=seed,
@@ -114,49 +116,49 @@ def run_stream(
     Raises UserError.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
-    fingerprint = _about(learner, method)
+    fingerprint = _fingerprint(learner, method)
     if checkpoint_dir is not None and not resume:
-        _clear(checkpoint_dir)
-    tasks_trained = _resumed(run, checkpoint_dir, fingerprint) if resume and checkpoint_dir is not None else 0
+        _remove_checkpoints(checkpoint_dir)
+    tasks_trained = _resume(run, checkpoint_dir, fingerprint) if resume and checkpoint_dir is not None else 0
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
-        hook_seconds = seconds_of(method.before_task, learner, task)
-        _before(run, diagnose)
+        hook_seconds = time_hook(method.before_task, learner, task)
+        _evaluate_before(run, diagnose)
         cost = _train(run, checkpoint_dir, resume, checkpoint_every, on_progress)
-        hook_seconds += seconds_of(method.after_task, learner, task)
-        _check_bound(method)
+        hook_seconds += time_hook(method.after_task, learner, task)
+        _check_memory_size(method)
         cost |= {"hook_seconds": hook_seconds + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        run.rows["cost"].append({**cost, **memory_cost(learner, method)})
-        _after(run, diagnose)
+        run.rows["cost"].append({**cost, **measure_memory(learner, method)})
+        _evaluate_after(run, diagnose)
         _add_gate(run, gated)
         run.peak_memory = max(run.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
         if checkpoint_dir is not None:
-            _keep(run, checkpoint_dir, fingerprint)
+            _save_state(run, checkpoint_dir, fingerprint)
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
     return run
 
 
-def _first() -> bool:
+def _is_main_process() -> bool:
     """Whether this is the process that writes."""
     return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
 
 
-def _clear(checkpoint_dir: Path) -> None:
+def _remove_checkpoints(checkpoint_dir: Path) -> None:
     """Remove what an earlier run has left, and nothing else that may be there."""
-    if _first():
+    if _is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)
     if dist.is_initialized():
         dist.barrier()
 
 
-def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
+def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
     """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
     if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
@@ -166,7 +168,7 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
     return cast("list[int]", (texts >= method.config.min_document_frequency * len(ids)).nonzero().flatten().tolist())
 
 
-def _about(learner: Learner, method: Method) -> dict[str, Any]:
+def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     """What a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
@@ -189,9 +191,9 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resumed(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> int:
+def _resume(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> int:
     """After how many tasks the run goes on, as it was then."""
-    tasks_trained = state.latest(checkpoint_dir, len(run.learner.stream))
+    tasks_trained = state.find_latest(checkpoint_dir, len(run.learner.stream))
     if not tasks_trained:
         return 0
     run.method.state, tables = state.restore_state(checkpoint_dir, tasks_trained, run.learner.network, fingerprint)
@@ -199,18 +201,18 @@ def _resumed(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]
     return tasks_trained
 
 
-def _keep(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> None:
+def _save_state(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> None:
     """Write the state after the task at hand, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
-        if _first():
+        if _is_main_process():
             tasks_trained = run.learner.task + 1
-            state.save(
+            state.save_state(
                 checkpoint_dir, tasks_trained, run.learner.network, run.method.state, {**run.rows, "about": fingerprint}
             )
-            shutil.rmtree(_stages(checkpoint_dir, run.learner.task), ignore_errors=True)
+            shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 
-def _stages(checkpoint_dir: Path, task: int) -> Path:
+def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
     return checkpoint_dir / f"task-{task + 1:04d}"
 
 
@@ -232,29 +234,31 @@ def _train(
         cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with _only(learner, phase):
-            a_token = flops_a_token(learner, method, batches)
-            a_step = flops_a_correction(learner, method, batches, phase)
+        with _TrainOnly(learner, phase):
+            a_token = flops_per_token(learner, method, batches)
+            a_step = flops_per_transform(learner, method, batches, phase)
             result = training.train(
                 learner.network,
-                _plan(learner, phase, batches, save_steps),
+                _make_training_config(learner, phase, batches, save_steps),
                 batch=cost.counting(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
                 folder=None
                 if checkpoint_dir is None or save_steps is None
-                else _stages(checkpoint_dir, learner.task) / f"stage-{index}",
+                else _phases_dir(checkpoint_dir, learner.task) / f"stage-{index}",
                 resume=resume and save_steps is not None,
-                on_progress=_telling(learner, phase, on_progress),
+                on_progress=_make_step_callback(learner, phase, on_progress),
                 correct=phase.transform_gradients,
                 times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         cost.add(result, batches, a_token=a_token, a_step=a_step)
-    return {**_place(learner, learner.task), **cost.row()}
+    return {**_task_columns(learner, learner.task), **cost.row()}
 
 
-def _plan(learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None) -> TrainingConfig:
+def _make_training_config(
+    learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
+) -> TrainingConfig:
     """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return TrainingConfig(
@@ -263,7 +267,7 @@ def _plan(learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: 
         micro_batch_size=budget.micro_batch_size,
         learning_rate=phase.learning_rate,
         lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
-        warmup_steps=warmup_steps(budget, batches.steps),
+        warmup_steps=count_warmup_steps(budget, batches.steps),
         final_lr_ratio=0.0,
         weight_decay=budget.weight_decay,
         decay="matrices",
@@ -278,7 +282,7 @@ def _plan(learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: 
     )
 
 
-class _only:
+class _TrainOnly:
     """While it lasts only what a stage trains requires gradients."""
 
     def __init__(self, learner: Learner, phase: TrainingPhase) -> None:
@@ -304,7 +308,7 @@ class _only:
             parameter.requires_grad_(True)
 
 
-def _telling(
+def _make_step_callback(
     learner: Learner, phase: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
 ) -> Callable[[int, int, Mapping[str, float]], None] | None:
     if on_progress is None:
@@ -320,11 +324,11 @@ def _telling(
 # -- what is found --------------------------------------------------------------------------------------
 
 
-def _place(learner: Learner, task: int) -> Row:
+def _task_columns(learner: Learner, task: int) -> Row:
     return {"task_index": task + 1, "task": learner.stream.tasks[task].name}
 
 
-def _before(run: RunState, diagnose: Diagnose | None) -> None:
+def _evaluate_before(run: RunState, diagnose: Diagnose | None) -> None:
     """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
     learner, task = run.learner, run.learner.task
     if run.method.evaluation_scope == "seen":
@@ -332,7 +336,7 @@ def _before(run: RunState, diagnose: Diagnose | None) -> None:
     _add_diagnostics(run, diagnose, tasks_trained=task)
 
 
-def _after(run: RunState, diagnose: Diagnose | None) -> None:
+def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
     """The scores and diagnostics after the task at hand."""
     learner, task, method = run.learner, run.learner.task, run.method
     tasks_trained = task + 1
@@ -356,7 +360,13 @@ def _after(run: RunState, diagnose: Diagnose | None) -> None:
 def _add_score(run: RunState, task: int, score: Score, *, tasks_trained: int, cil: bool) -> None:
     values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
     run.rows["matrix"] += [
-        {"after_task": tasks_trained, **_place(run.learner, task), "scenario": scenario, "score": value, "n": score.n}
+        {
+            "after_task": tasks_trained,
+            **_task_columns(run.learner, task),
+            "scenario": scenario,
+            "score": value,
+            "n": score.n,
+        }
         for scenario, value in values.items()
     ]
 
@@ -365,7 +375,8 @@ def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained:
     if diagnose is not None:
         task = run.learner.task
         run.rows["diagnostics"] += [
-            {"after_task": tasks_trained, **_place(run.learner, task), **row} for row in diagnose(run.learner, task)
+            {"after_task": tasks_trained, **_task_columns(run.learner, task), **row}
+            for row in diagnose(run.learner, task)
         ]
 
 
@@ -375,17 +386,17 @@ def _add_gate(run: RunState, rows: int) -> None:
         return
     learner, tasks_trained = run.learner, run.learner.task + 1
     last = tasks_trained == len(learner.stream)
-    gate_table = gate_rows(learner, run.method, tasks_trained, rows=rows, scored=last)
+    gate_table = measure_gate(learner, run.method, tasks_trained, rows=rows, scored=last)
     if gate_table and not last:
-        task_columns = {"after_task": tasks_trained, **_place(learner, learner.task)}
-        values = score_rows(learner, learner.task, tasks_trained)
+        task_columns = {"after_task": tasks_trained, **_task_columns(learner, learner.task)}
+        values = score_adapters(learner, learner.task, tasks_trained)
         gate_table += [
             {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
         ]
     run.rows["gate"] += gate_table
 
 
-def _check_bound(method: Method) -> None:
+def _check_memory_size(method: Method) -> None:
     """A method that keeps more than it says has a mistake."""
     assert len(method.state.examples) <= method.memory_size, (
         f"{len(method.state.examples)} examples kept, {method.memory_size} declared"

@@ -14,7 +14,7 @@ from regard.continual.method import Method
 Row = dict[str, Any]
 
 
-FOUND = ("matrix", "cost", "diagnostics", "gate")
+TABLES = ("matrix", "cost", "diagnostics", "gate")
 """The tables that a run gives."""
 
 
@@ -40,7 +40,7 @@ class RunState:
     learner: Learner
     method: Method
     peak_memory: float = 0.0
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
     @property
     def network(self) -> nn.Module:

@@ -40,7 +40,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
         owners[network.block_of(number)].append(task)
-    adapters = SharedAdapters(model, **_made_as(network.config, pool, within))
+    adapters = SharedAdapters(model, **_pool_options(network.config, pool, within))
     adapters.restore(
         [
             ("+".join(task["name"] for task in tasks_of_adapter), {"tasks": tasks_of_adapter})
@@ -48,14 +48,16 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
         ],
         used,
     )
-    for source, tasks_of_adapter in zip(_parts(pool, used), _parts(adapters.pool, used), strict=True):
+    for source, tasks_of_adapter in zip(
+        _adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True
+    ):
         tasks_of_adapter.data.copy_(source)
     weights = network.attention.state_dict()
     adapters.attention.load_state_dict({name: weights[name] for name in adapters.attention.state_dict()})
     return adapters
 
 
-def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
+def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
     names = ("adapter_type", "router_hidden_size", "projection_order")
     if isinstance(pool, PromptAdapterPool):
@@ -65,7 +67,7 @@ def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     return options | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
 
 
-def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:
+def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
     """What the first so many blocks are made of; soft prompts as they are read."""
     if isinstance(pool, PromptAdapterPool):
         pool.fold()

@@ -39,7 +39,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     encoded = learner.encoded[task, split]
     order = encoded.attention_mask.sum(1).argsort(stable=True).tolist()
-    local_examples = [ExampleRef(task, row) for row in order[_rank() :: _processes()]]
+    local_examples = [ExampleRef(task, row) for row in order[_rank() :: _world_size()]]
     task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
     num_correct = torch.zeros(2, device=learner.device)
     with learner.evaluation_mode() as network, torch.no_grad():
@@ -48,7 +48,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
             for index, classes in enumerate((task_classes, seen_classes)):
                 predictions = logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)
                 num_correct[index] += (predictions == rows["labels"]).sum()
-    if _processes() > 1:
+    if _world_size() > 1:
         dist.all_reduce(num_correct)
     til, cil = (100 * num_correct / len(encoded)).tolist()
     return Score(til, cil, len(encoded))
@@ -68,7 +68,7 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
     return Score(mean, None, num_rows)
 
 
-def _processes() -> int:
+def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

@@ -20,20 +20,24 @@ from regard.errors import UserError
 from regard.runs.folder import atomic_folder
 from regard.runs.journal import check_same
 
-NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
+NETWORK, METHOD_STATE, STATE = "network.safetensors", "kept.safetensors", "state.json"
 FORMAT = 1
 
 
-def place_of(folder: Path, tasks_trained: int) -> Path:
+def state_path(folder: Path, tasks_trained: int) -> Path:
     """Where the state after so many tasks lies."""
     return folder / f"after-{tasks_trained:04d}"
 
 
-def save(folder: Path, tasks_trained: int, network: nn.Module, state: MethodState, tables: Mapping[str, Any]) -> None:
+def save_state(
+    folder: Path, tasks_trained: int, network: nn.Module, state: MethodState, tables: Mapping[str, Any]
+) -> None:
     """Write the state after `tasks_trained` tasks, and remove that before it."""
-    with atomic_folder(place_of(folder, tasks_trained), overwrite=False) as target:
-        save_file(tensors_of(network), target / NETWORK)
-        save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, target / KEPT)
+    with atomic_folder(state_path(folder, tasks_trained), overwrite=False) as target:
+        save_file(collect_tensors(network), target / NETWORK)
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, target / METHOD_STATE
+        )
         trainable = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         content = {
             "format": FORMAT,
@@ -44,13 +48,13 @@ def save(folder: Path, tasks_trained: int, network: nn.Module, state: MethodStat
         content["trained"] = trainable
         (target / STATE).write_text(json.dumps(content), encoding="utf-8")
     for task in range(tasks_trained):
-        shutil.rmtree(place_of(folder, task), ignore_errors=True)
+        shutil.rmtree(state_path(folder, task), ignore_errors=True)
 
 
-def latest(folder: Path, tasks: int) -> int:
+def find_latest(folder: Path, tasks: int) -> int:
     """After how many tasks the last state in the folder is; 0 where there is none."""
     numbers = (
-        tasks_trained for tasks_trained in range(tasks, 0, -1) if (place_of(folder, tasks_trained) / STATE).is_file()
+        tasks_trained for tasks_trained in range(tasks, 0, -1) if (state_path(folder, tasks_trained) / STATE).is_file()
     )
     return next(numbers, 0)
 
@@ -62,10 +66,10 @@ def restore_state(
 
     Raises UserError where the files are damaged, or of a run of other settings (`fingerprint`, which `tables` has as well).
     """
-    source = place_of(folder, tasks_trained)
+    source = state_path(folder, tasks_trained)
     try:
         content = json.loads((source / STATE).read_text(encoding="utf-8"))
-        weights, tensors = load_file(source / NETWORK), load_file(source / KEPT)
+        weights, tensors = load_file(source / NETWORK), load_file(source / METHOD_STATE)
         examples, values, tables = [ExampleRef(*item) for item in content["items"]], content["values"], content["found"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
@@ -74,11 +78,11 @@ def restore_state(
     check_same(tables["about"], json.loads(json.dumps(fingerprint)))
     load_tensors(network, weights)
     if "trained" in content:  # states that earlier versions wrote do not say
-        _reopen(network, content["trained"])
+        _restore_trainable(network, content["trained"])
     return MethodState(examples, tensors, values), tables
 
 
-def _reopen(network: nn.Module, trainable: Sequence[str]) -> None:
+def _restore_trainable(network: nn.Module, trainable: Sequence[str]) -> None:
     """Let the parameters of these names be trained, and no others."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in trainable)
@@ -87,7 +91,7 @@ def _reopen(network: nn.Module, trainable: Sequence[str]) -> None:
             module.reopen()
 
 
-def tensors_of(network: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
     """The network's weights and buffers on the CPU, tied ones once."""
     tensors: dict[str, Tensor] = {}
     ids: set[int] = set()
@@ -100,7 +104,7 @@ def tensors_of(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give the network these weights, which are those of `tensors_of`, or some of them."""
+    """Give the network these weights, which are those of `collect_tensors`, or some of them."""
     current = network.state_dict(keep_vars=True)
     for name, value in weights.items():
         if name not in current or current[name].shape != value.shape:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
@@ -43,7 +43,7 @@ class EncodedTexts:
 
     def lengths(self) -> Tensor:
         """(N,): tokens of each row, its answer among them."""
-        return self.attention_mask.sum(1) + (self.answers != IGNORED).sum(1)
+        return self.attention_mask.sum(1) + (self.answers != IGNORE_INDEX).sum(1)
 
 
 @dataclass(eq=False)
@@ -74,16 +74,16 @@ class TextLearner(Learner):
             encoding.input_ids[row][encoding.attention_mask[row]] for encoding, row in zip(encodings, rows, strict=True)
         ]
         answers = [
-            encoding.answers[row][encoding.answers[row] != IGNORED]
+            encoding.answers[row][encoding.answers[row] != IGNORE_INDEX]
             for encoding, row in zip(encodings, rows, strict=True)
         ]
-        return batch(prompts, answers, self.pad) | {"tasks": tasks, "rows": rows}
+        return pad_batch(prompts, answers, self.pad) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
         wide_logits = self.mask_logits(logits, rows["tasks"])
         return nn.functional.cross_entropy(
-            wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+            wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
@@ -91,18 +91,18 @@ class TextLearner(Learner):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
+def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
     """Prompts and answers of ids padded on the right: `input_ids`, `attention_mask`, `labels`, all (row, token)."""
     ids = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORED)
+    labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORE_INDEX)
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
 
 # -- encoding -------------------------------------------------------------------------------------------
 
 
-def begin_texts(
+def make_text_learner(
     stream: Stream,
     method: Method,
     loaded: Loaded,
@@ -147,10 +147,10 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     a text, also where it was cut. Raises UserError for a prompt without tokens.
     """
     end = tokenizer.eos_token_id
-    prompts = [_prompt(ids, end, encoder_decoder) for ids in _ids(tokenizer, pairs.inputs)]
+    prompts = [_end_prompt(ids, end, encoder_decoder) for ids in _tokenize(tokenizer, pairs.inputs)]
     answers = [
-        _answer(ids, end)
-        for ids in _ids(tokenizer, [references[0] for references in pairs.targets], special=encoder_decoder)
+        _end_answer(ids, end)
+        for ids in _tokenize(tokenizer, [references[0] for references in pairs.targets], special=encoder_decoder)
     ]
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)
     if empty is not None:
@@ -159,9 +159,9 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
         len(ids) > budget.target_length for ids in answers
     )
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-    padded = batch(
-        [torch.tensor(_cut(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
-        [torch.tensor(_cut(ids, budget.target_length, keep_last=True)) for ids in answers],
+    padded = pad_batch(
+        [torch.tensor(_truncate(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
+        [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
         pad,
     )
     answer_classes = {
@@ -171,21 +171,21 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
 
 
-def _ids(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
     token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
     return token_ids
 
 
-def _prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
+def _end_prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
     """A prompt's tokens; one that is to go on has no end."""
     return ids if encoder_decoder or ids[-1:] != [end] else ids[:-1]
 
 
-def _answer(ids: list[int], end: int) -> list[int]:
+def _end_answer(ids: list[int], end: int) -> list[int]:
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
-def _cut(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
+def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
     """The first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
     if len(ids) <= max_tokens:
         return ids

@@ -51,7 +51,7 @@ class MethodLearningRate(NamedTuple):
         return f"{self.option}{self.value:g}"
 
 
-def rate_from_setting(value: float) -> MethodLearningRate:
+def setting_rate(value: float) -> MethodLearningRate:
     """The rate that the setting `rate` of a method says."""
     return MethodLearningRate("--set learning_rate=", value)
 
@@ -61,7 +61,7 @@ def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
     return MethodLearningRate("--probing-learning-rate ", budget.probing_learning_rate)
 
 
-def warmup_steps(budget: TrainingBudget, steps: int) -> int:
+def count_warmup_steps(budget: TrainingBudget, steps: int) -> int:
     """Steps of linear warm-up of a stage."""
     return math.ceil(budget.warmup_ratio * steps)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
-from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserved
-from regard.continual.methods.o_lora import overlap
+from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram_matrix, update_free_projection
+from regard.continual.methods.o_lora import overlap_penalty
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import made, precise, short, some
@@ -77,7 +77,7 @@ def test_as_few_directions_are_taken_as_have_the_share(threshold: float) -> None
     kept = np.zeros((6, 0))
     free = torch.eye(6, dtype=torch.float64)
     for inputs in (first, second):
-        free = reserved(free, gram(inputs), threshold)
+        free = update_free_projection(free, gram_matrix(inputs), threshold)
         H = inputs.numpy().T
         known = kept @ kept.T @ H
         left, values, _ = np.linalg.svd(H - known)
@@ -92,7 +92,7 @@ def test_as_few_directions_are_taken_as_have_the_share(threshold: float) -> None
 def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> None:
     _, network = gated()
     states = draw(40, 16, seed=3)
-    network.point(1, gram(states))
+    network.point(1, gram_matrix(states))
     key, free = network.key[1, 0], network.free("key")
     residual = states.numpy() @ free.numpy()
     direction = np.linalg.svd(residual)[2][0]
@@ -104,7 +104,7 @@ def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> N
 def test_a_gate_with_no_direction_left_is_shut() -> None:
     _, network = gated()
     network.free("key").zero_()
-    network.point(1, gram(draw(40, 16, seed=3)))
+    network.point(1, gram_matrix(draw(40, 16, seed=3)))
     assert int(network.key[1].count_nonzero()) == 0
     assert float(network.gate(draw(3, 16), 1).abs().max().detach()) == 0
 
@@ -117,17 +117,17 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
     network.start_adapter(0)
     network.begin_gate(0)
     read = draw(3, 16, seed=4) @ torch.diag(torch.tensor([1.0] * 2 + [0.0] * 14, dtype=torch.float64))
-    network.point(0, gram(network.inputs(read, 0)[-1].detach()))
+    network.point(0, gram_matrix(network.inputs(read, 0)[-1].detach()))
     with torch.no_grad():
         for name in LAYERS:
             network.change[name].copy_(draw(*network.change[name].shape, seed=31))
     opened = network.gate(read, 0).detach()
-    network.settle(0, [gram(one.detach()) for one in network.inputs(read, 0)], 1.0)
+    network.settle(0, [gram_matrix(one.detach()) for one in network.inputs(read, 0)], 1.0)
     torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
     network.start_adapter(1)
     network.begin_gate(1)
     other = draw(10, 16, seed=5)
-    network.point(1, gram(network.inputs(other, 1)[-1].detach()))
+    network.point(1, gram_matrix(network.inputs(other, 1)[-1].detach()))
     optimiser = torch.optim.AdamW(network.change.values(), lr=0.1, weight_decay=0.1)
     for _ in range(5):
         optimiser.zero_grad()
@@ -145,7 +145,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     rows = some(learner)
     rows["labels"][1] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
-    expected = plain + 6 * 0.7 * float(overlap(learner.network_as(GainNetwork).pool, 2).detach())
+    expected = plain + 6 * 0.7 * float(overlap_penalty(learner.network_as(GainNetwork).pool, 2).detach())
     assert float(method.loss(learner, learner.network, rows).detach()) == pytest.approx(expected, rel=1e-12)
 
 

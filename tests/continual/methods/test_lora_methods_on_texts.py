@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from tests.continual.methods.adapter_networks import copied, made, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 
@@ -30,7 +30,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     learner = make_learner(stream(2, 2), method, lively(kind), budget, seed=1)
     learner.network.double()
     before = copied(learner)
-    return before, tensors_of(run_stream(learner, method).network)
+    return before, collect_tensors(run_stream(learner, method).network)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.migu import Migu, MiguConfig, largest, magnitudes
+from regard.continual.methods.migu import Migu, MiguConfig, mask_largest, sum_magnitudes
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import learnt, made, moved, precise, some
 
@@ -30,18 +30,18 @@ def quantile(values: list[float], share: float) -> float:
 def test_magnitudes_are_added_up_over_tokens() -> None:
     states = torch.tensor([[1.0, 2.0], [-3.0, 0.0]])
     down, up = torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0], [0.0], [-1.0]])
-    hidden, out = magnitudes(states, down, up)
+    hidden, out = sum_magnitudes(states, down, up)
     assert hidden.tolist() == [4.0]
     assert out.tolist() == [8.0, 0.0, 4.0]
 
 
 def test_the_largest_are_those_from_the_quantile_on() -> None:
     sums = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert largest(sums, 0.7).tolist() == [True, False, True, False, False]
-    assert largest(sums, 0.5).tolist() == [True, False, True, False, True]
-    assert largest(sums, 0.0).all()
-    assert largest(sums, 1.0).tolist() == [True, False, False, False, False]
-    assert torch.equal(largest(sums, 0.7), largest(sums / sums.sum(), 0.7))
+    assert mask_largest(sums, 0.7).tolist() == [True, False, True, False, False]
+    assert mask_largest(sums, 0.5).tolist() == [True, False, True, False, True]
+    assert mask_largest(sums, 0.0).all()
+    assert mask_largest(sums, 1.0).tolist() == [True, False, False, False, False]
+    assert torch.equal(mask_largest(sums, 0.7), mask_largest(sums / sums.sum(), 0.7))
 
 
 def read(learner: Learner, rows: dict[str, Tensor]) -> dict[str, list[list[float]]]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
-from regard.continual.methods.n_lora import NLoraConfig, magnitude
+from regard.continual.methods.n_lora import NLoraConfig, l1_norm
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
@@ -28,7 +28,7 @@ def by_hand(network: PoolNetwork, block: int, *, released: bool) -> float:
 @pytest.mark.parametrize("released", [False, True])
 def test_the_size_of_a_block_is_the_sum_over_the_entries_of_its_product(released: bool) -> None:
     network = precise(made("n-lora")).network_as(PoolNetwork)
-    found = float(magnitude(network.pool, 1, released=released).detach())
+    found = float(l1_norm(network.pool, 1, released=released).detach())
     assert found == pytest.approx(by_hand(network, 1, released=released), rel=1e-12)
 
 
@@ -48,7 +48,7 @@ def test_the_penalty_moves_the_new_block_alone() -> None:
     method = made("n-lora")
     learner = precise(method)
     method.before_task(learner, 1)
-    found = gradients(learner, magnitude(learner.network_as(PoolNetwork).pool, 1))
+    found = gradients(learner, l1_norm(learner.network_as(PoolNetwork).pool, 1))
     assert {name.rsplit(".adapters.")[1] for name in found} == {"A.1", "B.1"}
 
 

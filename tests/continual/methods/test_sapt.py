@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.adapter_init import best_init, losses
-from regard.continual.gate import find_closed_gates, gate_rows
+from regard.continual.adapter_init import choose_initial_adapter, losses_by_adapter
+from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptConfig, SaptNetwork
@@ -190,7 +190,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
             method.before_task(learner, task)
             method.place(learner, task)
             method.after_task(learner, task)
-        rows = gate_rows(learner, method, 3, scored=False)
+        rows = measure_gate(learner, method, 3, scored=False)
         own.append([row["value"] for row in rows if row["statistic"] == "own_adapter_weight"])
     assert min(own[1]) > 0.6
     assert max(own[0]) < 0.6
@@ -272,7 +272,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(memory_size=3)
-    found = gate_rows(learner, method, 3, rows=6)
+    found = measure_gate(learner, method, 3, rows=6)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
@@ -286,7 +286,7 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         learner.network_as(SaptNetwork).attention.norm.bias.copy_(
             20 * learner.network_as(SaptNetwork).attention.keys[0]
         )
-    found = gate_rows(learner, method, 3, scored=False)
+    found = measure_gate(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
     assert list(find_closed_gates(found, 3, newest_only=True)) == [names[2]]
     own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_adapter_weight"}
@@ -298,7 +298,7 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
     plain = Method()
     learner = make_learner(stream(4), plain, loaded(), BUDGET, seed=1)
-    assert gate_rows(learner, plain, 1) == []
+    assert measure_gate(learner, plain, 1) == []
 
 
 def test_the_open_gate_learns_the_words() -> None:
@@ -307,7 +307,7 @@ def test_the_open_gate_learns_the_words() -> None:
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
     assert len(at_once) == 3
-    rows = gate_rows(learner, method, 3, scored=False)
+    rows = measure_gate(learner, method, 3, scored=False)
     own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
     assert min(own) > 0.2
 
@@ -396,7 +396,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
         learner.task = task
         method.before_task(learner, task)
         method.place(learner, task)
-        found = losses(learner, task, list(range(task + 1)), 64)
+        found = losses_by_adapter(learner, task, list(range(task + 1)), 64)
         rows = learner.rows(learner.items(task))
         assert len(found) == task + 1
         for block, value in found.items():
@@ -416,9 +416,9 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
     learner.task = 1
     learner.network_as(SaptNetwork).start_adapter(1)
-    found = losses(learner, 1, [0, 1], 64)
+    found = losses_by_adapter(learner, 1, [0, 1], 64)
     assert found[1] < found[0]
-    assert best_init(learner, 1, 1, 64) is None
+    assert choose_initial_adapter(learner, 1, 1, 64) is None
 
 
 @pytest.mark.parametrize("reflects", ["real", "density"])

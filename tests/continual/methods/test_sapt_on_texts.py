@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.continual import run as running
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
@@ -83,7 +83,7 @@ def test_how_batches_are_split_does_not_matter() -> None:
 
 def test_the_gate_of_texts_is_looked_at() -> None:
     learner, method, _ = learnt("t5")
-    found = gate_rows(learner, method, 2, rows=2)
+    found = measure_gate(learner, method, 2, rows=2)
     assert {row["statistic"] for row in found} >= {
         "weight",
         "own_adapter_weight",

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
-from regard.continual.pseudo.generator import Recipe, write
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
@@ -156,7 +156,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
     method = SaptTaskFree(SaptTaskFreeConfig(**SMALL | {"memory_size": 12, "false_alarm_rate": 0.2}))
     learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
     ran = run_stream(learner, method)
-    assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
+    assert len(measure_gate(ran.learner, method, 3, rows=4)) > 6
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -181,7 +181,7 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)
-    write(small_pseudo.texts(learner), 0, 2, Recipe(steps=2, rate=1e-2, batch=4))
+    generate_inputs(small_pseudo.texts(learner), 0, 2, GeneratorTrainingConfig(steps=2, rate=1e-2, batch=4))
     after = states_of(learner.network_as(SaptNetwork))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

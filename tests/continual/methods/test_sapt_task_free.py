@@ -15,13 +15,13 @@ from torch import Tensor
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.novelty import novelty
 from regard.continual import run as running
-from regard.continual.gate import find_closed_gates, gate_rows
+from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
-from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptTaskFree, SaptTaskFreeConfig
+from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig, TaskFreeNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text_tasks
@@ -83,7 +83,7 @@ def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tup
         after, kept = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
 
         def look(learner: Learner, _: int) -> None:
-            after.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
+            after.append({name: value.clone() for name, value in collect_tensors(learner.network).items()})
             kept.append({name: value.clone() for name, value in method.state.tensors.items()})
 
         return run_stream(learner, method, on_task=look), method, tuple(after), tuple(kept)
@@ -98,7 +98,7 @@ def decided(method: SaptTaskFree, portions: int = 3) -> list[int]:
 
 def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     ran, method, *_ = learnt()
-    network = ran.learner.network_as(NoticedNetwork)
+    network = ran.learner.network_as(TaskFreeNetwork)
     assert decided(method) == [0, 1, 0]
     assert [method.state.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
     assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
@@ -139,7 +139,7 @@ def test_where_all_is_new_it_is_sapt() -> None:
     told = Sapt(SaptConfig(**SMALL))  # type: ignore[arg-type]  # numbers all
     theirs = run_stream(make_learner(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
     assert decided(method) == [0, 1, 2]
-    found, expected = tensors_of(ours.network), tensors_of(theirs.network)
+    found, expected = collect_tensors(ours.network), collect_tensors(theirs.network)
     assert found.keys() - expected.keys() == {"given"}
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert method.state.tensors.keys() == told.state.tensors.keys()
@@ -160,7 +160,7 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
         method.place(learner, task)
         method.after_task(learner, task)
     assert decided(method) == blocks
-    assert int(learner.network_as(NoticedNetwork).count) == max(blocks) + 1
+    assert int(learner.network_as(TaskFreeNetwork).count) == max(blocks) + 1
 
 
 def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_new_ones_do(
@@ -176,7 +176,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
         method.after_task(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
-    assert learner.network_as(NoticedNetwork).own == 2
+    assert learner.network_as(TaskFreeNetwork).own == 2
     assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
     assert method.strength(3) == 2 * method.config.router_loss_weight
 
@@ -193,7 +193,9 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
     assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
     assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
     assert {"attention.down", "attention.up"} <= moved
-    assert all(not part.any() for layer in ran.learner.network_as(NoticedNetwork).pool.adapters for part in layer.B[2:])
+    assert all(
+        not part.any() for layer in ran.learner.network_as(TaskFreeNetwork).pool.adapters for part in layer.B[2:]
+    )
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
@@ -206,7 +208,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     learner.task = AGAIN
     method.before_task(learner, AGAIN)
     method.place(learner, AGAIN)
-    network, rows = learner.network_as(NoticedNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
+    network, rows = learner.network_as(TaskFreeNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
     target, stored = method.state.tensors["target/1"], method.state.tensors["vectors/1"]
@@ -222,7 +224,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
 
 def test_a_block_stands_for_all_of_its_rows() -> None:
     ran, method, _, kept = learnt()
-    learner, attention = ran.learner, ran.learner.network_as(NoticedNetwork).attention
+    learner, attention = ran.learner, ran.learner.network_as(TaskFreeNetwork).attention
     old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion
@@ -246,7 +248,7 @@ def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
 
 def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
     ran, method, *_ = learnt()
-    rows = gate_rows(ran.learner, method, 3)
+    rows = measure_gate(ran.learner, method, 3)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in rows}
     for place, block in ((1, 1), (2, 2), (3, 1)):
         assert by[place, "own_adapter_weight", block] == by[place, "weight", block] > 0.5
@@ -278,9 +280,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     ran = run_stream(learner, method, folder=tmp_path, resume=True)
     expected, before, after, _ = learnt()
     assert method.state.values == before.state.values
-    assert all(torch.equal(value, tensors_of(ran.network)[name]) for name, value in after[-1].items())
+    assert all(torch.equal(value, collect_tensors(ran.network)[name]) for name, value in after[-1].items())
     assert ran.rows["matrix"] == expected.rows["matrix"]
-    assert gate_rows(learner, method, 3, scored=False) == gate_rows(expected.learner, before, 3, scored=False)
+    assert measure_gate(learner, method, 3, scored=False) == measure_gate(expected.learner, before, 3, scored=False)
 
 
 def test_texts_are_learnt_as_well() -> None:

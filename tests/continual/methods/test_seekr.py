@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.learner import Learner
-from regard.continual.methods.seekr import Seekr, SeekrNetwork, by_layer, divergence, importance, select
+from regard.continual.methods.seekr import (
+    Seekr,
+    SeekrNetwork,
+    attention_divergence,
+    average_by_layer,
+    head_importance,
+    select_heads,
+)
 from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.hooks.attention_weights import capture_weights
@@ -85,24 +92,24 @@ def test_heads_matter_that_move_and_are_steep() -> None:
     moved = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
     steep = torch.tensor([[1.0, 3.0], [8.0, 2.0]], dtype=torch.float64)
     expected = torch.tensor([[1 * 0.25, 2 * 0.75], [3 * 0.8, 0.5 * 0.2]], dtype=torch.float64)
-    torch.testing.assert_close(importance(moved, steep), expected)
+    torch.testing.assert_close(head_importance(moved, steep), expected)
 
 
 def test_the_layers_with_the_most_come_first_and_then_their_heads() -> None:
     weights = torch.tensor([[9.0, 0, 0, 0], [3, 3, 2, 2], [0, 8, 0, 1], [1, 1, 1, 1]])
-    assert select(weights, 0.5, 0.125) == [[0, 0], [1, 0]]
-    assert select(weights, 0.75, 0.25) == [[0, 0], [1, 0], [1, 1], [2, 1]]
-    assert select(weights, 0.25, 1.0) == [[1, 0], [1, 1], [1, 2], [1, 3]]
-    assert select(torch.zeros(4, 4), 0.0, 0.0) == [[0, 0]]
+    assert select_heads(weights, 0.5, 0.125) == [[0, 0], [1, 0]]
+    assert select_heads(weights, 0.75, 0.25) == [[0, 0], [1, 0], [1, 1], [2, 1]]
+    assert select_heads(weights, 0.25, 1.0) == [[1, 0], [1, 1], [1, 2], [1, 3]]
+    assert select_heads(torch.zeros(4, 4), 0.0, 0.0) == [[0, 0]]
 
 
 def test_the_divergence_is_the_mean_over_queries_heads_and_then_layers() -> None:
     stored = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.2, 0.8], [0.9, 0.1]]], dtype=torch.float64)
     present = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.2, 0.8], [0.9, 0.1]]], dtype=torch.float64)
     first = (0.5 * math.log(2) + 0.5 * math.log(2 / 3) + math.log(2)) / 2
-    found = divergence(stored, present)
+    found = attention_divergence(stored, present)
     assert found.tolist() == pytest.approx([first, 0.0], abs=1e-6)
-    assert float(by_layer(torch.tensor([1.0, 3.0, 8.0]), [0, 0, 1])) == pytest.approx((2 + 8) / 2)
+    assert float(average_by_layer(torch.tensor([1.0, 3.0, 8.0]), [0, 0, 1])) == pytest.approx((2 + 8) / 2)
 
 
 def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
@@ -205,7 +212,7 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
             optimiser.step()
         now = [torch.cat([one[0] for one in attended(network, learner.rows([item]))]) for item in items]
         stored = [method.state.tensors[f"attention/0/{item.row}"] for item in items]
-        return sum(float(divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))
+        return sum(float(attention_divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))
 
     free = drift(0.0)
     assert free > 1e-4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
+from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormalize
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some
@@ -28,7 +28,7 @@ def gram_schmidt(matrix: Tensor) -> list[list[float]]:
 
 def test_the_basis_is_that_of_gram_and_schmidt() -> None:
     matrix = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = orthonormal(matrix)
+    found = orthonormalize(matrix)
     torch.testing.assert_close(found, torch.tensor(gram_schmidt(matrix), dtype=torch.float64), rtol=0, atol=1e-12)
     torch.testing.assert_close(found @ found.T, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.continual import run as running
-from regard.continual.costs import memory_cost
+from regard.continual.costs import measure_memory
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo import generator, stored
@@ -40,7 +40,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     learner, method = begun(kind, of=tasks(3), memory_size=2)
     ran = run_stream(learner, method)
     kept = method.state
-    written = [stored.inputs(kept, task) for task in range(3)]
+    written = [stored.stored_inputs(kept, task) for task in range(3)]
     assert all(one and len(one) <= 2 for one in written[:2])
     assert written[2] is None  # nothing comes after it
     assert kept.values["texts/0"].keys() == {"wanted", "drawn", "parsed", "distinct"}
@@ -49,7 +49,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     assert len(ran.rows["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))
-    assert memory_cost(learner, method)["memory_bytes"] == texts + targets
+    assert measure_memory(learner, method)["memory_bytes"] == texts + targets
 
 
 def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
@@ -57,7 +57,7 @@ def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
     task = learner.stream.tasks[1]
     real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(1))])  # type: ignore[operator]
     written = [one.removeprefix("colours :\n").removesuffix("\nOutput: ") for one in task.train.inputs]  # type: ignore[union-attr]
-    assert torch.equal(stored.query_vectors(learner, 1, written), real)
+    assert torch.equal(stored.compute_query_vectors(learner, 1, written), real)
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
     learner, method = classes(pseudo_samples_dir=str(tmp_path), memory_size=3)
     run_stream(learner, method)
     for task in range(len(stream)):
-        written = stored.inputs(method.state, task)
+        written = stored.stored_inputs(method.state, task)
         assert written is not None
         assert len(written) == 3
         assert method.vectors(learner, task).shape == (3, 16)
@@ -129,7 +129,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
-    written = stored.inputs(method.state, 0)
+    written = stored.stored_inputs(method.state, 0)
     assert written is not None
     assert len(set(written) & {"the cat", "of blue", "run", "sit"}) == 2
 

@@ -18,12 +18,12 @@ from regard.commands.learn.config import LearnConfig
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
-from regard.continual.gradient_interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.gradient_interference import compute_gradients, make_interference_table
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pseudo.quality import pseudo_rows
+from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
@@ -105,7 +105,7 @@ def run_method(
     return {
         **ran.rows,
         "interference": pairs,
-        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
+        "pseudo": collect_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
         "seconds": round(time.perf_counter() - began, 3),
         "peak_memory_mib": round(max(ran.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
@@ -267,12 +267,12 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
         learner.iterate_batches(learner.sample_examples(task, "dev", course.diagnostic_samples), "dev")
         for task in tasks
     ]
-    found = interference_table(
-        gradients_of(
+    found = make_interference_table(
+        compute_gradients(
             learner.network.to(learner.device),
             rows,
             lambda network, batch: learner.cross_entropy(network(batch), batch),
-            lambda batch: int((batch["labels"] != IGNORED).sum()),
+            lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
             parameters=trained,
         )
     )

@@ -19,7 +19,7 @@ from accelerate import PartialState
 from regard.commands.learn.config import AS_GIVEN, RESUMABLE_FIELDS, LearnConfig, split_methods
 from regard.commands.learn.one_run import TASK_END, Row, run_method, task_hashes
 from regard.commands.learn.result import MODELS, TABLES, VERB, LearnResult, make_table
-from regard.continual.models import with_model_hash
+from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
@@ -154,7 +154,7 @@ def _loaded(course: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -> L
     if model is None or isinstance(model, str):
         return load(course.model, dtype="float32", language_model=text)
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
-    return with_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
+    return add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
 def _stream(course: LearnConfig, own: Stream | None) -> Stream:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class AGemConfig(memory.MemoryConfig):
     """Settings of A-GEM: those of a memory, which is balanced as in the paper."""
 
-    storage_policy: memory.Store = "balanced"
+    storage_policy: memory.StoragePolicy = "balanced"
 
 
-class AGem(memory.Remembering):
+class AGem(memory.MemoryMethod):
     """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
 
     The memory's gradient r is that of the mean loss of a batch drawn from it, new at each step, with respect to what
@@ -45,14 +45,14 @@ class AGem(memory.Remembering):
         """Project the network's gradient of a step in place."""
         parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
         reference = self._reference(learner, network, parameters, step)
-        project([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
+        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
     def _reference(
         self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
         """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
-        seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.config)
-        items = memory.draw(self.state.examples, count, seed=seed, step=step)
+        seed, count = learner.seed_for("replay", learner.task), memory.replay_batch_size(learner, self.config)
+        items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
         reference = [torch.zeros_like(parameter) for parameter in parameters]
         autocast = learner.budget.precision == "bfloat16"
         with isolated_rng(learner.device):
@@ -69,7 +69,7 @@ class AGem(memory.Remembering):
 
 
 @torch.no_grad()
-def project(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
+def project_gradient(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
     """Take out of a gradient, in place, its part along a reference that it points against (arXiv 1812.00420, eq. 11).
 
     Both are one vector in the same pieces.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
@@ -21,7 +21,7 @@ from regard.continual.training_phase import (
     TrainingBudget,
     TrainingPhase,
     probing_rate,
-    rate_from_setting,
+    setting_rate,
 )
 from regard.errors import check_int
 from regard.models.heads import LinearHead
@@ -93,15 +93,17 @@ class Ctr(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Hold what earlier tasks use, and note the head's vectors."""
-        network, head = learner.network_as(CtrNetwork), _head(learner)
+        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         tensors = self.state.tensors
-        self.used = [[tensors[name].to(learner.device) for name in _names(index)] for index in range(len(tensors) // 2)]
+        self.used = [
+            [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
+        ]
         network.begin(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
-        return rate_from_setting(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
+        return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
@@ -141,7 +143,7 @@ class Ctr(Method):
         loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
             return loss
-        num_rows = (rows["labels"] != IGNORED).sum()
+        num_rows = (rows["labels"] != IGNORE_INDEX).sum()
         return loss + num_rows * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
@@ -155,10 +157,10 @@ class Ctr(Method):
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
-        network, head = learner.network_as(CtrNetwork), _head(learner)
+        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         network.settle()
         for index, masks in enumerate(network.masks(task)):
-            for name, mask in zip(_names(index), masks, strict=True):
+            for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
         other_classes = ~learner.task_classes[task].to(head.vectors.device)
@@ -166,10 +168,10 @@ class Ctr(Method):
             value[other_classes] = previous[other_classes]
 
 
-def _head(learner: Learner) -> LinearHead:
+def _linear_head(learner: Learner) -> LinearHead:
     return cast(LinearHead, learner.network.classifier.head)
 
 
-def _names(plugin: int) -> tuple[str, str]:
+def _mask_names(plugin: int) -> tuple[str, str]:
     """What the masks of a plug-in are kept as."""
     return f"{plugin}.first", f"{plugin}.second"

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-FARTHEST = 50.0
+MAX_EXPONENT = 50.0
 """The largest |s·e| whose cosh is taken (arXiv 1801.01423)."""
 
 
@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     kernels: tuple[int, ...] = (3, 4, 5)
 
 
-class Site(NamedTuple):
+class PluginInput(NamedTuple):
     """Where a plug-in is: `real` (row, token), no padding; `tasks` (row,); `slope` (row,), s; `upto`: the last task.
 
     `noise` (row, task, 2) is added to the router's logits; None adds nothing.
@@ -35,7 +35,7 @@ class Site(NamedTuple):
     noise: Tensor | None = None
 
 
-class Guarded(nn.Linear):
+class GuardedLinear(nn.Linear):
     """A linear layer of which some weights stay as they are while others are trained.
 
     Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w, with w_0 the weights of then: gradients come multiplied by
@@ -74,12 +74,12 @@ class TaskSpecific(nn.Module):
 
     def __init__(self, width: int, tasks: int, neurons: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Guarded(width, neurons), Guarded(neurons, width)])
+        self.layers = nn.ModuleList([GuardedLinear(width, neurons), GuardedLinear(neurons, width)])
         self.tasks = nn.ModuleList(
             nn.ParameterList(torch.randn(size) for _ in range(tasks)) for size in (neurons, width)
         )
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
         """The states (row, token, width) through the neurons of each row's task."""
         for layer, embeddings in zip(self.layers, self.tasks, strict=True):
             embedded = torch.stack(list(embeddings))[site.tasks]  # type: ignore[call-overload]
@@ -129,12 +129,12 @@ class KnowledgeSharing(nn.Module):
         self.router = nn.Linear(num_features, 2)
         self.widen = nn.Linear(votes, width)
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
         """What is shared, (row, token, width), of states (row, token, width)."""
         votes = torch.stack([self.votes(task, states) for task in range(site.upto + 1)], 1)
         own_votes = votes[torch.arange(len(votes), device=votes.device), site.tasks]
-        compared = self.compare(_read(own_votes, site.real, self.own))
-        features = torch.stack([_read(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
+        compared = self.compare(_convolve(own_votes, site.real, self.own))
+        features = torch.stack([_convolve(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
         gates = open_gates(self.router(features), site.tasks, site.noise)
         coefficients = gates[:, :, None] * self.similarity(features)
         transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.sizes.transfers, -1)))
@@ -143,7 +143,7 @@ class KnowledgeSharing(nn.Module):
 
     def votes(self, task: int, states: Tensor) -> Tensor:
         """W_ij p_i of a task for each transfer capsule: (row, token, transfers × capsule)."""
-        capsule = squashed(self.capsules[task](states))
+        capsule = squash(self.capsules[task](states))
         return torch.einsum("jde,rte->rtjd", self.routes[task], capsule).flatten(2)
 
 
@@ -155,13 +155,13 @@ class Plugin(nn.Module):
         self.sharing = KnowledgeSharing(width, tasks, sizes)
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
         """The states (row, token, width) with what the plug-in adds."""
         added: Tensor = self.specific(states + self.sharing(states, site), site)
         return states + added
 
 
-def squashed(capsule: Tensor) -> Tensor:
+def squash(capsule: Tensor) -> Tensor:
     """A capsule's vector v at the length |v|² / (1 + |v|²) (arXiv 1710.09829)."""
     square = capsule.square().sum(-1, keepdim=True)
     return capsule * square / (1 + square) * (square + 1e-12).rsqrt()
@@ -181,7 +181,7 @@ def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Te
     return torch.where(offset < 0, selected, (offset == 0).to(probability.dtype))
 
 
-def _read(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
+def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
     """The largest value of each filter over the real tokens, (row, filters × kernels), of votes (row, token, …)."""
     shift = added[..., None] if isinstance(added, Tensor) else added
     inputs, features = (votes * mask[..., None]).transpose(1, 2), []
@@ -205,5 +205,5 @@ def compensate(embedding: nn.Parameter, slope: float, max_slope: float) -> None:
     g ← g · most / s · (cosh(s e) + 1) / (cosh(e) + 1).
     """
     if embedding.grad is not None:
-        scaled = (slope * embedding).clamp(-FARTHEST, FARTHEST)
+        scaled = (slope * embedding).clamp(-MAX_EXPONENT, MAX_EXPONENT)
         embedding.grad *= max_slope / slope * (scaled.cosh() + 1) / (embedding.cosh() + 1)

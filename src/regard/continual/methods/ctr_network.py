@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.methods.ctr_layers import Plugin, Site, Sizes
+from regard.continual.methods.ctr_layers import Plugin, PluginInput, Sizes
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -36,7 +36,7 @@ class CtrNetwork(Network):
             raise UserError("lora: expected none with ctr, which trains plug-ins of its own beside frozen weights")
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
-        layers = ends(classifier.encoder)
+        layers = find_end_layers(classifier.encoder)
         sizes = Sizes(
             config.adapter_size,
             config.capsule_size,
@@ -51,7 +51,7 @@ class CtrNetwork(Network):
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
         self.slope: float = config.max_slope
         self._rows: dict[str, Tensor] | None = None
-        self._site: Site | None = None
+        self._site: PluginInput | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)
         for index, layer in enumerate(layers):
             layer.register_forward_hook(partial(self._plug, index))
@@ -71,7 +71,7 @@ class CtrNetwork(Network):
         real_mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         batch = self._rows or {"tasks": self.latest.expand(len(ids))}
         slope = batch.get("slope", torch.full((len(ids),), self.slope, device=ids.device))
-        self._site = Site(real_mask, batch["tasks"], slope, int(batch["tasks"].max()), batch.get("noise"))
+        self._site = PluginInput(real_mask, batch["tasks"], slope, int(batch["tasks"].max()), batch.get("noise"))
 
     def _plug(self, index: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self._site is not None, "a layer was called without its encoder"
@@ -115,7 +115,7 @@ class CtrNetwork(Network):
             plugin.specific.settle()
 
 
-def ends(encoder: nn.Module) -> list[nn.Linear]:
+def find_end_layers(encoder: nn.Module) -> list[nn.Linear]:
     """The linear layers that end the attention and the feed-forward part of each layer, in their order.
 
     Raises UserError where there are none by the names that BERT gives them.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -38,7 +38,7 @@ class DarkExperienceConfig(memory.MemoryConfig):
         method.check_number("beta", self.beta, min_value=0)
 
 
-class DarkExperience(memory.Remembering):
+class DarkExperience(memory.MemoryMethod):
     """DER++ (arXiv 2004.07211, equation 6 and algorithm 2).
 
     The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
@@ -57,11 +57,11 @@ class DarkExperience(memory.Remembering):
         """The task's batches, each with two of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
-        new, count = memory.arriving(learner, task, phase), memory.replayed(learner, self.config)
+        new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.draw(self.state.examples, count, seed=seed, step=step) for seed in seeds]
+            old = [memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds]
             return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
 
         return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
@@ -96,28 +96,30 @@ class DarkExperience(memory.Remembering):
             return super().loss(learner, network, rows)
         logits = network(rows)
         losses = nn.functional.cross_entropy(
-            learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
+            learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="none"
         )
         task_classes = learner.task_classes.to(logits.device)[rows["tasks"]]
-        distances = distance(logits[:, : task_classes.shape[1]], rows["logits"], task_classes)
+        distances = mean_square_distance(logits[:, : task_classes.shape[1]], rows["logits"], task_classes)
         return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""
         previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.config, task)
+        memory.store_examples(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in previous]
         with learner.evaluation_mode() as network, torch.no_grad():
-            new_logits = [logits for rows in learner.iterate_batches(new) for logits in _whole(network(rows)).cpu()]
+            new_logits = [
+                logits for rows in learner.iterate_batches(new) for logits in _as_float32(network(rows)).cpu()
+            ]
         logits_by_example = previous | dict(zip(new, new_logits, strict=True))
         self.state.tensors["logits"] = torch.stack([logits_by_example[item] for item in self.state.examples])
 
 
-def _whole(logits: Tensor) -> Tensor:
+def _as_float32(logits: Tensor) -> Tensor:
     """The logits in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
+def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
     """The mean square difference of logits (row, class) over each row's `classes` classes: (row,)."""
     return ((logits - target).square() * classes).sum(-1) / classes.sum(-1)

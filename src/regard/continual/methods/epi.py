@@ -12,14 +12,14 @@ from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.prompt_network import class_vectors, restore_rows
+from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
-FAR = 1e3
+OTHER_TASK_PENALTY = 1e3
 """What is taken off the logits of classes of tasks that a text is not thought to be of."""
 
 
@@ -110,21 +110,21 @@ class EpiNetwork(PoolNetwork):
         return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits; of classes that the text's task, as it was found, does not have, `FAR` less."""
+        """The logits; of classes that the text's task, as it was found, does not have, `OTHER_TASK_PENALTY` less."""
         logits, identified = super().forward(rows), self._taken()
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
         wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return wide_logits - FAR * ~self.owned[identified]
+        return wide_logits - OTHER_TASK_PENALTY * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
-        means, covariance = statistics(states.double(), labels)
+        means, covariance = class_statistics(states.double(), labels)
         for index, mean in means.items():
             self.means[task, index], self.known[task, index] = mean.to(self.means), True
         shared = (self.covariance.double() * task + covariance) / (task + 1)
         self.covariance.copy_(shared)
-        self.whitening.copy_(whitened(shared, self.shrinkage))
+        self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
 
 class Epi(Method):
@@ -150,11 +150,11 @@ class Epi(Method):
         network = learner.network_as(EpiNetwork)
         network.start_adapter(task)
         network.owned.copy_(learner.task_classes)
-        self.head_before = class_vectors(learner)
+        self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
-        restore_rows(learner, self.head_before, task)
+        restore_class_vectors(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):
             for rows in learner.iterate_batches(learner.items(task)):
@@ -163,7 +163,7 @@ class Epi(Method):
         network.learn(torch.cat(states), torch.cat(labels), task)
 
 
-def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+def class_statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
     """The mean (width,) of each class by its number, and the mean over classes of their covariances (width, width).
 
     Covariances are over n − 1; a class of one row has none, and no part in the mean.
@@ -179,7 +179,7 @@ def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tenso
     return means, torch.stack(covariances).mean(0) if covariances else states.new_zeros(width, width)
 
 
-def whitened(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
+def make_whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
     width = len(covariance)
     mean_variance = covariance.diagonal().mean()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.errors import check_choice
 
@@ -64,7 +64,7 @@ class Ewc(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Put what is kept beside the weights that it is of."""
-        parameters = _trained(learner.network)
+        parameters = _trainable_parameters(learner.network)
         for name, value in self.state.tensors.items():
             self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
 
@@ -73,14 +73,14 @@ class Ewc(Method):
         loss = learner.cross_entropy(network(rows), rows)
         if not self.state.tensors:
             return loss
-        return loss + (rows["labels"] != IGNORED).sum() * self.penalty(learner.network)
+        return loss + (rows["labels"] != IGNORE_INDEX).sum() * self.penalty(learner.network)
 
     def penalty(self, network: nn.Module) -> Tensor:
         """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
         tensors = self.state.tensors
         terms = [
             (tensors[FISHER + name] * (parameter - tensors[CENTRE + name]).square()).sum()
-            for name, parameter in _trained(network).items()
+            for name, parameter in _trainable_parameters(network).items()
         ]
         penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
         return penalty
@@ -94,7 +94,10 @@ class Ewc(Method):
             )
             items = [items[index] for index in sorted(indices)]
         seed = learner.seed_for("labels", task)
-        self.remember(fisher(learner, items, labels=self.config.fisher_labels, seed=seed), _trained(learner.network))
+        self.remember(
+            fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed),
+            _trainable_parameters(learner.network),
+        )
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
@@ -114,19 +117,21 @@ class Ewc(Method):
         self.state.values[CONSTANT] = constant
 
 
-def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int) -> dict[str, Tensor]:
+def fisher_information(
+    learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int
+) -> dict[str, Tensor]:
     """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
     nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
     """
-    parameters, generator = _trained(learner.network), torch.Generator().manual_seed(seed)
+    parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
     with learner.evaluation_mode() as network, torch.enable_grad():
         for rows in learner.iterate_batches(items, size=1):
             logits = network(rows)
             if labels == "model":
-                rows = {**rows, "labels": drawn(learner.mask_logits(logits, rows["tasks"]), generator)}
+                rows = {**rows, "labels": sample_labels(learner.mask_logits(logits, rows["tasks"]), generator)}
             loss = learner.cross_entropy(logits, rows)
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, gradient in zip(parameters, gradients, strict=True):
@@ -135,11 +140,11 @@ def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, see
     return {name: value / len(items) for name, value in information.items()}
 
 
-def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
     """A label (row,) for each row of logits (row, class), with the probabilities that they say; or (row, token)."""
     probabilities = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
     return torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 
 
-def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
+def _trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
-from regard.continual.methods.inflora import Measure, measured
-from regard.continual.methods.o_lora import overlap
+from regard.continual.methods.inflora import ThresholdFormula, apply_formula
+from regard.continual.methods.o_lora import overlap_penalty
 from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
@@ -46,7 +46,7 @@ class GainLoraConfig(LoraConfig):
 
     gate_hidden_size: int = 100
     threshold: float = 0.995
-    threshold_formula: Measure = "released"
+    threshold_formula: ThresholdFormula = "released"
     orthogonality_weight: float = 0.5
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class GainLoraConfig(LoraConfig):
         super().__post_init__()
         method.check_number("gate_hidden_size", self.gate_hidden_size, min_value=1)
         method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
+        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
         method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
 
 
@@ -155,7 +155,7 @@ class GainNetwork(PoolNetwork):
             getattr(self, name)[adapter].copy_(self.layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
-            self.free(name).copy_(reserved(self.free(name), square, threshold))
+            self.free(name).copy_(update_free_projection(self.free(name), square, threshold))
 
 
 class GainLora(Method):
@@ -191,8 +191,10 @@ class GainLora(Method):
         if not learner.task or not self.config.orthogonality_weight:
             return loss
         with torch.autocast(loss.device.type, enabled=False):
-            penalty = self.config.orthogonality_weight * overlap(learner.network_as(GainNetwork).pool, learner.task)
-        return loss + (rows["labels"] != IGNORED).sum() * penalty
+            penalty = self.config.orthogonality_weight * overlap_penalty(
+                learner.network_as(GainNetwork).pool, learner.task
+            )
+        return loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
@@ -203,7 +205,7 @@ class GainLora(Method):
 
     def _square(self, inputs: Tensor) -> Tensor:
         """What shares are taken of, (features, features), of inputs (row, features)."""
-        return measured(gram(inputs), self.config.threshold_formula)
+        return apply_formula(gram_matrix(inputs), self.config.threshold_formula)
 
     def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
         """What the layers of a task's gate read of all its training rows, each (row, features)."""
@@ -215,13 +217,13 @@ class GainLora(Method):
         return [torch.cat(layer_inputs) for layer_inputs in zip(*batches, strict=True)]
 
 
-def gram(inputs: Tensor) -> Tensor:
+def gram_matrix(inputs: Tensor) -> Tensor:
     """HᵀH (features, features) of inputs H (row, features), in float64."""
     wide = inputs.double()
     return wide.T @ wide
 
 
-def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
+def update_free_projection(free: Tensor, square: Tensor, threshold: float) -> Tensor:
     """The projection on what is still free when a task has given a layer inputs with these squares, HᵀH or its square.
 
     As few directions are taken as have, with those taken before, the share `threshold` of the trace, those with the

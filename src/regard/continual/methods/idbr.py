@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
-from regard.continual.methods.idbr_halves import Halving
-from regard.continual.methods.idbr_kmeans import representatives
-from regard.continual.methods.idbr_network import IdbrNetwork, Parts
+from regard.continual.methods.idbr_halves import HalvesMaker
+from regard.continual.methods.idbr_kmeans import select_representatives
+from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
 from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Idbr(Method):
     from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
     moved since before the task, in evaluation mode, are added, so much for each space.
 
-    Texts are cut at a drawn place, with a separator between the halves (`Halving`): the second order is thus told from
+    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told from
     the first without a second text, and what a step computes depends on nothing but its rows. At test a text is whole.
 
     After a task a share of its examples is kept: those nearest to the centres of k-means over the encoder's states, as
@@ -129,9 +129,9 @@ class Idbr(Method):
             for earlier in range(task)
             if (stored := [item for item in self.state.examples if item.task == earlier])
         ]
-        halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
+        halving = HalvesMaker.of(learner.tokenizer, length=budget.length, pad=learner.pad)
         seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
-        plan = Replays(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
+        plan = ReplaySchedule(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             examples, replays = plan.at(step)
@@ -151,17 +151,17 @@ class Idbr(Method):
         """
         if "halves" not in rows:
             return super().loss(learner, network, rows)
-        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), in_both_orders(rows)
+        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), add_exchanged(rows)
         outputs = idbr_network.parts(network(orders_batch))
         config = self.config
-        losses = _entropy(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
-        losses = losses + config.nsp_weight * _entropy(outputs.orders, orders_batch["orders"])
+        losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
+        losses = losses + config.nsp_weight * _row_losses(outputs.orders, orders_batch["orders"])
         task_logits = outputs.tasks[:, : learner.task + 1]
-        losses = losses + config.task_weight * orders_batch["replays"] * _entropy(task_logits, orders_batch["tasks"])
+        losses = losses + config.task_weight * orders_batch["replays"] * _row_losses(task_logits, orders_batch["tasks"])
         row_losses = torch.stack(losses.chunk(2)).mean(0) + self._held(idbr_network, outputs, rows)
-        return (row_losses * (rows["labels"] != IGNORED)).sum()
+        return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
-    def _held(self, network: IdbrNetwork, outputs: Parts, rows: Rows) -> Tensor:
+    def _held(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
         if not len(self.previous_spaces):
@@ -183,11 +183,11 @@ class Idbr(Method):
         count = min(
             max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
         )
-        indices = representatives(states, count, seed=learner.seed_for("memory", task))
+        indices = select_representatives(states, count, seed=learner.seed_for("memory", task))
         self.state.examples += [items[index] for index in indices]
 
 
-class Replays:
+class ReplaySchedule:
     """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
 
     In its place come as many steps as there are tasks then, of the batch and as many examples of each memory, or all of
@@ -213,7 +213,7 @@ class Replays:
         return [mixed[index] for index in chunks[position - self.interval + 1]], True
 
 
-def in_both_orders(rows: Rows) -> Rows:
+def add_exchanged(rows: Rows) -> Rows:
     """The rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
     width, count = rows["input_ids"].shape[1], len(rows["labels"])
     exchanged = {"input_ids": rows["halves"][:, :width]}
@@ -225,6 +225,6 @@ def in_both_orders(rows: Rows) -> Rows:
     return {**doubled, "orders": orders, "halves": doubled["input_ids"]}
 
 
-def _entropy(logits: Tensor, classes: Tensor) -> Tensor:
+def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """The cross-entropy of each row: (row,)."""
-    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
+    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Halving:
+class HalvesMaker:
     """How rows are cut in two.
 
     `special`: ids of tokens that stand around texts; `separator`: the one put between the halves; `length`: tokens that
@@ -30,7 +30,7 @@ class Halving:
     pad: int
 
     @classmethod
-    def of(cls, tokenizer: Any, *, length: int, pad: int) -> Halving:
+    def of(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
         """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
         candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
         separator = next((token for token in candidates if token is not None), None)

@@ -17,7 +17,7 @@ ORDERS = 2
 """Two halves of a text stand as they were written, or exchanged."""
 
 
-class Parts(NamedTuple):
+class IdbrOutputs(NamedTuple):
     """What the network says of rows: logits (row, class), of tasks (row, task), of orders (row, 2), and both spaces."""
 
     logits: Tensor
@@ -103,7 +103,7 @@ class IdbrNetwork(Network):
         states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
         return pool_states(states, mask, self.head.pooling)
 
-    def parts(self, outputs: Tensor) -> Parts:
+    def parts(self, outputs: Tensor) -> IdbrOutputs:
         """What `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
-        return Parts(*outputs.float().split(sizes, 1))
+        return IdbrOutputs(*outputs.float().split(sizes, 1))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.continual.batches import ExampleRef
     from regard.continual.learner import Learner
 
-Measure = Literal["released", "paper"]
+ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
 _NOTHING = 1e-12
 """The share of a layer's inputs below which a direction has none of them."""
@@ -40,16 +40,16 @@ class InfLoraConfig(LoraConfig):
     """
 
     threshold: float = 0.995
-    threshold_formula: Measure = "released"
+    threshold_formula: ThresholdFormula = "released"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
         method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
+        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
 
 
-class Memory(NamedTuple):
+class InputSubspace(NamedTuple):
     """The directions that earlier tasks' inputs take up in what a layer reads, or the smaller part: those left `free`.
 
     `basis` (inputs, directions) is orthonormal, in float64.
@@ -91,31 +91,31 @@ class InfLora(IncrementalLora):
             down = layer.adapters.A[task]
             down.requires_grad_(False)
             with torch.no_grad():
-                down.copy_(designed(moments[name], self.memory(name), len(down)))
+                down.copy_(design_down(moments[name], self.memory(name), len(down)))
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
         fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
-            memory = grown(self.memory(name), moment, fraction)
+            memory = grow_subspace(self.memory(name), moment, fraction)
             self.state.tensors.pop(TAKEN + name, None)
             self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
         """What shares are taken of, for each layer."""
-        moments = second_moments(learner, learner.items(task))
-        return {name: measured(moment, self.config.threshold_formula) for name, moment in moments.items()}
+        moments = compute_second_moments(learner, learner.items(task))
+        return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
-    def memory(self, name: str) -> Memory | None:
+    def memory(self, name: str) -> InputSubspace | None:
         """What earlier tasks take up of what a layer reads; None before there is one."""
         tensors = self.state.tensors
         if FREE + name in tensors:
-            return Memory(tensors[FREE + name], True)
-        return Memory(tensors[TAKEN + name], False) if TAKEN + name in tensors else None
+            return InputSubspace(tensors[FREE + name], True)
+        return InputSubspace(tensors[TAKEN + name], False) if TAKEN + name in tensors else None
 
 
 @torch.no_grad()
-def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
+def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
     """Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
     moments: dict[str, Tensor] = {}
 
@@ -132,12 +132,12 @@ def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, T
     return moments
 
 
-def measured(moment: Tensor, measure: Measure) -> Tensor:
+def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
     """What shares are taken of (inputs, inputs): Σ x xᵀ, or its square, in which large directions weigh more."""
     return moment @ moment if measure == "released" else moment
 
 
-def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
+def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
     """The squares (direction,) of inputs outside the memory, largest first, and the directions (inputs, direction).
 
     `moment` is Σ x xᵀ, or its square: then so are the squares, of singular values of Σ x xᵀ. The directions are the
@@ -157,30 +157,30 @@ def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
     return squares, vectors * largest.sign()
 
 
-def designed(moment: Tensor, memory: Memory | None, rank: int) -> Tensor:
+def design_down(moment: Tensor, memory: InputSubspace | None, rank: int) -> Tensor:
     """A (rank, inputs) of a block that reads the largest part of a task's inputs outside the memory."""
-    _, vectors = outside(moment, memory)
+    _, vectors = decompose_outside(moment, memory)
     matrix = moment.new_zeros(rank, len(moment))
     rows = vectors[:, :rank].T / math.sqrt(3)
     matrix[: len(rows)] = rows
     return matrix
 
 
-def grown(memory: Memory | None, moment: Tensor, fraction: float) -> Memory:
+def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float) -> InputSubspace:
     """The memory with as few more directions as it takes to have that share of the squares of a task's inputs."""
     width = len(moment)
     basis = moment.new_zeros(width, 0) if memory is None else memory.basis
-    squares, vectors = outside(moment, memory)
+    squares, vectors = decompose_outside(moment, memory)
     total = moment.trace()
     held = 1 - squares.sum() / total + torch.cat([squares.new_zeros(1), squares.cumsum(0) / total])
     added = vectors[:, : min(int((held < fraction).sum()), len(squares))]
     if memory is not None and memory.free:
-        return Memory(_without(basis, added), True)
+        return InputSubspace(_remove_directions(basis, added), True)
     basis = torch.cat([basis, added], 1)
-    return Memory(_rest(basis), True) if basis.shape[1] > width / 2 else Memory(basis, False)
+    return InputSubspace(_complement(basis), True) if basis.shape[1] > width / 2 else InputSubspace(basis, False)
 
 
-def _without(basis: Tensor, vectors: Tensor) -> Tensor:
+def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
     """An orthonormal basis of what a basis spans but for some orthonormal vectors, all within it."""
     if not vectors.shape[1]:
         return basis
@@ -188,7 +188,7 @@ def _without(basis: Tensor, vectors: Tensor) -> Tensor:
     return left[:, : basis.shape[1] - vectors.shape[1]].contiguous()
 
 
-def _rest(basis: Tensor) -> Tensor:
+def _complement(basis: Tensor) -> Tensor:
     """An orthonormal basis of what an orthonormal one does not span."""
     complete, _ = torch.linalg.qr(basis, mode="complete")
     return complete[:, basis.shape[1] :].contiguous()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
 from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.network import Network
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pool_states
@@ -56,7 +56,7 @@ class L2pConfig(method.MethodConfig):
         method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
-class Chosen(NamedTuple):
+class SelectedPrompts(NamedTuple):
     """The prompts that texts choose, nearest first, and 1 − cos(query, key) of each; both (row, N)."""
 
     numbers: Tensor
@@ -79,7 +79,7 @@ class L2pNetwork(Network):
     def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
-        _check(classifier)
+        _check_classifier(classifier)
         encoder.requires_grad_(False)
         encoder.eval()
         table: Any = encoder.get_input_embeddings()
@@ -106,7 +106,7 @@ class L2pNetwork(Network):
         self.classifier.encoder.eval()
         return self
 
-    def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> Chosen:
+    def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> SelectedPrompts:
         """The prompts whose keys are nearest; with `usage` (M,) by distance × usage, and distance where that is equal.
 
         The query is the plain text's state that the classifier reads by itself: of [CLS], or of the last token.
@@ -121,7 +121,7 @@ class L2pNetwork(Network):
             reranking = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
             order = order.gather(-1, reranking)
         numbers = order[:, : self.chosen]
-        return Chosen(numbers, distances.gather(-1, numbers))
+        return SelectedPrompts(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
@@ -176,7 +176,7 @@ class L2p(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Prompts, keys and head, for the budget's epochs."""
@@ -186,7 +186,9 @@ class L2p(Method):
         """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
         selected = learner.network_as(L2pNetwork).choose(rows, self.shares())
         loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
-        pull_loss: Tensor = self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
+        pull_loss: Tensor = (
+            self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORE_INDEX)).sum()
+        )
         return loss + pull_loss
 
     def shares(self) -> Tensor | None:
@@ -213,7 +215,7 @@ class L2p(Method):
 
 
 @torch.no_grad()
-def _check(classifier: Classifier) -> None:
+def _check_classifier(classifier: Classifier) -> None:
     """Nothing, or a UserError: the encoder is adapted, or embeddings in place of tokens give it another text."""
     encoder = classifier.encoder
     if classifier.config.lora:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.answer_metrics import normalised
+from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.generation import decode_answers
 from regard.continual.method import Method
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.text_learner import TextLearner, batch, encode_pairs
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from regard.training.placement import Rows
 
 PROMPT = "prompt"
-WRITTEN = "written"
-_OLD = -1
+GENERATED = "written"
+_PAST = -1
 _TRIES = 4
 
 
@@ -117,7 +117,7 @@ class Lfpt5(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
-        network, text_learner = learner.network_as(Lfpt5Network), _texts(learner)
+        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         check_prompt_room(learner, self.config.num_virtual_tokens)
         network.start_adapter(0)
         task_pairs = cast(TextPairs, text_learner.stream.tasks[task].split("train"))
@@ -135,7 +135,7 @@ class Lfpt5(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, for the budget's epochs."""
@@ -144,11 +144,11 @@ class Lfpt5(Method):
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows and those that were written, as one set."""
         items = [ExampleRef(task, row) for row in range(len(self.new))] + [
-            ExampleRef(_OLD, row) for row in range(len(self.old))
+            ExampleRef(_PAST, row) for row in range(len(self.old))
         ]
         lengths = [len(encoded_row.input) + len(encoded_row.answer) for encoded_row in (*self.new, *self.old)]
         size, epochs = learner.budget.batch_size, learner.schedule(items, phase, lengths=lengths)
-        return Batches(epochs.steps, size, lambda step: self._rows(_texts(learner), epochs.at(step), size))
+        return Batches(epochs.steps, size, lambda step: self._rows(_as_text_learner(learner), epochs.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
@@ -157,7 +157,7 @@ class Lfpt5(Method):
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
         renamed = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
         lm_rows = {name: rows[source] for name, source in renamed.items()} | {"tasks": rows["tasks"]}
-        loss = loss + self.config.lm_weight * (num_tokens * means(network(lm_rows), lm_rows["labels"])).sum()
+        loss = loss + self.config.lm_weight * (num_tokens * mean_losses(network(lm_rows), lm_rows["labels"])).sum()
         if PROMPT not in self.state.tensors:
             return loss
         loss, old = (1 - self.config.distillation_weight) * loss, rows["old"] & (num_tokens > 0)
@@ -177,19 +177,19 @@ class Lfpt5(Method):
         """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
-        network, text_learner = learner.network_as(Lfpt5Network), _texts(learner)
+        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         self.state.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
         samples = [self._write(text_learner, index) for index in range(task + 1)]
-        self.state.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
+        self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The inputs that were last written of a task; None of the last, and where none could be read."""
-        generated = self.state.values.get(WRITTEN, [])
+        generated = self.state.values.get(GENERATED, [])
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
     def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
         """The inputs and answers that were written of each earlier task; None for one of which there are none."""
-        generated = self.state.values.get(WRITTEN, []) if task else []
+        generated = self.state.values.get(GENERATED, []) if task else []
         return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in generated]
 
     def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
@@ -201,7 +201,7 @@ class Lfpt5(Method):
         network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
         samples: dict[tuple[str, str], None] = {}
         text_task = cast(TextTask, learner.stream.tasks[task])
-        answers = {normalised(token_ids[0]): token_ids[0].strip() for token_ids in text_task.train.targets}
+        answers = {normalize_answer(token_ids[0]): token_ids[0].strip() for token_ids in text_task.train.targets}
         exact = text_task.metric == "exact-match"
         devices = [learner.device] if learner.device.type == "cuda" else []
         with learner.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -220,14 +220,14 @@ class Lfpt5(Method):
                     )
                 start = 1 if generator.is_encoder_decoder else ids.shape[1]
                 candidates = (
-                    row_of(text, self.config.separator) for text in decode_answers(learner, token_ids[:, start:])
+                    parse_row(text, self.config.separator) for text in decode_answers(learner, token_ids[:, start:])
                 )
                 rows = [row for row in candidates if row is not None]
                 if exact:
                     rows = [
-                        (prompt_text, answers[normalised(answer)])
+                        (prompt_text, answers[normalize_answer(answer)])
                         for prompt_text, answer in rows
-                        if normalised(answer) in answers
+                        if normalize_answer(answer) in answers
                     ]
                 samples |= dict.fromkeys(rows)
                 if len(samples) >= count:
@@ -245,7 +245,7 @@ class Lfpt5(Method):
         budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
         sequences = [
             f"{text} {self.config.separator} {encoded_sequences[0]}"
-            for text, encoded_sequences in zip(*_both(pairs), strict=True)
+            for text, encoded_sequences in zip(*_columns(pairs), strict=True)
         ]
         sequence_pairs = TextPairs(
             inputs=(self._name(learner, task),) * len(pairs), targets=tuple((text,) for text in sequences)
@@ -265,22 +265,22 @@ class Lfpt5(Method):
     def _rows(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
         """Rows as a batch, filled up with the first of them, which then count for nothing."""
         padded_items = [items[index % len(items)] for index in range(size)]
-        rows = [(self.old if item.task == _OLD else self.new)[item.row] for item in padded_items]
-        task_batch = batch([row.input for row in rows], [row.answer for row in rows], learner.pad)
-        lm_batch = batch([row.asked for row in rows], [row.said for row in rows], learner.pad)
+        rows = [(self.old if item.task == _PAST else self.new)[item.row] for item in padded_items]
+        task_batch = pad_batch([row.input for row in rows], [row.answer for row in rows], learner.pad)
+        lm_batch = pad_batch([row.asked for row in rows], [row.said for row in rows], learner.pad)
         task_batch["labels"][len(items) :] = IGNORE_INDEX
         return {
             **task_batch,
             "asked_ids": lm_batch["input_ids"],
             "asked_mask": lm_batch["attention_mask"],
             "said": lm_batch["labels"],
-            "old": torch.tensor([item.task == _OLD for item in padded_items]),
+            "old": torch.tensor([item.task == _PAST for item in padded_items]),
             "tasks": torch.tensor([row.task for row in rows]),
             "rows": torch.tensor([item.row for item in padded_items]),
         }
 
 
-def means(logits: Tensor, labels: Tensor) -> Tensor:
+def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """(row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = nn.functional.cross_entropy(
@@ -297,16 +297,16 @@ def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
     return total
 
 
-def row_of(text: str, separator: str) -> tuple[str, str] | None:
+def parse_row(text: str, separator: str) -> tuple[str, str] | None:
     """The input and the answer that a text consists of; None where it does not."""
     fields = tuple(field.strip() for field in text.split(separator))
     return (fields[0], fields[1]) if len(fields) == 2 and all(fields) else None
 
 
-def _both(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _columns(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     return pairs.inputs, pairs.targets
 
 
-def _texts(learner: Learner) -> TextLearner:
+def _as_text_learner(learner: Learner) -> TextLearner:
     assert isinstance(learner, TextLearner)
     return learner

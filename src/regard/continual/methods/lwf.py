@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
 
@@ -72,10 +72,10 @@ class Lwf(Method):
         loss = learner.cross_entropy(logits, rows)
         if not learner.task or not _trains_encoder(learner):
             return loss
-        valid_rows = rows["labels"] != IGNORED
+        valid_rows = rows["labels"] != IGNORE_INDEX
         earlier_logits = self.answers[rows["rows"]]
         distillation_losses = sum(
-            distillation(
+            distillation_losses(
                 logits[:, : len(task_classes)][:, task_classes],
                 earlier_logits[:, task_classes],
                 self.config.temperature,
@@ -90,6 +90,6 @@ def _trains_encoder(learner: Learner) -> bool:
     return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
 
 
-def distillation(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
+def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
     """The cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
     return -((earlier / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)

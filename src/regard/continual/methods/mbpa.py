@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 
-Adapt = Literal["all", "head"]
+AdaptationScope = Literal["all", "head"]
 _UNLIKELY = -1e30
 
 
@@ -44,7 +44,7 @@ class MbPAConfig(memory.MemoryConfig):
     adaptation_steps: int = 30
     adaptation_lr: float = 1e-3
     l2_weight: float = 1e-3
-    adaptation_scope: Adapt = "all"
+    adaptation_scope: AdaptationScope = "all"
 
     def __post_init__(self) -> None:
         """Check them."""
@@ -54,11 +54,11 @@ class MbPAConfig(memory.MemoryConfig):
         check_int("adaptation_steps", self.adaptation_steps, least=0)
         method.check_number("adaptation_lr", self.adaptation_lr, min_value=0)
         method.check_number("l2_weight", self.l2_weight, min_value=0)
-        check_choice("adaptation_scope", self.adaptation_scope, get_args(Adapt))
+        check_choice("adaptation_scope", self.adaptation_scope, get_args(AdaptationScope))
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
+class ShownMemory:
     """A memory as the network needs it.
 
     Args:
@@ -88,7 +88,7 @@ class AdaptingNetwork(Network):
         if config.adaptation_scope == "head" and not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with adaptation_scope=head of mbpa++, got {classifier.config.head}")
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
-        self.remembered: Remembered | None = None
+        self.remembered: ShownMemory | None = None
 
     def train(self, mode: bool = True) -> AdaptingNetwork:
         """As ever, but for the encoder that makes keys, which stays in evaluation."""
@@ -104,7 +104,7 @@ class AdaptingNetwork(Network):
         if not bool(is_learned.any()):
             return super().forward(rows)
         adapt = self._by_all if self.config.adaptation_scope == "all" else self._by_head
-        learned_rows = _cut(rows, is_learned)
+        learned_rows = _select_rows(rows, is_learned)
         with torch.autocast(is_learned.device.type, enabled=False):
             adapted = adapt(learned_rows, self.nearest(learned_rows), self.remembered)
         if bool(is_learned.all()):
@@ -116,7 +116,7 @@ class AdaptingNetwork(Network):
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
         """(row, width): the first encoder's state of the token that the head reads, whatever has been learnt since."""
-        inputs = _inputs(rows)
+        inputs = _trim_inputs(rows)
         mask = inputs["attention_mask"].bool()
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
         return pool_states(states, mask, self._head.pooling)
@@ -132,38 +132,41 @@ class AdaptingNetwork(Network):
     def _head(self) -> LinearHead:
         return cast(LinearHead, self.classifier.head)
 
-    def _by_all(self, rows: Rows, near: Tensor, remembered: Remembered) -> Tensor:
+    def _by_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """The logits of all adapted weights, a row at a time."""
         return torch.cat(
-            [self._by_all_of(_cut(rows, slice(row, row + 1)), near[row], remembered) for row in range(len(near))]
+            [
+                self._by_all_of(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
+                for row in range(len(near))
+            ]
         )
 
-    def _by_all_of(self, row: Rows, near: Tensor, remembered: Remembered) -> Tensor:
+    def _by_all_of(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """The logits (1, class) of a row, when every weight has been adapted to its neighbours."""
         start = {
             name: parameter.detach()
             for name, parameter in self.classifier.named_parameters()
             if parameter.requires_grad
         }
-        weights, neighbours, class_mask = dict(start), _cut(remembered.rows, near), remembered.class_mask[near]
+        weights, neighbours, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
             gradients = self._gradients(weights, neighbours, class_mask)
             for name, gradient in gradients.items():
                 decay = 2 * self.config.l2_weight * (weights[name] - start[name])
                 weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
-        logits: Tensor = functional_call(self.classifier, weights, (), _inputs(row)).logits
+        logits: Tensor = functional_call(self.classifier, weights, (), _trim_inputs(row)).logits
         return logits
 
     def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:
         """The gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
         leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
-            logits = functional_call(self.classifier, leaves, (), _inputs(rows)).logits
+            logits = functional_call(self.classifier, leaves, (), _trim_inputs(rows)).logits
             loss = nn.functional.cross_entropy(logits.masked_fill(~class_mask, _UNLIKELY), rows["labels"])
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, gradients, strict=True))
 
-    def _by_head(self, rows: Rows, near: Tensor, remembered: Remembered) -> Tensor:
+    def _by_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """The logits of an adapted head, all rows at once: their encoder is the same, so one pass of it is enough."""
         features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
@@ -186,17 +189,17 @@ class AdaptingNetwork(Network):
         return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
-def _inputs(rows: Rows) -> Rows:
+def _trim_inputs(rows: Rows) -> Rows:
     """What the classifier reads, without columns that are padding in all rows."""
     width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
     return {name: rows[name][:, :width] for name in INPUTS if name in rows}
 
 
-def _cut(rows: Rows, index: slice | Tensor) -> Rows:
+def _select_rows(rows: Rows, index: slice | Tensor) -> Rows:
     return {name: value[index] for name, value in rows.items()}
 
 
-class MbPA(memory.Remembering):
+class MbPA(memory.MemoryMethod):
     """MbPA++ (arXiv 1906.01076): sparse replay in training, local adaptation before each answer.
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
@@ -222,13 +225,13 @@ class MbPA(memory.Remembering):
         if not self.state.examples:
             return super().batches(learner, task, phase)
         interval = self.config.replay_interval
-        return memory.interleaved(learner, self.state, self.config, task, phase, interval=interval)
+        return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their keys, and show them to the network."""
         network = cast(AdaptingNetwork, learner.network)
         previous = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.config, task)
+        memory.store_examples(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in previous]
         keys = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
         keys_by_example = previous | dict(zip(new, keys, strict=True))
@@ -243,4 +246,4 @@ class MbPA(memory.Remembering):
             return
         rows = {name: value.to(learner.device) for name, value in learner.rows(self.state.examples).items()}
         class_mask = learner.contrast_mask(rows["tasks"])
-        network.remembered = Remembered(rows, self.state.tensors["keys"].to(learner.device), class_mask, tasks_trained)
+        network.remembered = ShownMemory(rows, self.state.tensors["keys"].to(learner.device), class_mask, tasks_trained)

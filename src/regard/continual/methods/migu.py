@@ -78,7 +78,7 @@ class Migu(SequentialLora):
         def add(name: str, states: Tensor) -> None:
             adapters = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
-                batch_magnitudes = magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
+                batch_magnitudes = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
             previous = self.sums.get(name)
             self.sums[name] = (
                 batch_magnitudes
@@ -96,15 +96,15 @@ class Migu(SequentialLora):
                 if dist.is_initialized():
                     dist.all_reduce(sums)
                 assert parameter.grad is not None
-                parameter.grad *= largest(sums, self.config.threshold)[:, None]
+                parameter.grad *= mask_largest(sums, self.config.threshold)[:, None]
 
 
-def magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def sum_magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
     hidden = states @ down.T
     return hidden.abs().sum(0), (hidden @ up.T).abs().sum(0)
 
 
-def largest(sums: Tensor, threshold: float) -> Tensor:
+def mask_largest(sums: Tensor, threshold: float) -> Tensor:
     """(feature,): whether a magnitude is at least the quantile; dividing all by one number changes nothing."""
     return sums >= torch.quantile(sums, threshold)

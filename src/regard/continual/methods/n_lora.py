@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.methods.incremental_lora import IncrementalLora
 from regard.errors import UserError, check_choice
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
-Product = Literal["update", "released"]
+PenalizedProduct = Literal["update", "released"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class NLoraConfig(LoraConfig):
     """
 
     sparsity_weight: float = 1e-2
-    penalized_product: Product = "update"
+    penalized_product: PenalizedProduct = "update"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
         method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
-        check_choice("penalized_product", self.penalized_product, get_args(Product))
+        check_choice("penalized_product", self.penalized_product, get_args(PenalizedProduct))
 
 
 class NLora(IncrementalLora):
@@ -73,11 +73,11 @@ class NLora(IncrementalLora):
             return loss
         with torch.autocast(loss.device.type, enabled=False):
             pool, released = learner.network_as(PoolNetwork).pool, self.config.penalized_product == "released"
-            size = magnitude(pool, learner.task, released=released)
-            return loss + (rows["labels"] != IGNORED).sum() * (self.config.sparsity_weight * size)
+            size = l1_norm(pool, learner.task, released=released)
+            return loss + (rows["labels"] != IGNORE_INDEX).sum() * (self.config.sparsity_weight * size)
 
 
-def magnitude(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:
+def l1_norm(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:
     """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
     pairs = [(blocks.A[adapter], blocks.B[adapter]) for blocks in pool.adapters]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.methods.incremental_lora import IncrementalLora
 
 if TYPE_CHECKING:
@@ -55,10 +55,14 @@ class OLora(IncrementalLora):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         loss = learner.cross_entropy(network(rows), rows)
-        num_rows, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
+        num_rows, config, pool = (
+            (rows["labels"] != IGNORE_INDEX).sum(),
+            self.config,
+            learner.network_as(PoolNetwork).pool,
+        )
         with torch.autocast(loss.device.type, enabled=False):
             if learner.task and config.orthogonality_weight:
-                overlap_sum = overlap(pool, learner.task, squared=config.squared_overlap)
+                overlap_sum = overlap_penalty(pool, learner.task, squared=config.squared_overlap)
                 loss = loss + num_rows * (config.orthogonality_weight * overlap_sum)
             if config.norm_weight:
                 norms = torch.stack([parameter.norm() for parameter in pool.parameters_of(learner.task)])
@@ -66,7 +70,7 @@ class OLora(IncrementalLora):
         return loss
 
 
-def overlap(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:
+def overlap_penalty(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:
     """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
     overlaps = []
     for layer_adapters in pool.adapters:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from regard.continual.learner import Learner
 
-ALL = "all-linear"
+ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class OsfConfig(method.MethodConfig):
         initial_frozen_fraction: The same in the first task.
     """
 
-    target_modules: str = ALL
+    target_modules: str = ALL_LINEAR
     frozen_fraction: float = 0.0
     initial_frozen_fraction: float = 0.0
 
@@ -144,7 +144,7 @@ class OsfNetwork(Network):
         encoder = classifier.encoder
         if any("lora_" in name for name, _ in encoder.named_parameters()):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
-        names = _targets(encoder, config.target_modules)
+        names = _find_targets(encoder, config.target_modules)
         encoder.requires_grad_(False)
         layers = []
         for name in names:
@@ -189,9 +189,9 @@ class Osf(Method):
         network.hold(self.config.share(task, len(learner.stream)))
 
 
-def _targets(encoder: nn.Module, targets: str) -> list[str]:
+def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
     """The full names of the layers that are meant. Raises UserError."""
-    if targets != ALL:
+    if targets != ALL_LINEAR:
         return target_layers(
             encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]
         )

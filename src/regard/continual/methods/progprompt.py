@@ -13,10 +13,10 @@ from regard.continual.prompt_network import (
     PromptNetwork,
     PromptPrefix,
     check_prompt_room,
-    class_vectors,
-    restore_rows,
+    copy_class_vectors,
+    restore_class_vectors,
 )
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ class ProgPrompt(Method):
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
-        self.head_before = class_vectors(learner)
+        self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
@@ -80,4 +80,4 @@ class ProgPrompt(Method):
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
         learner.network_as(ProgressiveNetwork).pool.fold()
-        restore_rows(learner, self.head_before, task)
+        restore_class_vectors(learner, self.head_before, task)

@@ -13,10 +13,10 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
-from regard.continual.adapter_init import best_init
-from regard.continual.adapter_network import AdapterNetwork, AdapterPool, lora_pool
+from regard.continual.adapter_init import choose_initial_adapter
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool, make_lora_pool
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.prompt_network import check_prompt_room
@@ -32,7 +32,7 @@ TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
 STRENGTH = "strength/"
 FLOOR = "floor"
-MEASURED = 4
+BALANCE_BATCHES = 4
 """Batches on which `gradient_balance` measures gradients."""
 
 
@@ -70,7 +70,7 @@ class SaptNetwork(AdapterNetwork):
                 seed=seed,
             )
         options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
-        return lora_pool(classifier, config, seed, **options)
+        return make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
         """Train this block, its key, and the maps."""
@@ -126,7 +126,7 @@ class Sapt(Method):
         if self.config.adapter_type == "prompt":
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
-            stored.check(learner, self.config)
+            stored.check_pseudo_samples(learner, self.config)
         tensors = self.state.tensors
         tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
 
@@ -161,7 +161,7 @@ class Sapt(Method):
         """Let a new block begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
-            other = best_init(learner, task, adapter, config.init_samples)
+            other = choose_initial_adapter(learner, task, adapter, config.init_samples)
         elif config.init == "last":
             other = adapter - 1
         if other is not None:
@@ -209,7 +209,7 @@ class Sapt(Method):
         sapt_network = learner.network_as(SaptNetwork)
         weights = sapt_network.routing_weights
         assert weights is not None
-        row_counts = (rows["labels"] != IGNORED).reshape(len(weights), -1).sum(1)
+        row_counts = (rows["labels"] != IGNORE_INDEX).reshape(len(weights), -1).sum(1)
         if self.config.opens:
             clamped_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
             loss = (
@@ -237,7 +237,7 @@ class Sapt(Method):
             density = Density.of(vectors, config.density_rank)
             tensors[f"{MEAN}{task}"], tensors[f"{DIRECTIONS}{task}"], tensors[f"{SPREAD}{task}"] = density
         elif config.reflection == "generated":
-            stored.keep(learner, self.state, task, self.stored(len(vectors)), config)
+            stored.store_inputs(learner, self.state, task, self.stored(len(vectors)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             indices = torch.randperm(len(vectors), generator=random)[: self.stored(len(vectors))]
@@ -245,7 +245,7 @@ class Sapt(Method):
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
-        return stored.inputs(self.state, task)
+        return stored.stored_inputs(self.state, task)
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
@@ -286,7 +286,9 @@ class Sapt(Method):
             return tensors[f"{VECTORS}{task}"]
         if task not in self.seen:
             if self.config.reflection == "generated":
-                self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
+                self.seen[task] = stored.compute_query_vectors(
+                    learner, task, stored.stored_inputs(self.state, task) or ()
+                )
             else:
                 density = Density(*(tensors[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
                 count = self.stored(len(learner.encoded[task, "train"]))
@@ -309,14 +311,14 @@ class Sapt(Method):
         network, previous_task = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
-        items = learner.sample_examples(task, "train", MEASURED * learner.budget.batch_size)
+        items = learner.sample_examples(task, "train", BALANCE_BATCHES * learner.budget.batch_size)
         loss_gradients = [torch.zeros_like(parameter) for parameter in maps]
         count = 0
         with learner.loss_mode(), torch.enable_grad():
             for rows in learner.iterate_batches(
                 items, size=learner.budget.micro_batch_size or learner.budget.batch_size
             ):
-                count += int((rows["labels"] != IGNORED).sum())
+                count += int((rows["labels"] != IGNORE_INDEX).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for target, gradient in zip(loss_gradients, torch.autograd.grad(loss, maps), strict=True):
                     target += gradient

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from regard.adapters.attention import ORDERS, ProjectionOrder
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.required_settings import NONE, RequiredSetting, check_required
+from regard.continual.required_settings import EMPTY, RequiredSetting, check_required
 from regard.errors import UserError, check_choice, check_int
 
 Block = Literal["lora", "prompt"]
@@ -42,7 +42,7 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
     "density_rank": (RequiredSetting("reflection", ("density",)),),
     **dict.fromkeys(
         ("generator_steps", "generator_lr", "generator_batch_size"),
-        (_WRITES, RequiredSetting("pseudo_samples_dir", (NONE,))),
+        (_WRITES, RequiredSetting("pseudo_samples_dir", (EMPTY,))),
     ),
     "pseudo_samples_dir": (_WRITES,),
 }

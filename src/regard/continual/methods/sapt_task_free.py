@@ -56,7 +56,7 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
             )
 
 
-class NoticedNetwork(SaptNetwork):
+class TaskFreeNetwork(SaptNetwork):
     """SAPT's network, which knows the block that each portion was `given` (portion,); −1: not learnt yet."""
 
     given: Tensor
@@ -90,12 +90,12 @@ class SaptTaskFree(Sapt):
     """
 
     Config = SaptTaskFreeConfig
-    Network = NoticedNetwork
+    Network = TaskFreeNetwork
     texts = True
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a portion gets, decided once."""
-        name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
+        name, network = f"{PORTION}{task}", learner.network_as(TaskFreeNetwork)
         if name not in self.state.values:
             self.state.values[name] = self._decide(learner, task)
         adapter = int(self.state.values[name]["block"])
@@ -117,7 +117,7 @@ class SaptTaskFree(Sapt):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
-        network, state = learner.network_as(NoticedNetwork), self.state
+        network, state = learner.network_as(TaskFreeNetwork), self.state
         adapter, vectors = network.block_of(task), self._vectors_of(learner, task)
         stored_vectors, num_seen = (
             state.tensors.get(f"{VECTORS}{adapter}", vectors[:0]),
@@ -137,16 +137,16 @@ class SaptTaskFree(Sapt):
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
         count = self.stored(num_seen + len(vectors))
         num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
-        samples = [_drawn(vectors, num_new, random)]
+        samples = [_sample_rows(vectors, num_new, random)]
         if num_seen:
-            samples.insert(0, _drawn(stored_vectors, min(len(stored_vectors), count - num_new), random))
+            samples.insert(0, _sample_rows(stored_vectors, min(len(stored_vectors), count - num_new), random))
         return torch.cat(samples).clone()
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
         """The block for a portion, whether it is a new one, and what each block's rows were to it."""
         config, adapters = self.config, self._blocks()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _drawn(self._vectors_of(learner, task), int(config.novelty_samples), random)
+        vectors = _sample_rows(self._vectors_of(learner, task), int(config.novelty_samples), random)
         comparisons = []
         for adapter in adapters:
             reference = self.state.tensors[f"{VECTORS}{adapter}"]
@@ -175,7 +175,7 @@ class SaptTaskFree(Sapt):
         return [adapter for adapter in self._blocks() if adapter != own_adapter]
 
 
-def _drawn(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
+def _sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
     """At most so many of the vectors, in their order."""
     indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
     return vectors[indices.to(vectors.device)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import MethodState
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
@@ -87,7 +87,7 @@ class SeekrNetwork(SharedAdapterNetwork):
         return logits
 
 
-class Seekr(memory.Remembering):
+class Seekr(memory.MemoryMethod):
     """SEEKR (arXiv 2411.06171): attention distillation on selected heads, beside replay and distillation of answers.
 
     Of each task's examples in the memory the attention A is noted before the task is learnt and after. A head's
@@ -128,15 +128,15 @@ class Seekr(memory.Remembering):
         """The task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
-        return memory.beside(learner, self.state, self.config, task, phase)
+        return memory.replay_in_batches(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses."""
-        replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
+        replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.mask_logits(network(rows), rows["tasks"])
-        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
+        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORE_INDEX, reduction="none")
         label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).reading() as reads:
@@ -146,7 +146,7 @@ class Seekr(memory.Remembering):
             for task, row in zip(replayed_rows["tasks"], replayed_rows["rows"], strict=True)
         ]
         stored_logits = torch.stack([self._stored(LOGITS, item) for item in items]).to(current_logits)
-        answer_losses = distillation(
+        answer_losses = distillation_losses(
             current_logits[:, : stored_logits.shape[1]], learner.mask_logits(stored_logits, replayed_rows["tasks"])
         )
         attention_loss = self._divergence(reads, replayed_rows["attention_mask"].bool(), items)
@@ -162,12 +162,12 @@ class Seekr(memory.Remembering):
         observations = self._looked(learner, new_examples, with_gradients=True)
         if observations:
             self._weigh(observations)
-        memory.keep(learner, self.state, self.config, task)
-        selected_heads = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
+        memory.store_examples(learner, self.state, self.config, task)
+        selected_heads = select_heads(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
         self.state.values.setdefault(HEADS, {})[str(task)] = selected_heads
         for item, (attention, logits, _) in observations:
-            self.state.tensors[_name(LOGITS, item)] = logits
-            self.state.tensors[_name(ATTENTION, item)] = torch.stack(
+            self.state.tensors[_tensor_name(LOGITS, item)] = logits
+            self.state.tensors[_tensor_name(ATTENTION, item)] = torch.stack(
                 [attention[layer, head] for layer, head in selected_heads]
             )
         self._forget()
@@ -177,16 +177,18 @@ class Seekr(memory.Remembering):
     def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
-        memory.keep(learner, future_state, self.config, task)
+        memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
 
     def _forget(self) -> None:
         """Drop what was stored with examples that are in the memory no more."""
-        names = {_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
+        names = {_tensor_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {
+            IMPORTANCE
+        }
         self.state.tensors = {name: value for name, value in self.state.tensors.items() if name in names}
 
     def _stored(self, kind: str, item: ExampleRef) -> Tensor:
-        return self.state.tensors[_name(kind, item)]
+        return self.state.tensors[_tensor_name(kind, item)]
 
     # -- the heads --------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Seekr(memory.Remembering):
         observations = []
         network = learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
-        with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _in_graph(table):
+        with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _require_embedding_gradients(table):
             for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
                 with network.reading() as reads:
                     logits = network(rows)
@@ -212,10 +214,15 @@ class Seekr(memory.Remembering):
                         read.weights_grad(gradient)[0] for read, gradient in zip(reads, gradients, strict=True)
                     ]
                     squares = torch.stack(
-                        [_whole(gradient_of_layer).square().mean((-1, -2)) for gradient_of_layer in weight_gradients]
+                        [
+                            _as_float32(gradient_of_layer).square().mean((-1, -2))
+                            for gradient_of_layer in weight_gradients
+                        ]
                     )
-                attention = torch.stack([_whole(read.weights())[0] for read in reads])
-                observations.append((item, (attention.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
+                attention = torch.stack([_as_float32(read.weights())[0] for read in reads])
+                observations.append(
+                    (item, (attention.detach().cpu(), _as_float32(logits)[0].detach().cpu(), squares.cpu()))
+                )
         return observations
 
     def _weigh(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
@@ -227,7 +234,7 @@ class Seekr(memory.Remembering):
             ]
         )
         squared_gradients = torch.stack([squares for _, (*_, squares) in observations])
-        task_importance = importance(changes.mean(0), squared_gradients.mean(0))
+        task_importance = head_importance(changes.mean(0), squared_gradients.mean(0))
         self.state.tensors[IMPORTANCE] = (
             self.state.tensors.get(IMPORTANCE, torch.zeros_like(task_importance)) + task_importance
         )
@@ -245,22 +252,22 @@ class Seekr(memory.Remembering):
         for index, item in enumerate(items):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
-            head_divergences = divergence(self._stored(ATTENTION, item).to(current), current)
-            total = total + by_layer(head_divergences, [layer for layer, _ in heads])
+            head_divergences = attention_divergence(self._stored(ATTENTION, item).to(current), current)
+            total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 
 
-def distillation(logits: Tensor, stored: Tensor) -> Tensor:
+def distillation_losses(logits: Tensor, stored: Tensor) -> Tensor:
     """The cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
     return -(stored.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
 
-def importance(moved: Tensor, steep: Tensor) -> Tensor:
+def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
     """How much heads matter, (layer, head): how far they moved times their share of their layer's squared slopes."""
     return moved * steep / steep.sum(1, keepdim=True).clamp_min(torch.finfo(steep.dtype).tiny)
 
 
-def select(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
+def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
     """The (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers.
 
     At least one of each; among equals the first.
@@ -272,14 +279,14 @@ def select(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
     return [[int(top_layers[index // heads_per_layer]), index % heads_per_layer] for index in top_heads.tolist()]
 
 
-def divergence(stored: Tensor, current: Tensor) -> Tensor:
+def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
     """The mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
     current = current.to(torch.promote_types(current.dtype, torch.float32))
     stored = stored.to(current.dtype)
     return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
 
-def by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
+def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
     """The mean over layers of the mean of the values (head,) of heads in each."""
     layer_of = torch.tensor(layers, device=values.device)
     means = [values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]
@@ -287,7 +294,7 @@ def by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
 
 
 @contextmanager
-def _in_graph(table: nn.Module) -> Iterator[None]:
+def _require_embedding_gradients(table: nn.Module) -> Iterator[None]:
     """While it lasts what the table gives has a gradient, where any has: so has the attention of every layer."""
     handle = table.register_forward_hook(
         lambda module, args, found: found.requires_grad_() if torch.is_grad_enabled() else found
@@ -298,10 +305,10 @@ def _in_graph(table: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _name(kind: str, item: ExampleRef) -> str:
+def _tensor_name(kind: str, item: ExampleRef) -> str:
     return f"{kind}{item.task}/{item.row}"
 
 
-def _whole(values: Tensor) -> Tensor:
+def _as_float32(values: Tensor) -> Tensor:
     """The values in float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

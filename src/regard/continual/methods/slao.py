@@ -43,7 +43,7 @@ class SlaoNetwork(PoolNetwork):
     def turn(self) -> None:
         """Give the tuned block's A orthonormal rows that span what it spans."""
         for blocks in self.pool.adapters:
-            blocks.A[TUNED].copy_(orthonormal(blocks.A[TUNED]))
+            blocks.A[TUNED].copy_(orthonormalize(blocks.A[TUNED]))
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
@@ -77,7 +77,7 @@ class Slao(Method):
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 
 
-def orthonormal(matrix: Tensor) -> Tensor:
+def orthonormalize(matrix: Tensor) -> Tensor:
     """Orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
 
     Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full:

@@ -9,25 +9,25 @@ from numpy.typing import NDArray
 
 from regard.continual.pseudo.parsing import plain_text
 
-ALIKE = 0.8
+MIN_SIMILARITY = 0.8
 """The Jaccard similarity of two texts that are nearly the same."""
 SHINGLE = 3
 _Numbers = NDArray[np.int64]
 
 
-def duplicates(texts: Sequence[str]) -> float:
+def duplicate_fraction(texts: Sequence[str]) -> float:
     """The share of texts that another before them is the same as, but for white space."""
     return 1 - len({plain_text(text) for text in texts}) / len(texts)
 
 
-def near_duplicates(texts: Sequence[str]) -> float:
+def near_duplicate_fraction(texts: Sequence[str]) -> float:
     """The share of texts that another before them is nearly the same as, or the same.
 
     Two are where the runs of three words that are in both are at least 80 % of those in one of them (Broder 1997).
     """
     sets = [shingles(shingle_set) for shingle_set in texts]
     return sum(
-        any(len(shingle_set & other) >= ALIKE * len(shingle_set | other) for other in sets[:index])
+        any(len(shingle_set & other) >= MIN_SIMILARITY * len(shingle_set | other) for other in sets[:index])
         for index, shingle_set in enumerate(sets)
     ) / len(texts)
 
@@ -39,13 +39,13 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(tuple(words[start : start + SHINGLE]) for start in range(last))
 
 
-def copied_whole(texts: Sequence[str], train_texts: Sequence[str]) -> float:
+def copied_fraction(texts: Sequence[str], train_texts: Sequence[str]) -> float:
     """The share of texts that are texts trained on, but for white space."""
     training_texts = {plain_text(text) for text in train_texts}
     return sum(plain_text(text) in training_texts for text in texts) / len(texts)
 
 
-class Copied:
+class CopiedRuns:
     """Runs of words of some texts that are in texts trained on.
 
     All words lie in one row, as numbers, with a number of its own between two texts. A run of n words is known by those
@@ -64,7 +64,7 @@ class Copied:
             words_left += [*range(len(word_ids), 0, -1), 0]
         self._border = border if texts else len(words)
         self._left = np.array(words_left, dtype=np.int64)
-        self._ranks = [_ranked(np.array(words, dtype=np.int64))]
+        self._ranks = [_rank_values(np.array(words, dtype=np.int64))]
 
     def share(self, words: int) -> float | None:
         """The share of the texts' runs of so many words that are in a text trained on; None where there is no run."""
@@ -85,23 +85,23 @@ class Copied:
         level = words.bit_length() - 1
         while len(self._ranks) <= level:
             last, step = self._ranks[-1], 2 ** (len(self._ranks) - 1)
-            self._ranks.append(_ranked(_paired(last[:-step], last[step:])))
+            self._ranks.append(_rank_values(_pair_codes(last[:-step], last[step:])))
         ranks, behind = self._ranks[level], words - 2**level
         count = len(ranks) - behind
         if count <= 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        codes = _paired(ranks[:count], ranks[behind : behind + count])
+        codes = _pair_codes(ranks[:count], ranks[behind : behind + count])
         is_complete = self._left[:count] >= words
         is_pseudo = np.arange(count) >= self._border
         return codes[is_complete & is_pseudo], codes[is_complete & ~is_pseudo]
 
 
-def _ranked(values: _Numbers) -> _Numbers:
+def _rank_values(values: _Numbers) -> _Numbers:
     """Each value as its place among those that there are."""
     ranks: _Numbers = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return ranks
 
 
-def _paired(first: _Numbers, second: _Numbers) -> _Numbers:
+def _pair_codes(first: _Numbers, second: _Numbers) -> _Numbers:
     """Two ranks as one number."""
     return first * (max(int(first.max(initial=0)), int(second.max(initial=0))) + 1) + second

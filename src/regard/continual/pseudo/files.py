@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.continual.pseudo.parsing import drop_duplicates, frame_of, plain_text
+from regard.continual.pseudo.parsing import drop_duplicates, find_frame, plain_text
 from regard.data.benchmarks import LONG_SEQUENCE, InstructionTask
 from regard.data.stream import ClassificationTask, TextTask
 from regard.errors import UserError
@@ -38,13 +38,13 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
     Of a task of classification the texts of each row, one behind the other, without a definition.
     """
     if isinstance(task, TextTask):
-        frame = frame_of(task)
+        frame = find_frame(task)
         return tuple(frame.inside(prompt) for prompt in task.split(split).inputs)  # type: ignore[arg-type]
-    skipped = 0 if definition_of(task) is None else 1
+    skipped = 0 if find_definition(task) is None else 1
     return tuple(" ".join(texts[skipped:]) for texts in task.split(split).texts)  # type: ignore[arg-type]
 
 
-def readings(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
     White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, as
@@ -52,14 +52,14 @@ def readings(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str
     parts are told by new lines alone (`wic`) one may get words of another. In a query vector, which knows no order,
     neither changes anything.
     """
-    definition, instruction_task = definition_of(task), LONG_SEQUENCE.tasks.get(task.name)
-    texts_by_row = [(text,) if instruction_task is None else _in_parts(instruction_task, text) for text in inputs]
+    definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
+    texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]
     if definition is None:
         return tuple(texts_by_row)
     return tuple((definition, " ".join(texts).strip()) for texts in texts_by_row)
 
 
-def _in_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
+def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
     """An input as the texts of a row."""
     match = re.match(instruction_task.pattern.replace(r"\s*\n", r"\s+"), text, re.DOTALL | re.IGNORECASE)
     if match:
@@ -69,7 +69,7 @@ def _in_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
     return (plain_text(remainder), *("" for _ in instruction_task.texts[1:]))
 
 
-def definition_of(task: ClassificationTask) -> str | None:
+def find_definition(task: ClassificationTask) -> str | None:
     """The definition that stands before each text of a task; None where there is none.
 
     It is the first of two texts, where all rows have the same.

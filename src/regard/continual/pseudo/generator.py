@@ -15,9 +15,9 @@ from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.generation import decode_answers
-from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
+from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, PromptFrame, drop_duplicates, find_frame
 from regard.continual.pseudo.text_tensors import broadcast_from_main
-from regard.continual.text_learner import EncodedTexts, TextLearner, batch, encode_pairs
+from regard.continual.text_learner import EncodedTexts, TextLearner, encode_pairs, pad_batch
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
@@ -28,10 +28,10 @@ from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class GeneratorTrainingConfig:
     """How a generator is made and sampled; the defaults are those of SAPT's (arXiv 2401.08295).
 
-    `steps` of `batch` rows at a constant `rate`; `rank`, `alpha` and `dropout` of the block; `top_k` and `repetition`
+    `steps` of `pad_batch` rows at a constant `rate`; `rank`, `alpha` and `dropout` of the block; `top_k` and `repetition`
     of sampling. `tries`: how many samples are drawn at most, as a multiple of those that are wanted.
     """
 
@@ -46,7 +46,7 @@ class Recipe:
     tries: int = 10
 
 
-class Written(NamedTuple):
+class GeneratedInputs(NamedTuple):
     """Inputs that a generator has written, and of how many samples: `drawn`, those that `parsed`, and no two alike."""
 
     inputs: tuple[str, ...]
@@ -55,7 +55,7 @@ class Written(NamedTuple):
     distinct: int
 
 
-class Writing(nn.Module):
+class SampleGenerator(nn.Module):
     """A model with the block of a generator: rows in, logits of what it is to say out."""
 
     def __init__(self, generator: Generator, pool: LoraAdapterPool) -> None:
@@ -75,24 +75,24 @@ class Writing(nn.Module):
         return cast(Any, output).logits
 
 
-def write(learner: TextLearner, task: int, count: int, recipe: Recipe) -> Written:
+def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
     """At most so many inputs of a task, no two alike, by a generator that is trained for them and then forgotten.
 
     The generator is a block at the layers that the network's blocks are at, on the same weights; the network is as it
     was afterwards. The same in every process: what the first has drawn counts. `inputs` is empty where no sample
     parses.
     """
-    frame = frame_of(cast(TextTask, learner.stream.tasks[task]))
+    frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
-    with beside(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
-        rows = rows_to_say(learner, task, frame)
+    with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
+        rows = encode_samples(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
         with learner.evaluation_mode():
-            return _drawn(learner, writing, frame, count, recipe, task)
+            return _sample_inputs(learner, writing, frame, count, recipe, task)
 
 
 @contextmanager
-def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
+def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, seed: int) -> Iterator[SampleGenerator]:
     """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
     trainable = [(member, member.requires_grad) for member in network.parameters()]
@@ -105,7 +105,7 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
             pool.reserve(1)
             pool.set_trainable(0)
             try:
-                yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
+                yield SampleGenerator(cast(Generator, cast(nn.Module, network.classifier)), pool)
             finally:
                 pool.remove()
     finally:
@@ -117,10 +117,10 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
 
 def check_marks(learner: TextLearner) -> None:
     """Nothing, or a UserError: the tokenizer cannot write what stands before an input."""
-    ids = learner.tokenizer(f"a {INPUT} a", add_special_tokens=False)["input_ids"]
-    if INPUT not in learner.tokenizer.decode(ids, skip_special_tokens=True):
+    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
+    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
         raise UserError(
-            f"reflection: 'generated' needs a tokenizer that can write {INPUT}, this model's cannot; "
+            f"reflection: 'generated' needs a tokenizer that can write {INPUT_MARK}, this model's cannot; "
             "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
         )
 
@@ -128,27 +128,29 @@ def check_marks(learner: TextLearner) -> None:
 # -- training -------------------------------------------------------------------------------------------
 
 
-def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
+def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
     """A task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.inside(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
-    pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(text),) for text in inputs))
+    pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.told(text),) for text in inputs))
     encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
-    max_tokens = room_to_say(learner)
+    max_tokens = max_sample_tokens(learner)
     return encode_pairs(
         pairs, learner.tokenizer, replace(learner.budget, target_length=max_tokens), encoder_decoder=encoder_decoder
     )
 
 
-def room_to_say(learner: TextLearner) -> int:
+def max_sample_tokens(learner: TextLearner) -> int:
     """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
     generator = cast(Generator, cast(nn.Module, learner.network.classifier))
     max_tokens = maximum_length(generator.encoder, learner.tokenizer)
     if max_tokens is None or generator.is_encoder_decoder:
         return learner.budget.length
-    return min(learner.budget.length, max_tokens - len(learner.tokenizer(ASKED)["input_ids"]))
+    return min(learner.budget.length, max_tokens - len(learner.tokenizer(QUESTION)["input_ids"]))
 
 
-def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: Recipe, seed: int) -> None:
+def _train(
+    learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
+) -> None:
     """Train the block."""
     items = [ExampleRef(0, row) for row in range(len(rows))]
     steps_per_epoch = -(-len(items) // recipe.batch)
@@ -161,13 +163,13 @@ def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: R
         rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch)]
         questions = [rows.input_ids[row][rows.attention_mask[row]] for row in rows_of_batch]
         samples = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in rows_of_batch]
-        padded = batch(questions, samples, learner.pad)
+        padded = pad_batch(questions, samples, learner.pad)
         padded["labels"][len(step_items) :] = IGNORE_INDEX
         return padded
 
     training.train(
         writing,
-        _plan(learner, recipe, seed),
+        _make_training_config(learner, recipe, seed),
         batch=make_batch,
         loss=_loss,
         count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
@@ -175,7 +177,7 @@ def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: R
     )
 
 
-def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
+def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig, seed: int) -> TrainingConfig:
     """How a generator is trained: AdamW at a constant rate, without decay."""
     return TrainingConfig(
         max_steps=recipe.steps,
@@ -204,26 +206,36 @@ def _loss(network: nn.Module, rows: Rows) -> Tensor:
 # -- sampling -------------------------------------------------------------------------------------------
 
 
-def _drawn(learner: TextLearner, writing: Writing, frame: Frame, count: int, recipe: Recipe, task: int) -> Written:
+def _sample_inputs(
+    learner: TextLearner,
+    writing: SampleGenerator,
+    frame: PromptFrame,
+    count: int,
+    recipe: GeneratorTrainingConfig,
+    task: int,
+) -> GeneratedInputs:
     """Samples until enough of them are inputs, or as many as are tried."""
     inputs: list[str] = []
     num_samples, num_parsed, max_samples = 0, 0, max(recipe.tries * count, learner.budget.eval_batch_size)
     while len(inputs) < count and num_samples < max_samples:
         batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
         samples = broadcast_from_main(
-            _said(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples)), learner.device
+            _sample_texts(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples)),
+            learner.device,
         )
         parsed_inputs = [text for text in map(frame.parse, samples) if text is not None]
         num_samples, num_parsed = num_samples + batch_size, num_parsed + len(parsed_inputs)
         inputs = drop_duplicates([*inputs, *parsed_inputs])
-    return Written(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
+    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @torch.no_grad()
-def _said(learner: TextLearner, writing: Writing, count: int, recipe: Recipe, seed: int) -> list[str]:
+def _sample_texts(
+    learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
+) -> list[str]:
     """So many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
-    pairs = TextPairs(inputs=(ASKED,), targets=((ASKED,),))
+    pairs = TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))
     question = encode_pairs(
         pairs, learner.tokenizer, learner.budget, encoder_decoder=generator.is_encoder_decoder
     ).input_ids
@@ -237,6 +249,6 @@ def _said(learner: TextLearner, writing: Writing, count: int, recipe: Recipe, se
             do_sample=True,
             top_k=recipe.top_k,
             repetition_penalty=recipe.repetition,
-            max_new_tokens=room_to_say(learner),
+            max_new_tokens=max_sample_tokens(learner),
         )
     return decode_answers(learner, token_ids[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])

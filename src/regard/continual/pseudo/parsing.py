@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
 from regard.data.stream import TextTask
 
-ASKED = "__gen__"
-INPUT = "__inp__"
+QUESTION = "__gen__"
+INPUT_MARK = "__inp__"
 """What a generator is asked with, and what stands between a definition and an input that it writes (2401.08295)."""
-_HERE = "\0"
+_PLACEHOLDER = "\0"
 
 
 @dataclass(frozen=True)
-class Frame:
+class PromptFrame:
     """How the prompts of a task are written: `before` and `after` its inputs, and the task's definition."""
 
     definition: str
@@ -32,20 +32,20 @@ class Frame:
 
     def told(self, text: str) -> str:
         """What a generator learns to say: the definition, the mark, and the input."""
-        return f"{self.definition} {INPUT} {text}".strip()
+        return f"{self.definition} {INPUT_MARK} {text}".strip()
 
     def parse(self, text: str) -> str | None:
         """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
 
         The definition that was said is not used: prompts are made with the task's own.
         """
-        fields = [field.strip() for field in text.split(INPUT)]
-        if len(fields) != 2 or ASKED in text or not fields[1] or (self.definition and not fields[0]):
+        fields = [field.strip() for field in text.split(INPUT_MARK)]
+        if len(fields) != 2 or QUESTION in text or not fields[1] or (self.definition and not fields[0]):
             return None
         return fields[1]
 
 
-def frame_of(task: TextTask) -> Frame:
+def find_frame(task: TextTask) -> PromptFrame:
     """How the prompts of a task are written, as the published collections have it.
 
     Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
@@ -53,10 +53,10 @@ def frame_of(task: TextTask) -> Frame:
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
         template = benchmark.prompt if definition else benchmark.prompt_without_definition
-        before, after = template.format(definition=definition, input=_HERE).split(_HERE)
+        before, after = template.format(definition=definition, input=_PLACEHOLDER).split(_PLACEHOLDER)
         if _fits(prompts, before, after):
-            return Frame(definition, before, after)
-    return Frame(definition, definition if _fits(prompts, definition, "") else "", "")
+            return PromptFrame(definition, before, after)
+    return PromptFrame(definition, definition if _fits(prompts, definition, "") else "", "")
 
 
 def drop_duplicates(texts: Iterable[str]) -> list[str]:

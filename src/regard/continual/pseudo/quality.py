@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.adapters.reflection import Density
 from regard.continual.pseudo import stored
-from regard.continual.pseudo.copies import Copied, copied_whole, duplicates, near_duplicates
-from regard.continual.pseudo.distances import Private, frechet, frechet_of_halves, privacy
-from regard.continual.pseudo.files import definition_of, readings, real_inputs
-from regard.continual.pseudo.two_sample import two_sample
+from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
+from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
+from regard.continual.pseudo.files import find_definition, read_as_rows, real_inputs
+from regard.continual.pseudo.two_sample import run_two_sample_test
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from regard.data.stream import Split
 
 Row = dict[str, Any]
-RUNS = range(8, 14)
+RUN_LENGTHS = range(8, 14)
 """Words of the runs that are looked for in what was trained on."""
 
 
-def quality(
+def measure_quality(
     real_texts: Sequence[str], pseudo_texts: Sequence[str], train_texts: Sequence[str], seed: int = 0
 ) -> dict[str, float | None]:
     """What pseudo samples are beside real texts, and beside those that their generator was trained on.
@@ -45,18 +45,18 @@ def quality(
     for name, texts in (("real", real_texts), ("pseudo", pseudo_texts), ("train", train_texts)):
         if not texts:
             raise UserError(f"quality: expected {name} texts, got none")
-    test = two_sample(real_texts, pseudo_texts, seed)
-    copied = Copied(pseudo_texts, train_texts)
+    test = run_two_sample_test(real_texts, pseudo_texts, seed)
+    copied = CopiedRuns(pseudo_texts, train_texts)
     return {
         "two_sample_accuracy": None if test is None else test.accuracy,
         "two_sample_p": None if test is None else test.p_value,
         "two_sample_rows": None if test is None else test.rows,
-        "duplicates": duplicates(pseudo_texts),
-        "near_duplicates": near_duplicates(pseudo_texts),
-        **{f"copied_{words}grams": copied.share(words) for words in RUNS},
+        "duplicates": duplicate_fraction(pseudo_texts),
+        "near_duplicate_fraction": near_duplicate_fraction(pseudo_texts),
+        **{f"copied_{words}grams": copied.share(words) for words in RUN_LENGTHS},
         "longest_copied": copied.longest(),
-        "copied_whole": copied_whole(pseudo_texts, train_texts),
-        "real_copied_8grams": Copied(real_texts, train_texts).share(8),
+        "copied_fraction": copied_fraction(pseudo_texts, train_texts),
+        "real_copied_8grams": CopiedRuns(real_texts, train_texts).share(8),
         **_words(real_texts, pseudo_texts, seed),
     }
 
@@ -80,29 +80,29 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
 # -- of a run -------------------------------------------------------------------------------------------
 
 
-def task_quality(learner: Learner, method: Method, task: int) -> Row:
+def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
     """A row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
 
-    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and `frechet`, of their
+    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicate_fraction`, `copied_8grams`, and `frechet_distance`, of their
     query vectors from those of the task's training rows.
     """
-    measures = measured(learner, method, task)
+    measures = measure_task_quality(learner, method, task)
     names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
     return {"task": learner.stream.tasks[task].name, **{name: measures[name] for name in names}}
 
 
-def pseudo_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
+def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
     """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
 
-    The statistics are those of `measured`; and where the samples keep an attention in place, of `privacies` with the
+    The statistics are those of `measure_task_quality`; and where the samples keep an attention in place, of `measure_privacies` with the
     stand-in's name before each, as "generated membership".
     """
     rows: list[Row] = []
     for task in range(tasks_trained):
         if method.pseudo_inputs(task) is None:
             continue
-        measures: dict[str, float | None] = measured(learner, method, task)
-        private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
+        measures: dict[str, float | None] = measure_task_quality(learner, method, task)
+        private_of = measure_privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
             measures |= {f"{name} {field}": value for field, value in private._asdict().items()}
         task_columns = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
@@ -110,11 +110,11 @@ def pseudo_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Ro
     return rows
 
 
-def measured(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
-    """`quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
+def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
+    """`measure_quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
 
     `kept`: how many samples there are; `wanted`, `drawn`, `parsed`, `distinct`: what became of those of a generator;
-    `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
+    `frechet_distance`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
     networks with query vectors alone.
     """
     inputs = method.pseudo_inputs(task)
@@ -124,40 +124,45 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     stream_task = learner.stream.tasks[task]
     plain_inputs = inputs
     if isinstance(stream_task, ClassificationTask):
-        plain_inputs = tuple(" ".join(texts).strip() for texts in _apart(stream_task, inputs))
+        plain_inputs = tuple(" ".join(texts).strip() for texts in _without_definition(stream_task, inputs))
     measures = {
         "kept": len(inputs),
         **method.state.values.get(f"{stored.TEXTS}{task}", {}),
-        **quality(real_inputs(stream_task, "dev"), plain_inputs, real_inputs(stream_task), seed),
+        **measure_quality(real_inputs(stream_task, "dev"), plain_inputs, real_inputs(stream_task), seed),
     }
     if not hasattr(learner.network, "vectors"):
         return measures
-    pseudo_vectors, train_vectors = stored.query_vectors(learner, task, inputs), vectors_of(learner, task, "train")
+    pseudo_vectors, train_vectors = (
+        stored.compute_query_vectors(learner, task, inputs),
+        compute_vectors(learner, task, "train"),
+    )
     return {
         **measures,
-        "frechet": frechet(train_vectors, pseudo_vectors) if min(len(pseudo_vectors), len(train_vectors)) > 1 else None,
-        "real_frechet": frechet_of_halves(train_vectors, len(pseudo_vectors), seed),
+        "frechet": frechet_distance(train_vectors, pseudo_vectors)
+        if min(len(pseudo_vectors), len(train_vectors)) > 1
+        else None,
+        "real_frechet": split_frechet_distance(train_vectors, len(pseudo_vectors), seed),
     }
 
 
-def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]:
+def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
     """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
 
     Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
     many vectors the others have; else it is the method's `memory_size` number.
     """
-    train_vectors, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
+    train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
-    stand_ins = {} if inputs is None else {"generated": stored.query_vectors(learner, task, inputs)}
+    stand_ins = {} if inputs is None else {"generated": stored.compute_query_vectors(learner, task, inputs)}
     count = len(inputs) if inputs is not None else method.stored(len(train_vectors))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
     order = torch.randperm(len(train_vectors), generator=torch.Generator().manual_seed(seed)).to(train_vectors.device)
     stand_ins["real"] = train_vectors[order[:count]]
     stand_ins["density"] = Density.of(train_vectors, int(method.config.density_rank)).draw(count, seed)
-    return {name: privacy(vectors, train_vectors, held_out) for name, vectors in stand_ins.items()}
+    return {name: measure_privacy(vectors, train_vectors, held_out) for name, vectors in stand_ins.items()}
 
 
-def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
+def compute_vectors(learner: Learner, task: int, split: Split) -> Tensor:
     """The query vectors (row, width) of a split of a task."""
     network: Any = learner.network
     items = learner.sample_examples(task, split, len(learner.encoded[task, split]))
@@ -165,7 +170,7 @@ def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
         return torch.cat([network.vectors(rows) for rows in learner.iterate_batches(items, split)])
 
 
-def _apart(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
+def _without_definition(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
     """Inputs as the texts that an encoder reads, without a definition."""
-    skipped = 0 if definition_of(task) is None else 1
-    return [texts[skipped:] for texts in readings(task, inputs)]
+    skipped = 0 if find_definition(task) is None else 1
+    return [texts[skipped:] for texts in read_as_rows(task, inputs)]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.files import read_pseudo, readings
-from regard.continual.pseudo.generator import Recipe, check_marks, write
-from regard.continual.pseudo.parsing import frame_of
+from regard.continual.pseudo.files import read_as_rows, read_pseudo
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
+from regard.continual.pseudo.parsing import find_frame
 from regard.continual.pseudo.text_tensors import pack, unpack
-from regard.continual.text_learner import TextLearner, batch, encode_pairs
+from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import TextPairs, TextTask
@@ -30,7 +30,7 @@ TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
 
 
-def check(learner: Learner, config: Any) -> None:
+def check_pseudo_samples(learner: Learner, config: Any) -> None:
     """Nothing, or a UserError: there can be no pseudo samples of the stream's tasks."""
     if config.pseudo_samples_dir:
         for task in learner.stream.tasks:
@@ -48,7 +48,7 @@ def check(learner: Learner, config: Any) -> None:
         check_marks(learner)
 
 
-def keep(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
+def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
     `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, `_lr`
@@ -56,12 +56,12 @@ def keep(learner: Learner, state: MethodState, task: int, count: int, config: An
     UserError where a generator has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
-        state.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, count, config.pseudo_samples_dir))
+        state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
-        recipe = Recipe(
+        recipe = GeneratorTrainingConfig(
             steps=int(config.generator_steps), rate=config.generator_lr, batch=int(config.generator_batch_size)
         )
-        generated = write(cast(TextLearner, learner), task, count, recipe)
+        generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
             raise UserError(
                 f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
@@ -72,20 +72,20 @@ def keep(learner: Learner, state: MethodState, task: int, count: int, config: An
         state.values[f"{TEXTS}{task}"] = counts
 
 
-def inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
+def stored_inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
     """The inputs that stand for a task; None where there are none."""
     packed = state.tensors.get(f"{TEXTS}{task}")
     return None if packed is None else unpack(packed)
 
 
-def query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
+def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
     """The query vectors (row, width) of inputs of a task, each read as the task's rows are."""
     network: Any = learner.network
     with torch.no_grad():
-        return torch.cat([network.vectors(rows) for rows in _rows(learner, task, inputs)])
+        return torch.cat([network.vectors(rows) for rows in _iterate_batches(learner, task, inputs)])
 
 
-def _read(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
+def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
     """Inputs from files, drawn by the run's seed."""
     texts = read_pseudo(folder, learner.stream.tasks[task].name)
     random = torch.Generator().manual_seed(learner.seed_for("memory", task))
@@ -93,27 +93,27 @@ def _read(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ..
     return tuple(texts[index] for index in indices)
 
 
-def _rows(learner: Learner, task: int, inputs: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+def _iterate_batches(learner: Learner, task: int, inputs: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Inputs as batches on the device."""
     batch_size = learner.budget.eval_batch_size
     for start in range(0, len(inputs), batch_size):
-        batch = _encoded(learner, task, inputs[start : start + batch_size])
+        batch = _encode(learner, task, inputs[start : start + batch_size])
         yield {name: value.to(learner.device) for name, value in batch.items()}
 
 
-def _encoded(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
+def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
     """Inputs as a batch; their answers, which nothing sees, are none."""
     task_of_stream, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
     if isinstance(task_of_stream, TextTask):
-        frame = frame_of(task_of_stream)
+        frame = find_frame(task_of_stream)
         pairs = TextPairs(
             inputs=tuple(map(frame.around, inputs)), targets=(task_of_stream.train.targets[0],) * len(inputs)
         )
         encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
         encoded = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
         prompts = [ids[mask] for ids, mask in zip(encoded.input_ids, encoded.attention_mask, strict=True)]
-        return batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
-    texts = readings(task_of_stream, inputs)
+        return pad_batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
+    texts = read_as_rows(task_of_stream, inputs)
     encoded_texts = encode(
         "sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural"
     )

@@ -18,7 +18,7 @@ COLUMNS = 4096
 """Features that words and pairs of words are hashed to."""
 STRENGTH = 10.0
 """The inverse of the penalty, as of scikit-learn's `LogisticRegression(C=…)`."""
-MOST = 1000
+MAX_TEXTS = 1000
 """Texts of each sort that are looked at, at most."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -34,31 +34,31 @@ class TwoSample(NamedTuple):
     rows: int
 
 
-def two_sample(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
+def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
     """Whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
 
     As many of each sort are drawn, and half of them are held out; texts that are the same are on the same side, so that
     two sets that are alike have an accuracy of one half and not less. None for less than four texts of a sort.
     """
     random = torch.Generator().manual_seed(seed)
-    count = min(len(real), len(pseudo), MOST)
+    count = min(len(real), len(pseudo), MAX_TEXTS)
     if count < 4:
         return None
-    sorts = [[plain_text(sample) for sample in _some(texts, count, random)] for texts in (real, pseudo)]
-    train_texts = _trained_on(sorts, random)
+    sorts = [[plain_text(sample) for sample in _sample_texts(texts, count, random)] for texts in (real, pseudo)]
+    train_texts = _select_training_texts(sorts, random)
     rows = [(text, sort) for sort, texts in enumerate(sorts) for text in texts]
     is_train = torch.tensor([text in train_texts for text, _ in rows])
     labels = torch.tensor([float(sort) for _, sort in rows], dtype=torch.float64)
     if not bool(is_train.any()) or bool(is_train.all()) or len(set(labels[is_train].tolist())) < 2:
         return None
-    inputs = features([text for text, _ in rows])
-    weights, offset = fitted(inputs[is_train], labels[is_train])
+    inputs = hash_features([text for text, _ in rows])
+    weights, offset = fit_logistic_regression(inputs[is_train], labels[is_train])
     num_correct = ((inputs[~is_train] @ weights + offset > 0) == (labels[~is_train] > 0)).sum()
     held_out = int((~is_train).sum())
-    return TwoSample(int(num_correct) / held_out, at_least(int(num_correct), held_out), held_out)
+    return TwoSample(int(num_correct) / held_out, binomial_tail(int(num_correct), held_out), held_out)
 
 
-def features(texts: Sequence[str]) -> Tensor:
+def hash_features(texts: Sequence[str]) -> Tensor:
     """(text, column): 1 + log of how often a text has the words and pairs hashed to a column, of length one."""
     counts = torch.zeros(len(texts), COLUMNS, dtype=torch.float64)
     for row, text in enumerate(texts):
@@ -69,7 +69,7 @@ def features(texts: Sequence[str]) -> Tensor:
     return counts / counts.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-def fitted(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
+def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
     """The weights (column,) and the offset of a logistic regression of labels 0 and 1 (row,) on rows (row, column).
 
     They are least for ½‖w‖² + strength · Σ of the rows' losses.
@@ -92,16 +92,16 @@ def fitted(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Te
     return weights.detach(), offset.detach()
 
 
-def at_least(right: int, of: int) -> float:
+def binomial_tail(right: int, of: int) -> float:
     """The probability of so many or more of `of` throws of a fair coin."""
     return sum(math.comb(of, successes) for successes in range(right, of + 1)) / 2**of
 
 
-def _some(texts: Sequence[str], count: int, random: torch.Generator) -> list[str]:
+def _sample_texts(texts: Sequence[str], count: int, random: torch.Generator) -> list[str]:
     return [texts[number] for number in torch.randperm(len(texts), generator=random)[:count].tolist()]
 
 
-def _trained_on(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
+def _select_training_texts(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
     """Half of the texts that are of the first sort alone, of the second, and of both."""
     first, second = (dict.fromkeys(texts) for texts in sorts)
     groups = (
@@ -109,4 +109,4 @@ def _trained_on(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[
         [text for text in second if text not in first],
         [text for text in first if text in second],
     )
-    return {text for group in groups for text in _some(group, (len(group) + 1) // 2, random)}
+    return {text for group in groups for text in _sample_texts(group, (len(group) + 1) // 2, random)}
