@@ -229,7 +229,7 @@ def _of_portions(ran: RunState) -> list[Number]:
     if not isinstance(network, SaptNetwork):
         return found
     many = len(ran.learner.stream)
-    given = [network.block_of(task) for task in range(many)]
+    given = [network.adapter_of(task) for task in range(many)]
     first = range(many // 2)
     right = sum(given[task] == len(set(given[:task])) for task in first)
     right += sum(given[task + many // 2] == given[task] for task in first)

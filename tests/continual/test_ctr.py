@@ -106,8 +106,8 @@ def test_held_weights_stay_to_the_bit_under_decay() -> None:
     layer.guard(outputs, into)
     train(layer, lambda: layer(inputs).square().sum())
     computed = layer(inputs)
-    layer.settle()
-    assert layer.held is None
+    layer.release()
+    assert layer.guarded is None
     assert torch.equal(layer(inputs), computed)
     same = layer.weight == weight
     assert same.tolist() == [[True, True, False], [False] * 3, [True, True, False], [False] * 3]
@@ -143,7 +143,7 @@ def test_an_old_task_is_computed_as_before() -> None:
     before, was = module(states, old), module(states, new)
     module.guard([mask.detach() for mask in module.masks(0, 140.0)])
     train(module, lambda: (module(states, new) - 1).square().sum())
-    module.settle()
+    module.release()
     assert torch.equal(module(states, old), before)
     assert not torch.allclose(module(states, new), was)
 
@@ -309,7 +309,7 @@ def test_settings_that_cannot_be(name: str, value: Any) -> None:
 # -- the whole ------------------------------------------------------------------------------------------
 
 
-def test_the_loss_counts_free_neurons_that_are_taken() -> None:
+def test_the_loss_counts_free_neurons_that_are_capacity_used() -> None:
     learner, method = begun(sparsity_weight=0.5)
     network: Any = learner.network.eval()
     method.before_task(learner, 0)

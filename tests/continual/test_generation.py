@@ -211,7 +211,7 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
 def test_operations_are_counted_for_each_token() -> None:
     method = made("finetune")
     learner = learner_of(method)
-    batches = method.batches(learner, 0, learner.fine_tuning())
+    batches = method.batches(learner, 0, learner.fine_tuning_phase())
     assert flops_per_token(learner, method, batches) > 0
 
 

@@ -43,8 +43,8 @@ def spread(points: Tensor, groups: tuple[int, ...]) -> float:
 
 def test_kmeans_finds_what_trying_all_groupings_finds() -> None:
     draw = torch.Generator().manual_seed(3)
-    centres = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
-    points = centres.repeat_interleave(3, 0)[:8] + torch.randn(8, 2, generator=draw, dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
+    points = centers.repeat_interleave(3, 0)[:8] + torch.randn(8, 2, generator=draw, dtype=torch.float64)
     best = min(spread(points, groups) for groups in itertools.product(range(3), repeat=8) if len(set(groups)) == 3)
     for seed in range(5):
         found = kmeans(points, 3, seed=seed)[1]
@@ -52,15 +52,15 @@ def test_kmeans_finds_what_trying_all_groupings_finds() -> None:
 
 
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 99))
-def test_kmeans_ends_where_nothing_moves(count: int, centres: int, seed: int) -> None:
+def test_kmeans_ends_where_nothing_moves(count: int, centers: int, seed: int) -> None:
     points = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found, groups = kmeans(points, centres, seed=seed)
-    assert len(found) == min(count, centres)
+    found, groups = kmeans(points, centers, seed=seed)
+    assert len(found) == min(count, centers)
     for number, point in enumerate(points):
         assert groups[number] == (found - point).square().sum(1).argmin()
-    for number, centre in enumerate(found):
+    for number, center in enumerate(found):
         if (groups == number).any():
-            assert torch.allclose(centre, points[groups == number].mean(0))
+            assert torch.allclose(center, points[groups == number].mean(0))
 
 
 def test_representatives_are_the_nearest_to_each_mean() -> None:
@@ -122,10 +122,10 @@ def test_rows_in_halves() -> None:
 
 def test_a_tokenizer_needs_a_separator() -> None:
     tokenizer = loaded().tokenizer
-    assert HalvesMaker.of(tokenizer, length=8, pad=0) == HalvesMaker(frozenset({0, 2, 3, 4}), SEP, 8, 0)
+    assert HalvesMaker.from_tokenizer(tokenizer, length=8, pad=0) == HalvesMaker(frozenset({0, 2, 3, 4}), SEP, 8, 0)
     tokenizer.sep_token = None
     with pytest.raises(UserError, match="separator"):
-        HalvesMaker.of(tokenizer, length=8, pad=0)
+        HalvesMaker.from_tokenizer(tokenizer, length=8, pad=0)
 
 
 # -- replays --------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_the_loss_is_its_formula() -> None:
     learner, method = begun(nsp_weight=0.7, task_weight=0.3, generic_reg_weight=0.2, specific_reg_weight=0.9)
     run_first(learner, method)
     network: Any = learner.network
-    batches = method.batches(learner, 1, learner.fine_tuning())
+    batches = method.batches(learner, 1, learner.fine_tuning_phase())
     with torch.no_grad():
         network.head.generic[0].weight.mul_(1.1)
         for step in range(batches.steps):
@@ -221,7 +221,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
 def test_the_loss_of_a_batch_is_that_of_its_parts() -> None:
     learner, method = begun()
     run_first(learner, method)
-    batches = method.batches(learner, 1, learner.fine_tuning())
+    batches = method.batches(learner, 1, learner.fine_tuning_phase())
     rows = next(rows for step in range(batches.steps) if (rows := batches.rows(step))["replays"].all())
     learner.network.eval()
     parts = [{name: value[part] for name, value in rows.items()} for part in (slice(0, 1), slice(1, 4))]
@@ -279,7 +279,7 @@ def test_without_replay_nothing_is_kept() -> None:
     run_stream(learner, method)
     assert method.state.examples == []
     assert method.memory_size == 0
-    batches = method.batches(learner, 2, learner.fine_tuning())
+    batches = method.batches(learner, 2, learner.fine_tuning_phase())
     assert not any(batches.rows(step)["replays"].any() for step in range(batches.steps))
     assert set(method.places) == set(learner.items(2))
 

@@ -271,7 +271,7 @@ def test_the_prompts_that_a_task_chose_are_counted() -> None:
         for row in np.argsort(away, axis=1, kind="stable")[:, :3]:
             expected[row] += 1
         assert method.state.tensors["usage"].tolist() == expected.tolist()
-        shares = method.shares()
+        shares = method.prompt_frequencies()
         assert shares is not None
         assert float(shares.sum()) == pytest.approx(1)
     plain = L2p(SMALL)

@@ -24,7 +24,7 @@ def learner(**options: Any) -> Learner:
 
 
 def test_rows_are_the_texts() -> None:
-    """Of several tasks together, padded to the longest of them, labelled among the classes of the stream."""
+    """Of several tasks together, padded to the longest of them, labeled among the classes of the stream."""
     one = learner()
     items = [ExampleRef(2, 7), ExampleRef(0, 3), ExampleRef(1, 14), ExampleRef(0, 0)]
     rows = one.rows(items)

@@ -175,7 +175,7 @@ def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
 
 
 def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Learner) -> None:
-    stage, kept = learner.fine_tuning(), kept_of(1, 4, 7)
+    stage, kept = learner.fine_tuning_phase(), kept_of(1, 4, 7)
     learner.task = 1
     plain = learner.epoch_batches(learner.items(1), stage)
     found = memory.replay_in_batches(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
@@ -191,7 +191,7 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
 
 def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     learner.task = 1
-    found = memory.replay_in_batches(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning())
+    found = memory.replay_in_batches(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning_phase())
     rows = found.rows(0)
     assert found.size == 2 * BUDGET.batch_size
     assert (rows["labels"] == IGNORE_INDEX).sum() == 2
@@ -201,7 +201,7 @@ def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
 @pytest.mark.parametrize("interval, expected", [(1, "nonononono"), (2, "nnonnonnon"), (4, "nnnnonnnno"), (20, "n")])
 def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: str, learner: Learner) -> None:
     learner.task = 1
-    stage = learner.fine_tuning()
+    stage = learner.fine_tuning_phase()
     plain = learner.epoch_batches(learner.items(1), stage)
     kept = kept_of(1, 4, 7)
     found = memory.replay_at_intervals(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)

@@ -244,7 +244,7 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
 
 
 def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: ExampleRef, trained: str) -> Tensor:
-    """The logits of a row after gradient descent on a copy, by PyTorch's optimiser and autograd alone."""
+    """The logits of a row after gradient descent on a copy, by PyTorch's optimizer and autograd alone."""
     config = method.config
     row = learner.rows([item])
     model = copy.deepcopy(network.classifier).eval()
@@ -291,7 +291,7 @@ def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str
 
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_one_step_of_a_head_by_hand(adapt: str) -> None:
-    """A bias moves by −rate · (p − y), the mean over neighbours; the pull counts from the second step on."""
+    """A bias moves by −rate · (p − y), the mean over neighbors; the pull counts from the second step on."""
     _, learner, network = adapting(
         adaptation_scope=adapt, adaptation_steps=1, num_neighbors=1, l2_weight=100.0, adaptation_lr=0.5
     )
@@ -302,7 +302,7 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
         found = network(row)[0]
     # with weights of zero every state is zero: logits are biases, p = ½ for both classes of the task
     assert network.remembered is not None
-    label = int(network.remembered.rows["labels"][network.nearest(row)[0, 0]])
+    label = int(network.remembered.rows["labels"][network.find_neighbors(row)[0, 0]])
     own = (0, 1) if label < 2 else (2, 3, 4)
     expected = [0.0] * 7
     for number in own:
@@ -310,12 +310,14 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
     assert found.tolist() == pytest.approx(expected)
 
 
-def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
+def test_neighbors_have_the_nearest_keys_of_the_first_encoder() -> None:
     method, learner, network = adapting(num_neighbors=4)
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(2, 5), ExampleRef(1, 3)], split="train")
     keys = torch.stack([_key(learner, network, item) for item in method.state.examples])
     torch.testing.assert_close(method.state.tensors["keys"], keys, rtol=0, atol=1e-12)
-    for near, task, row in zip(network.nearest(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True):
+    for near, task, row in zip(
+        network.find_neighbors(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True
+    ):
         far = (keys - _key(learner, network, ExampleRef(task, row))).norm(dim=1)
         assert near.tolist() == far.argsort()[:4].tolist()
     for name, one in network.reader.named_parameters():
@@ -364,7 +366,10 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
     network.float()
     assert network.remembered is not None
     network.remembered = ShownMemory(
-        network.remembered.rows, network.remembered.keys.float(), network.remembered.own, network.remembered.learnt
+        network.remembered.rows,
+        network.remembered.keys.float(),
+        network.remembered.own,
+        network.remembered.tasks_trained,
     )
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(1, 1)])
     with torch.no_grad():

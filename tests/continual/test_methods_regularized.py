@@ -256,7 +256,7 @@ def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
     assert len(method.state.tensors) == 2 * len(named)
 
 
-def test_online_information_fades_and_the_centre_is_the_last() -> None:
+def test_online_information_fades_and_the_center_is_the_last() -> None:
     method = Ewc(ewc.EwcConfig(ewc_lambda=3.0, online=True, decay_factor=0.5))
     learner = precise(method)
     (first, _), (second, _), (third, there) = tasks = [told(learner, seed) for seed in range(3)]

@@ -96,7 +96,7 @@ def by_hand() -> tuple[list[dict[str, Tensor]], dict[tuple[int, int, str], float
     for task in range(3):
         matrix[task, task + 1, "til"] = scored_by_hand(learner, task, list(range(*OFFSETS[task : task + 2])))
         learner.task = task
-        batches = method.batches(learner, task, learner.fine_tuning())
+        batches = method.batches(learner, task, learner.fine_tuning_phase())
         drawn = [batches.rows(step) for step in range(batches.steps)]
         trained_by_hand(learner.network, drawn, OFFSETS[task], len(CLASSES[task]))
         weights.append({name: value.clone() for name, value in collect_tensors(learner.network).items()})
@@ -204,7 +204,7 @@ def test_what_a_task_costs() -> None:
     linear = 2 * (4 * 16 * 16 + 2 * 16 * 32)
     for task, row in enumerate(ran.rows["cost"]):
         learner.task = task
-        batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning())
+        batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning_phase())
         tokens = sum(batches.rows(step)["input_ids"].numel() for step in range(batches.steps))
         assert 6 * linear * tokens <= row["flops"] <= 1.35 * 6 * linear * tokens
         assert (row["task_index"], row["task"]) == (task + 1, learner.stream.tasks[task].name)

@@ -59,10 +59,10 @@ class Epochs:
         """The items of a step: `size` of them, or fewer at the end of an epoch."""
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._drawn(epoch)
+            self._epoch, self._batches = epoch, self._shuffle(epoch)
         return [self.items[number] for number in self._batches[index]]
 
-    def _drawn(self, epoch: int) -> list[list[int]]:
+    def _shuffle(self, epoch: int) -> list[list[int]]:
         """The numbers of the items in each batch of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))

@@ -32,7 +32,7 @@ class TaskCost:
     examples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
 
-    def counting(self, batches: Batches) -> Callable[[int], Rows]:
+    def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
         """The batches of a stage, the tokens of each noted."""
         self.tokens = {}
 

@@ -126,7 +126,7 @@ def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, 
     falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
     for (stream, method), seed, matrix in _collect_matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
-            before, after = float(matrix.learnt[j]), float(matrix.final[j])
+            before, after = float(matrix.learned[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
                 fall = _Fall(seed=seed, before=before, after=after, n=int(matrix.rows[j]))
                 falls_by_task.setdefault((stream, method, task), []).append(fall)

@@ -45,7 +45,7 @@ def measure_gate(
         task_columns = {"after_task": tasks_trained, "task_index": task + 1, "task": learner.stream.tasks[task].name}
         values = _measure_weights(learner, method, task, rows)
         if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
-            values.append(("strength", None, method.strength(task)))
+            values.append(("strength", None, method.reflection_strength(task)))
         if scored:
             values += score_adapters(learner, task, tasks_trained)
         table += [
@@ -85,7 +85,7 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
             ]
         )
         scores = network.attention.scores(vectors)
-    own_adapter = network.block_of(task)
+    own_adapter = network.adapter_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()
     entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
@@ -105,8 +105,8 @@ def score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[tupl
     """How right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    own_adapter = network.block_of(task)
-    others = [adapter for adapter in map(network.block_of, reversed(range(tasks_trained))) if adapter != own_adapter]
+    own_adapter = network.adapter_of(task)
+    others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
     scores: list[tuple[str, int | None, float]] = [
         ("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)
     ]

@@ -47,7 +47,9 @@ def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test"
 def _encode_split(learner: TextLearner, task: TextTask, split: Split) -> tuple[EncodedTexts, int]:
     """A split as token ids, and the number of its task."""
     task_index = next((index for index, other in enumerate(learner.stream.tasks) if other is task), NO_TASK)
-    return (encode_task(learner, task, split) if task_index == NO_TASK else learner.part(task_index, split)), task_index
+    return (
+        encode_task(learner, task, split) if task_index == NO_TASK else learner.encoded_split(task_index, split)
+    ), task_index
 
 
 def _generate_by_row(
@@ -68,7 +70,10 @@ def _make_batch(learner: TextLearner, encoded: EncodedTexts, rows: Tensor, task_
     """Rows of a split as a batch."""
     prompts = [encoded.input_ids[row][encoded.attention_mask[row]] for row in rows]
     references = [encoded.answers[row][encoded.answers[row] != IGNORE_INDEX] for row in rows]
-    return pad_batch(prompts, references, learner.pad) | {"tasks": torch.full_like(rows, task_index), "rows": rows}
+    return pad_batch(prompts, references, learner.pad_token_id) | {
+        "tasks": torch.full_like(rows, task_index),
+        "rows": rows,
+    }
 
 
 def decode_answers(learner: TextLearner, ids: Tensor) -> list[str]:

@@ -20,13 +20,13 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
     """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
-    The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
+    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that what is
     added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
     """
     masks = _Masks(network, rows)
 
     def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        mask = masks.of(name)
+        mask = masks.mask_of(name)
 
         def hook(_: nn.Module, args: tuple[Tensor]) -> None:
             states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
@@ -50,17 +50,17 @@ class _Masks:
         answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
         valid_rows = answer_mask.any(1, keepdim=True)
         model: Any = network.classifier
-        self.read, self.written = attention_mask & valid_rows, answer_mask
-        self.apart = model.config.head == "text" and bool(model.is_encoder_decoder)
-        if model.config.head == "text" and not self.apart:
-            self.read = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & valid_rows
+        self.prompt_mask, self.answer_mask = attention_mask & valid_rows, answer_mask
+        self.has_encoder = model.config.head == "text" and bool(model.is_encoder_decoder)
+        if model.config.head == "text" and not self.has_encoder:
+            self.prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & valid_rows
 
-    def of(self, name: str) -> Tensor:
+    def mask_of(self, name: str) -> Tensor:
         """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.
 
         There keys and values of the attention to the encoder read what the encoder gave.
         """
         path = name.split(".")
-        if not self.apart or "encoder" in path:
-            return self.read
-        return self.written if path[-1] in _QUERIES or not _CROSS.intersection(path) else self.read
+        if not self.has_encoder or "encoder" in path:
+            return self.prompt_mask
+        return self.answer_mask if path[-1] in _QUERIES or not _CROSS.intersection(path) else self.prompt_mask

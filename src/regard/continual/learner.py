@@ -61,7 +61,7 @@ class Learner:
 
     # -- what a stage is ----------------------------------------------------------------------------------
 
-    def fine_tuning(self, **changes: Any) -> TrainingPhase:
+    def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
         """The stage that trains everything, with the budget's epochs and rate."""
         defaults = {
             "name": "fine-tuning",
@@ -70,7 +70,7 @@ class Learner:
         }
         return TrainingPhase(**{**defaults, **changes})
 
-    def probing(self, **changes: Any) -> TrainingPhase:
+    def probing_phase(self, **changes: Any) -> TrainingPhase:
         """The stage that trains the head alone."""
         defaults = {
             "name": "probing",
@@ -126,20 +126,20 @@ class Learner:
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
         classes of the stream; `tasks` and `rows` (row,), the example itself. With `size` the first examples fill up
-        what is missing, labelled −100: they count for nothing.
+        what is missing, labeled −100: they count for nothing.
         """
         missing = max(0, (size or 0) - len(items))
         padded_items = [*items, *[items[number % len(items)] for number in range(missing)]]
-        batch = self._gathered(padded_items, split)
+        batch = self._collate(padded_items, split)
         batch["labels"][len(items) :] = IGNORE_INDEX
         return batch
 
-    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
+    def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch, those of one task read together."""
         tasks, rows = torch.tensor(items).unbind(1)
         masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
         width = max(int(mask.sum(1).max()) for mask in masks)
-        ids = torch.full((len(items), width), self.pad)
+        ids = torch.full((len(items), width), self.pad_token_id)
         mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
         labels, has_types = torch.empty(len(items), dtype=torch.long), False
         for task in set(tasks.tolist()):
@@ -156,7 +156,7 @@ class Learner:
         return batch | ({"token_type_ids": types} if has_types else {})
 
     @property
-    def pad(self) -> int:
+    def pad_token_id(self) -> int:
         """The id that stands in padding."""
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
@@ -164,7 +164,7 @@ class Learner:
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies over the classes that `among` says; rows labelled −100 add nothing."""
+        """The sum of the cross-entropies over the classes that `among` says; rows labeled −100 add nothing."""
         return nn.functional.cross_entropy(
             self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum"
         )

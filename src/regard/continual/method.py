@@ -105,7 +105,7 @@ class Method:
     Network: ClassVar[type[Network]] = Network
     evaluation_scope: ClassVar[EvaluationScope] = "seen"
     incremental: ClassVar[bool] = True
-    texts: ClassVar[bool] = False
+    supports_text: ClassVar[bool] = False
     loss_classes: ClassVar[LossClasses | None] = None
 
     def __init__(self, config: MethodConfig | None = None) -> None:
@@ -133,7 +133,7 @@ class Method:
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """What a task's training consists of."""
-        return (learner.fine_tuning(),)
+        return (learner.fine_tuning_phase(),)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The batches of a stage: the task's training rows, `stage.epochs` times."""

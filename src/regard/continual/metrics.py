@@ -63,7 +63,7 @@ class Matrix:
         return len(self) == self.planned
 
     @property
-    def learnt(self) -> Floats:
+    def learned(self) -> Floats:
         """a_jj: the score of each task just after it was learnt."""
         return np.diagonal(self.scores, offset=-1)
 
@@ -73,7 +73,7 @@ class Matrix:
         return self.scores[-1] if len(self) else np.zeros(0)
 
     @property
-    def unlearnt(self) -> Floats:
+    def before_learning(self) -> Floats:
         """a_(j−1)j: the score of each task just before it was learnt."""
         return np.diagonal(self.scores)
 
@@ -92,22 +92,22 @@ def forgetting_from_best(matrix: Matrix) -> float | None:
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """BWT: 1/(T−1) Σ_{j<T} (a_Tj − a_jj) (Lopez-Paz and Ranzato 2017, arXiv 1706.08840). SAPT's script divides by T."""
-    return _mean_or_none((matrix.final - matrix.learnt)[:-1])
+    return _mean_or_none((matrix.final - matrix.learned)[:-1])
 
 
 def forgetting(matrix: Matrix) -> float | None:
     """FGT: 1/(T−1) Σ_{j<T} (a_jj − a_Tj) = −BWT (pre-scaling)."""
-    return _mean_or_none((matrix.learnt - matrix.final)[:-1])
+    return _mean_or_none((matrix.learned - matrix.final)[:-1])
 
 
 def forward_transfer(matrix: Matrix, separate: Mapping[str, float]) -> float | None:
     """FWT: 1/T Σ_j (a_jj − ã_j), ã_j the score of a model trained on j alone (SAPT, whose script takes a constant)."""
-    return _mean_or_none(matrix.learnt - _scores_in_order(matrix, separate))
+    return _mean_or_none(matrix.learned - _scores_in_order(matrix, separate))
 
 
 def learning_accuracy(matrix: Matrix) -> float | None:
     """1/T Σ_j a_jj: how well each task is learnt when it comes (Riemer et al. 2019, arXiv 1810.11910)."""
-    return _mean_or_none(matrix.learnt)
+    return _mean_or_none(matrix.learned)
 
 
 def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
@@ -116,7 +116,7 @@ def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
     There the model for the j-th task is trained on the first j, here on all T. Against models trained on each task
     alone it would be −FWT.
     """
-    return _mean_or_none(_scores_in_order(matrix, joint) - matrix.learnt)
+    return _mean_or_none(_scores_in_order(matrix, joint) - matrix.learned)
 
 
 def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | None:
@@ -124,7 +124,7 @@ def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | 
 
     There it is called FWT.
     """
-    return _mean_or_none((matrix.unlearnt - _scores_in_order(matrix, initial))[1:])
+    return _mean_or_none((matrix.before_learning - _scores_in_order(matrix, initial))[1:])
 
 
 def area_under_curve(matrix: Matrix) -> float | None:

@@ -59,9 +59,9 @@ class TaskDeltas:
         }
         write_file(self.folder / LINEAGE, json.dumps(metadata, indent=1) + "\n")
 
-    def keep(self, learner: Learner, tasks_trained: int) -> None:
+    def write(self, learner: Learner, tasks_trained: int) -> None:
         """Write what a task has changed since the one before it."""
-        before = self._before or self._earlier(learner.start, tasks_trained - 1)
+        before = self._before or self._read_weights(learner.start, tasks_trained - 1)
         now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
         path = delta_path(self.folder, tasks_trained)
@@ -74,7 +74,7 @@ class TaskDeltas:
             raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
-    def _earlier(self, start: Mapping[str, Tensor], tasks_trained: int) -> dict[str, Tensor]:
+    def _read_weights(self, start: Mapping[str, Tensor], tasks_trained: int) -> dict[str, Tensor]:
         """The weights after so many tasks, from the files of a run that goes on."""
         weights = {name: value.cpu() for name, value in start.items()}
         for task in range(1, tasks_trained + 1):

@@ -240,7 +240,7 @@ def _train(
             result = training.train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
-                batch=cost.counting(batches),
+                batch=cost.count_batches(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
                 folder=None

@@ -39,7 +39,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     used, tasks = int(network.count), network.classifier.config.lineage["tasks"]
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
-        owners[network.block_of(number)].append(task)
+        owners[network.adapter_of(number)].append(task)
     adapters = SharedAdapters(model, **_pool_options(network.config, pool, within))
     adapters.restore(
         [

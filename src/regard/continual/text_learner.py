@@ -58,18 +58,18 @@ class TextLearner(Learner):
         """There are no classes to note."""
         self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
 
-    def part(self, task: int, split: Split) -> EncodedTexts:
+    def encoded_split(self, task: int, split: Split) -> EncodedTexts:
         """A split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
     def length(self, item: ExampleRef) -> int:
         """How many tokens a training example has, its answer among them."""
-        return int(self.part(item.task, "train").lengths()[item.row])
+        return int(self.encoded_split(item.task, "train").lengths()[item.row])
 
-    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
+    def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch: `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token)."""
         tasks, rows = torch.tensor(items).unbind(1)
-        encodings = [self.part(item.task, split) for item in items]
+        encodings = [self.encoded_split(item.task, split) for item in items]
         prompts = [
             encoding.input_ids[row][encoding.attention_mask[row]] for encoding, row in zip(encodings, rows, strict=True)
         ]
@@ -77,7 +77,7 @@ class TextLearner(Learner):
             encoding.answers[row][encoding.answers[row] != IGNORE_INDEX]
             for encoding, row in zip(encodings, rows, strict=True)
         ]
-        return pad_batch(prompts, answers, self.pad) | {"tasks": tasks, "rows": rows}
+        return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
@@ -112,7 +112,7 @@ def make_text_learner(
     lora: Mapping[str, Any] | None = None,
 ) -> TextLearner:
     """A run over tasks from text to text before its first: the stream encoded, a network over a copy of the model."""
-    if not method.texts:
+    if not method.supports_text:
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )

@@ -72,7 +72,7 @@ LossClasses = Literal["task", "seen"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPhase:
-    """A part of a task's training, with an optimiser and a schedule of its own.
+    """A part of a task's training, with an optimizer and a schedule of its own.
 
     `trains`: the head alone, or all that the network lets be trained; `respects_max_steps`: whether the budget's
     limit of the task's steps holds for it; `transform_gradients(network, step)` may change a step's gradient, and

@@ -119,7 +119,7 @@ class Generator(nn.Module):
         return bool(self.encoder.config.is_encoder_decoder)
 
     @property
-    def pad(self) -> int:
+    def pad_token_id(self) -> int:
         """The id that stands in padding."""
         found: int = self.encoder.generation_config.pad_token_id
         return found
@@ -166,7 +166,7 @@ class Generator(nn.Module):
             return DecoderInputs(ids, prompt, prompt)
         answered = labels != IGNORE_INDEX
         return DecoderInputs(
-            torch.cat([ids, labels.masked_fill(~answered, self.pad)], 1),
+            torch.cat([ids, labels.masked_fill(~answered, self.pad_token_id)], 1),
             torch.cat([prompt, answered], 1),
             torch.cat([prompt, torch.zeros_like(answered)], 1),
         )
@@ -174,7 +174,7 @@ class Generator(nn.Module):
     def _shifted(self, labels: Tensor) -> Tensor:
         """What the decoder of an encoder–decoder reads: the answers, one later, behind the token that begins them."""
         first = labels.new_full((len(labels), 1), self.encoder.generation_config.decoder_start_token_id)
-        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad)], 1)
+        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad_token_id)], 1)
 
     # -- answers that are written -------------------------------------------------------------------------
 

@@ -299,7 +299,7 @@ def test_the_schedule_of_a_course_is_that_of_training() -> None:
     said: dict[str, Any] = {"lr_scheduler_type": "constant", "warmup_ratio": 0.5, "weight_decay": 0.25}
     method, budget = Sapt(), LearnConfig(**FIELDS, **said).budget()
     learner = make_learner(stream(4), method, loaded(), budget, seed=1)
-    stage = learner.fine_tuning()
+    stage = learner.fine_tuning_phase()
     plan = running._make_training_config(learner, stage, learner.epoch_batches(learner.items(0), stage), None)
     assert (plan.lr_scheduler_type, plan.warmup_steps, plan.weight_decay) == ("constant", plan.max_steps / 2, 0.25)
 

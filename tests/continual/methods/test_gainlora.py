@@ -46,8 +46,8 @@ def gated() -> tuple[Learner, GainNetwork]:
         for number, name in enumerate(LAYERS):
             getattr(network, name).copy_(draw(*getattr(network, name).shape, seed=number))
             network.change[name].copy_(draw(*network.change[name].shape, seed=9 + number))
-            basis = torch.linalg.qr(draw(network.free(name).shape[0], 2, seed=20 + number))[0]
-            network.free(name).sub_(basis @ basis.T)
+            basis = torch.linalg.qr(draw(network.free_projection(name).shape[0], 2, seed=20 + number))[0]
+            network.free_projection(name).sub_(basis @ basis.T)
     return learner, network
 
 
@@ -64,7 +64,10 @@ def test_a_gate_is_what_its_formula_says() -> None:
         for block in (0, 1):
             own = {name: getattr(network, name)[block].clone() for name in LAYERS}
             if block:
-                own = {name: one + network.change[name].detach() @ network.free(name) for name, one in own.items()}
+                own = {
+                    name: one + network.change[name].detach() @ network.free_projection(name)
+                    for name, one in own.items()
+                }
             state, key = silu(times(own["up"], silu(times(own["down"], mean)))), own["key"][0].tolist()
             turned = dot(state, key) / math.sqrt(dot(state, state) * dot(key, key))
             expected = abs(2 / (1 + math.exp(-4 * turned)) - 1)
@@ -92,8 +95,8 @@ def test_as_few_directions_are_taken_as_have_the_share(threshold: float) -> None
 def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> None:
     _, network = gated()
     states = draw(40, 16, seed=3)
-    network.point(1, gram_matrix(states))
-    key, free = network.key[1, 0], network.free("key")
+    network.init_key(1, gram_matrix(states))
+    key, free = network.key[1, 0], network.free_projection("key")
     residual = states.numpy() @ free.numpy()
     direction = np.linalg.svd(residual)[2][0]
     assert abs(np.dot(key.numpy(), direction)) == pytest.approx(math.sqrt(16 / 3), rel=1e-10)
@@ -103,39 +106,39 @@ def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> N
 
 def test_a_gate_with_no_direction_left_is_shut() -> None:
     _, network = gated()
-    network.free("key").zero_()
-    network.point(1, gram_matrix(draw(40, 16, seed=3)))
+    network.free_projection("key").zero_()
+    network.init_key(1, gram_matrix(draw(40, 16, seed=3)))
     assert int(network.key[1].count_nonzero()) == 0
-    assert float(network.gate(draw(3, 16), 1).abs().max().detach()) == 0
+    assert float(network.gate_weight(draw(3, 16), 1).abs().max().detach()) == 0
 
 
 def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like() -> None:
     _, network = gated()
     with torch.no_grad():
         for name in LAYERS:
-            network.free(name).copy_(torch.eye(len(network.free(name))))
+            network.free_projection(name).copy_(torch.eye(len(network.free_projection(name))))
     network.start_adapter(0)
     network.begin_gate(0)
     read = draw(3, 16, seed=4) @ torch.diag(torch.tensor([1.0] * 2 + [0.0] * 14, dtype=torch.float64))
-    network.point(0, gram_matrix(network.inputs(read, 0)[-1].detach()))
+    network.init_key(0, gram_matrix(network.gate_inputs(read, 0)[-1].detach()))
     with torch.no_grad():
         for name in LAYERS:
             network.change[name].copy_(draw(*network.change[name].shape, seed=31))
-    opened = network.gate(read, 0).detach()
-    network.settle(0, [gram_matrix(one.detach()) for one in network.inputs(read, 0)], 1.0)
-    torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
+    opened = network.gate_weight(read, 0).detach()
+    network.finish_gate(0, [gram_matrix(one.detach()) for one in network.gate_inputs(read, 0)], 1.0)
+    torch.testing.assert_close(network.gate_weight(read, 0).detach(), opened, rtol=0, atol=1e-12)
     network.start_adapter(1)
     network.begin_gate(1)
     other = draw(10, 16, seed=5)
-    network.point(1, gram_matrix(network.inputs(other, 1)[-1].detach()))
-    optimiser = torch.optim.AdamW(network.change.values(), lr=0.1, weight_decay=0.1)
+    network.init_key(1, gram_matrix(network.gate_inputs(other, 1)[-1].detach()))
+    optimizer = torch.optim.AdamW(network.change.values(), lr=0.1, weight_decay=0.1)
     for _ in range(5):
-        optimiser.zero_grad()
-        (1 - network.gate(other, 1)).sum().backward()
-        optimiser.step()
-    torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
-    assert float(network.gate(read, 1).max().detach()) < 1e-5
-    assert float(network.gate(other, 1).mean().detach()) > 0.5
+        optimizer.zero_grad()
+        (1 - network.gate_weight(other, 1)).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(network.gate_weight(read, 0).detach(), opened, rtol=0, atol=1e-12)
+    assert float(network.gate_weight(read, 1).max().detach()) < 1e-5
+    assert float(network.gate_weight(other, 1).mean().detach()) > 0.5
 
 
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
@@ -156,14 +159,14 @@ def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
     method.before_task(learner, 0)
     network = learner.network_as(GainNetwork)
     with torch.no_grad():
-        read = torch.cat([network.read(learner.rows([item])) for item in learner.items(0)])
-        inputs = [one.numpy().T for one in network.inputs(read, 0)]
+        read = torch.cat([network.embed(learner.rows([item])) for item in learner.items(0)])
+        inputs = [one.numpy().T for one in network.gate_inputs(read, 0)]
     method.after_task(learner, 0)
     for name, H in zip(LAYERS, inputs, strict=True):
         left, values, _ = np.linalg.svd(H if measure == "paper" else H @ H.T)
         many = 1 + int((np.cumsum(values**2) < 0.6 * (values**2).sum()).sum())
         expected = np.eye(len(H)) - left[:, :many] @ left[:, :many].T
-        np.testing.assert_allclose(network.free(name).numpy(), expected, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(network.free_projection(name).numpy(), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("measure, most", [("paper", 0.25), ("released", 0.35)])

@@ -84,15 +84,15 @@ def test_a_memory_of_more_than_half_the_directions_stores_the_others() -> None:
     for share in (0.99, 1.0):
         found = grow_subspace(None, HAND, share)
         assert found.free
-        torch.testing.assert_close(found.left(), spanned(axes(3)), rtol=0, atol=1e-12)
+        torch.testing.assert_close(found.complement_projection(), spanned(axes(3)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("before", [InputSubspace(axes(0), False), InputSubspace(axes(1, 2, 3), True)])
 def test_a_memory_grows_by_what_it_lacks_of_the_new_inputs(before: InputSubspace) -> None:
     have = 1 / 14
-    assert torch.equal(grow_subspace(before, HAND, have - 1e-9).left(), before.left())
+    assert torch.equal(grow_subspace(before, HAND, have - 1e-9).complement_projection(), before.complement_projection())
     found = grow_subspace(before, HAND, have + 1e-9)
-    torch.testing.assert_close(found.left(), spanned(axes(2, 3)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.complement_projection(), spanned(axes(2, 3)), rtol=0, atol=1e-12)
 
 
 # -- the papers' procedure, by singular values of the inputs ----------------------------------------------
@@ -123,7 +123,7 @@ def test_memories_and_blocks_of_a_series_of_tasks_are_those_of_singular_values()
         torch.testing.assert_close(found, signs * vectors, rtol=0, atol=1e-9)
         assert (found.gather(1, found.abs().argmax(1, keepdim=True)) > 0).all()
         taken, memory = with_singular_values(taken, inputs, share), grow_subspace(memory, moment(inputs), share)
-        within = torch.eye(12, dtype=torch.float64) - memory.left()
+        within = torch.eye(12, dtype=torch.float64) - memory.complement_projection()
         torch.testing.assert_close(within, spanned(taken), rtol=0, atol=1e-9)
         assert memory.basis.shape[1] <= 6
         kinds.add(memory.free)
@@ -134,7 +134,7 @@ def test_directions_outside_have_no_part_within_the_memory() -> None:
     memory = grow_subspace(None, moment(drawn(8, 30)), 0.5)
     squares, vectors = decompose_outside(moment(drawn(8, 3, seed=1)), memory)
     assert len(squares) == 3
-    torch.testing.assert_close(memory.left() @ vectors, vectors, rtol=0, atol=1e-10)
+    torch.testing.assert_close(memory.complement_projection() @ vectors, vectors, rtol=0, atol=1e-10)
 
 
 # -- in a model -------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_the_shares_grow_with_the_tasks(measure: str) -> None:
                 InputSubspace(value, key.startswith("free/"))
                 for key, value in method.state.tensors.items()
                 if key.endswith(name)
-            ).left()
+            ).complement_projection()
             torch.testing.assert_close(torch.eye(16, dtype=torch.float64) - left, spanned(taken), rtol=0, atol=1e-8)
     assert len(method.state.tensors) == len(memories)
 
@@ -213,7 +213,7 @@ def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
     method.before_task(learner, 1)
     for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
         down = layer.adapters.A[1]
-        within = torch.eye(16, dtype=torch.float64) - memories[name].left()
+        within = torch.eye(16, dtype=torch.float64) - memories[name].complement_projection()
         assert float(down.norm()) == pytest.approx(math.sqrt(2 / 3))
         assert float((layer.adapters.delta(1) @ within).norm()) < 1e-10 < float(layer.adapters.delta(1).norm())
         assert float((layer.adapters.delta(0) @ within).norm()) > 1e-2

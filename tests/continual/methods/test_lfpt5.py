@@ -126,8 +126,8 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
                 continue
             with network.pool.prepend(prompt):
                 now = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
-                said = rows["said"][[row]]
-                asked = model(rows["asked_ids"][[row]], rows["asked_mask"][[row]], said).logits[0].log_softmax(-1)
+                said = rows["samples"][[row]]
+                asked = model(rows["question_ids"][[row]], rows["question_mask"][[row]], said).logits[0].log_softmax(-1)
             with network.pool.prepend(method.state.tensors[PROMPT][None]):
                 before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
             told = said[0, said[0] != -100]
@@ -162,7 +162,7 @@ def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
     ]
     new = [(1, row, False) for row in range(len(learner.items(1)))]
     assert sorted(seen) == [(0, 0, True), (0, 1, True), *new]
-    texts = [learner.tokenizer.decode(one.said, skip_special_tokens=True) for one in method.old]
+    texts = [learner.tokenizer.decode(one.sample, skip_special_tokens=True) for one in method.old]
     assert texts == ["animals : cat the say : quick a cat", "animals : dog say : quick a dog"]
 
 

@@ -46,12 +46,12 @@ def after_two(**config: Any) -> tuple[Learner, Sapt]:
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         _stir(learner.network_as(SaptNetwork), task)
         method.after_task(learner, task)
     learner.task = 2
     method.before_task(learner, 2)
-    method.place(learner, 2)
+    method.place_adapter(learner, 2)
     _stir(learner.network_as(SaptNetwork), 2)
     return learner, method
 
@@ -76,8 +76,8 @@ def weights_written_out(network: SaptNetwork, rows: dict[str, Tensor]) -> Tensor
         e = e.float().double()  # vectors are kept in float32
         mapped = attention.up @ (attention.down @ e)
         mapped = mapped * torch.sigmoid(mapped)
-        centred = mapped - mapped.mean()
-        q = centred / (centred.square().mean() + 1e-5).sqrt() * attention.norm.weight + attention.norm.bias
+        centerd = mapped - mapped.mean()
+        q = centerd / (centerd.square().mean() + 1e-5).sqrt() * attention.norm.weight + attention.norm.bias
         scores = [float(q @ attention.keys[block]) / math.sqrt(len(e)) for block in range(int(network.count))]
         whole = sum(math.exp(score) for score in scores)
         found.append([math.exp(score) / whole for score in scores])
@@ -97,10 +97,10 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     learner, method = begun()
     learner.task = 0
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     _stir(learner.network_as(SaptNetwork), 1)
     method.after_task(learner, 1)
     expected = weights_written_out(learner.network_as(SaptNetwork), learner.rows(learner.items(1))).mean(0)
@@ -166,11 +166,11 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     for gate, moves in (("published", False), ("open", True)):
         learner, method = begun(gate=gate, reflection="none")
         method.before_task(learner, 0)
-        method.place(learner, 0)
+        method.place_adapter(learner, 0)
         _stir(learner.network_as(SaptNetwork), 0)
         learner.task = 1
         method.before_task(learner, 1)
-        method.place(learner, 1)
+        method.place_adapter(learner, 1)
         with torch.no_grad():
             for layer in learner.network_as(SaptNetwork).pool.adapters:
                 layer.B[0].zero_()
@@ -188,7 +188,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
         for task in range(3):
             learner.task = task
             method.before_task(learner, task)
-            method.place(learner, task)
+            method.place_adapter(learner, task)
             method.after_task(learner, task)
         rows = measure_gate(learner, method, 3, scored=False)
         own.append([row["value"] for row in rows if row["statistic"] == "own_adapter_weight"])
@@ -207,9 +207,9 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
     learner, method = begun(own_weight_floor=0.8, floor_fraction=0.5)
     learner.task = 1
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     made = method.batches(learner, 1, method.phases(learner, 1)[0])
     floors = [made.rows(step)[FLOOR] for step in range(made.steps)]
     half = math.ceil(made.steps / 2)
@@ -243,9 +243,9 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
     learner, method = after_two(reflection="density", memory_size=5, density_rank=2)
     names = set(method.state.tensors)
     assert not any(name.startswith("vectors/") for name in names)
-    assert method.vectors(learner, 1).shape == (5, 16)
-    assert torch.equal(method.vectors(learner, 1), method.vectors(learner, 1))
-    assert float(method.reflection(learner).detach()) > 0
+    assert method.stand_in_vectors(learner, 1).shape == (5, 16)
+    assert torch.equal(method.stand_in_vectors(learner, 1), method.stand_in_vectors(learner, 1))
+    assert float(method.reflection_loss(learner).detach()) > 0
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])
@@ -259,13 +259,13 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     assert len(head.others)
     maps = [network.attention.down, network.attention.up]
     rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch_size])
-    method.state.values["strength/2"] = method._balanced(learner, 2)
+    method.state.values["strength/2"] = method._balance_strength(learner, 2)
     assert not any(one.training for one in network.modules())
     head.train()
     own = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
     lengths = [
         torch.cat([one.flatten() for one in torch.autograd.grad(loss, maps)]).norm()
-        for loss in (own, method.reflection(learner))
+        for loss in (own, method.reflection_loss(learner))
     ]
     assert float(lengths[1] / lengths[0]) == pytest.approx(0.5, rel=1e-5)
 
@@ -373,7 +373,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
     for task in range(3):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         new = [part.clone() for part in network.pool.parameters_of(task)]
         assert (sum(float(part.detach().abs().sum()) for part in new[1::2]) == 0) is (begins == "nothing" or not task)
         if task and begins == "last":
@@ -381,7 +381,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
                 assert torch.equal(one, other)
         _stir(network, task)
         stirred = [part.clone() for part in network.pool.parameters_of(task)]
-        method.place(learner, task)  # as a run that goes on within the task does
+        method.place_adapter(learner, task)  # as a run that goes on within the task does
         assert all(map(torch.equal, network.pool.parameters_of(task), stirred))
 
 
@@ -389,13 +389,13 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
     learner, method = begun(init="best", init_samples=64, router_warmup_steps=0, reflection="none")
     learner.task = 0
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     network = learner.network_as(SaptNetwork)
     _stir(network, 0)
     for task in (1, 2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         found = losses_by_adapter(learner, task, list(range(task + 1)), 64)
         rows = learner.rows(learner.items(task))
         assert len(found) == task + 1
@@ -410,7 +410,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner, method = begun(router_warmup_steps=0, reflection="none")
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     with torch.no_grad():
         for part in learner.network_as(SaptNetwork).pool.parameters_of(0):
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))

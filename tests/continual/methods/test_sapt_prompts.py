@@ -58,7 +58,7 @@ def begun(learner: Learner, method: Sapt, tasks: int) -> None:
     for task in range(tasks):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         with torch.no_grad():
             pool = pool_of(learner.network_as(SaptNetwork))
             pool.prompts.P[task].add_(0.1 * torch.randn(2, 16, generator=torch.Generator().manual_seed(task)))
@@ -113,7 +113,7 @@ def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
     network.eval()
     with network.use_only(0):
         first = network(rows)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     with network.use_only(1):
         second = network(rows)
     assert torch.allclose(first, second, atol=1e-9) is (begins == "last")

@@ -101,7 +101,7 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     network = ran.learner.network_as(TaskFreeNetwork)
     assert decided(method) == [0, 1, 0]
     assert [method.state.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
-    assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
+    assert [network.adapter_of(number) for number in range(3)] == [0, 1, 0]
     assert int(network.count) == int(network.attention.count) == 2
     assert {name for name in method.state.tensors if name.startswith("target/")} == {"target/0", "target/1"}
     rows = network.weights(ran.learner.rows(ran.learner.items(1)[:4]))
@@ -112,7 +112,7 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
 def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
     ran, method, _, kept = learnt()
     told = method.state.values["portion/1"]
-    vectors = method._vectors_of(ran.learner, 1)
+    vectors = method._training_vectors(ran.learner, 1)
     found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
     assert len(vectors) < method.config.novelty_samples  # all of them were compared
     assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
@@ -125,9 +125,9 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
 def test_at_most_so_many_rows_are_compared() -> None:
     learner, method = begun(recurring(), novelty_samples=5)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
-    told, vectors = method._decide(learner, 1), method._vectors_of(learner, 1)
+    told, vectors = method._decide(learner, 1), method._training_vectors(learner, 1)
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(learner.seed_for("compared", 1)))[:5]
     found = novelty(vectors[chosen], method.state.tensors["vectors/0"], seed=learner.seed_for("novelty", 1, 0))
     assert told["p"] == [found.p]
@@ -157,7 +157,7 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     for task in range(3):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     assert decided(method) == blocks
     assert int(learner.network_as(TaskFreeNetwork).count) == max(blocks) + 1
@@ -172,13 +172,13 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     for task in range(4):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
     assert learner.network_as(TaskFreeNetwork).own == 2
-    assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
-    assert method.strength(3) == 2 * method.config.router_loss_weight
+    assert [one.target.shape for one in method.past_tasks(learner, 3)] == [(2,), (2,)]
+    assert method.reflection_strength(3) == 2 * method.config.router_loss_weight
 
 
 # -- what is trained, and what is kept --------------------------------------------------------------------
@@ -203,11 +203,11 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     learner.task = AGAIN
     method.before_task(learner, AGAIN)
-    method.place(learner, AGAIN)
+    method.place_adapter(learner, AGAIN)
     network, rows = learner.network_as(TaskFreeNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
@@ -225,7 +225,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
 def test_a_block_stands_for_all_of_its_rows() -> None:
     ran, method, _, kept = learnt()
     learner, attention = ran.learner, ran.learner.network_as(TaskFreeNetwork).attention
-    old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
+    old, new = kept[1]["vectors/0"], method._training_vectors(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion
     torch.testing.assert_close(method.state.tensors["target/0"], expected)
@@ -301,11 +301,11 @@ def test_texts_are_learnt_as_well() -> None:
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
     learner, method = begun(recurring(1), false_alarm_rate=0.001)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
     told = r"false_alarm_rate: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell"
     with pytest.raises(UserError, match=told):
-        method.place(learner, 1)
+        method.place_adapter(learner, 1)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
     for one, item, old in zip(rows, coming, before, strict=True):
         now = attended(network.eval(), one)
         moved += (torch.stack(now)[:, 0].detach() - old).square().mean((-1, -2)) / len(rows)
-        with capture_weights(network.classifier.encoder, network.places) as reads:
+        with capture_weights(network.classifier.encoder, network.attention_layers) as reads:
             logits = network.classifier.head(_states(network, one), one["attention_mask"])
         loss = learner.cross_entropy(logits, one)
         values = [read.call.value for read in reads]
@@ -205,11 +205,11 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
         method, learner, network = second(attention_distillation_weight=attention, memory_size=3)
         items = list(method.state.examples)
         rows = learner.rows([*learner.items(1), *items])
-        optimiser = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
+        optimizer = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
         for _ in range(15):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             method.loss(learner, network, rows).backward()
-            optimiser.step()
+            optimizer.step()
         now = [torch.cat([one[0] for one in attended(network, learner.rows([item]))]) for item in items]
         stored = [method.state.tensors[f"attention/0/{item.row}"] for item in items]
         return sum(float(attention_divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))

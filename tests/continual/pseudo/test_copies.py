@@ -35,22 +35,22 @@ def test_runs_are_those_that_a_plain_search_finds(seed: int) -> None:
     trained, texts = drawn(seed, 9), drawn(seed + 10, 6)
     copied = CopiedRuns(texts, trained)
     for words in range(1, 22):
-        assert copied.share(words) == pytest.approx(share_written_out(texts, trained, words))
+        assert copied.copied_fraction(words) == pytest.approx(share_written_out(texts, trained, words))
     expected = max((words for words in range(1, 21) if share_written_out(texts, trained, words)), default=0)
-    assert copied.longest() == expected
+    assert copied.longest_run() == expected
     assert expected > 5
 
 
 def test_a_run_of_two_texts_is_none() -> None:
-    assert CopiedRuns(["c d e f"], ["a b c d", "e f g"]).longest() == 2
+    assert CopiedRuns(["c d e f"], ["a b c d", "e f g"]).longest_run() == 2
     assert CopiedRuns(["a b", "c d"], ["a b c d"]).share(3) is None
 
 
 def test_nothing_and_everything() -> None:
-    assert CopiedRuns(["x y z"], ["a b c"]).longest() == 0
+    assert CopiedRuns(["x y z"], ["a b c"]).longest_run() == 0
     assert CopiedRuns(["x y z"], ["a b c"]).share(1) == 0
     assert CopiedRuns(["a b  c d"], ["x", "a b c d"]).share(4) == 1
-    assert CopiedRuns(["a b c"], [""]).longest() == 0
+    assert CopiedRuns(["a b c"], [""]).longest_run() == 0
     assert CopiedRuns(["a b c"], []).share(2) == 0
 
 

@@ -25,8 +25,8 @@ def test_inputs_are_found_in_published_prompts_and_put_back(benchmark: object, d
     inputs = ["sentence 1: a\nsentence 2: b {c}", "Output: is it\nOutput: "]
     prompts = [template.format(definition=definition, input=one) for one in inputs]
     frame = find_frame(prompted(*prompts, definition=definition))
-    assert [frame.inside(one) for one in prompts] == inputs
-    assert [frame.around(one) for one in inputs] == prompts
+    assert [frame.extract_input(one) for one in prompts] == inputs
+    assert [frame.make_prompt(one) for one in inputs] == prompts
     assert frame.definition == definition
 
 

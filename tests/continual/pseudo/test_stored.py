@@ -45,7 +45,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     assert written[2] is None  # nothing comes after it
     assert kept.values["texts/0"].keys() == {"wanted", "drawn", "parsed", "distinct"}
     assert not any(name.startswith("vectors/") for name in kept.tensors)
-    assert float(method.reflection(learner).detach()) > 0
+    assert float(method.reflection_loss(learner).detach()) > 0
     assert len(ran.rows["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))

@@ -82,7 +82,7 @@ def run_method(
     def done(learner: Learner, learnt: int) -> None:
         with processes.raise_on_all_ranks():
             if deltas is not None and processes.is_main_process():
-                deltas.keep(learner, learnt)
+                deltas.write(learner, learnt)
 
     def kept(learnt: int) -> None:
         if tell is not None and processes.is_main_process():

@@ -33,15 +33,19 @@ class AGem(memory.MemoryMethod):
     """
 
     Config = AGemConfig
-    texts = True
+    supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.state.examples:
-            return (learner.fine_tuning(),)
-        return (learner.fine_tuning(transform_gradients=lambda network, step: self._correct(learner, network, step)),)
+            return (learner.fine_tuning_phase(),)
+        return (
+            learner.fine_tuning_phase(
+                transform_gradients=lambda network, step: self._transform_gradients(learner, network, step)
+            ),
+        )
 
-    def _correct(self, learner: Learner, network: nn.Module, step: int) -> None:
+    def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""
         parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
         reference = self._reference(learner, network, parameters, step)

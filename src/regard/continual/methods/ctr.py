@@ -98,7 +98,7 @@ class Ctr(Method):
         self.used = [
             [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
         ]
-        network.begin(task, self.used)
+        network.begin_task(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
@@ -107,14 +107,14 @@ class Ctr(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
-        correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
+        correct = partial(self._transform_gradients, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
-        return (learner.fine_tuning(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
+        return (learner.fine_tuning_phase(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
 
     def _per_epoch(self, learner: Learner, task: int) -> int:
         return -(-len(learner.items(task)) // learner.budget.batch_size)
 
-    def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
+    def _transform_gradients(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
         slope = slope_at(step, per_epoch, self.config.max_slope)
         for plugin in learner.network_as(CtrNetwork).typed_plugins:
@@ -144,10 +144,10 @@ class Ctr(Method):
         if "slope" not in rows or not self.config.sparsity_weight:
             return loss
         num_rows = (rows["labels"] != IGNORE_INDEX).sum()
-        return loss + num_rows * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
+        return loss + num_rows * self.config.sparsity_weight * self._capacity_used(learner, float(rows["slope"][0]))
 
-    def _taken(self, learner: Learner, slope: float) -> Tensor:
-        """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""
+    def _capacity_used(self, learner: Learner, slope: float) -> Tensor:
+        """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regularizer)."""
         masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
         masks_now = torch.cat([mask for pair in masks for mask in pair])
         used = [mask for pair in self.used for mask in pair]
@@ -158,7 +158,7 @@ class Ctr(Method):
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
         network, head = learner.network_as(CtrNetwork), _linear_head(learner)
-        network.settle()
+        network.release()
         for index, masks in enumerate(network.masks(task)):
             for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()

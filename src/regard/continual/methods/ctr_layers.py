@@ -39,34 +39,34 @@ class GuardedLinear(nn.Linear):
     """A linear layer of which some weights stay as they are while others are trained.
 
     Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w, with w_0 the weights of then: gradients come multiplied by
-    1 − g, and with g = 1 a weight is w_0 bit for bit, whatever the optimiser does, decay included.
+    1 − g, and with g = 1 a weight is w_0 bit for bit, whatever the optimizer does, decay included.
     """
 
-    held: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    guarded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def guard(self, outputs: Tensor, inputs: Tensor | None = None) -> None:
         """Hold weights as far as their output, and their input where it is told, is used: g = min of both, in 0 … 1."""
         used = outputs[:, None] if inputs is None else torch.minimum(outputs[:, None], inputs)
-        self.held = (1 - used, self.weight.detach().clone(), 1 - outputs, self.bias.detach().clone())
+        self.guarded = (1 - used, self.weight.detach().clone(), 1 - outputs, self.bias.detach().clone())
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """What is used becomes what there is, and nothing is held any more."""
         with torch.no_grad():
-            weight, bias = self.used()
+            weight, bias = self.effective_parameters()
             self.weight.copy_(weight)
             self.bias.copy_(bias)
-        self.held = None
+        self.guarded = None
 
-    def used(self) -> tuple[Tensor, Tensor]:
+    def effective_parameters(self) -> tuple[Tensor, Tensor]:
         """The weights (output, input) and biases (output,) that the layer computes with."""
-        if self.held is None:
+        if self.guarded is None:
             return self.weight, self.bias
-        free, weight, free_bias, bias = self.held
+        free, weight, free_bias, bias = self.guarded
         return weight + free * (self.weight - weight), bias + free_bias * (self.bias - bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """The product and the bias."""
-        return nn.functional.linear(input, *self.used())
+        return nn.functional.linear(input, *self.effective_parameters())
 
 
 class TaskSpecific(nn.Module):
@@ -97,10 +97,10 @@ class TaskSpecific(nn.Module):
         self.layers[0].guard(first)  # type: ignore[operator]
         self.layers[1].guard(second, first)  # type: ignore[operator]
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """Hold nothing any more."""
         for layer in self.layers:
-            layer.settle()  # type: ignore[operator]
+            layer.release()  # type: ignore[operator]
 
 
 class KnowledgeSharing(nn.Module):

@@ -18,7 +18,7 @@ from regard.models.heads import LinearHead
 class CtrNetwork(Network):
     """A classifier over a frozen encoder with a plug-in after the attention and the feed-forward part of each layer.
 
-    Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalisation.
+    Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalization.
     `rows["tasks"]` says of which task each row is; `rows["slope"]` (row,) how steep masks are, which is the settings'
     `max_slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
 
@@ -88,7 +88,7 @@ class CtrNetwork(Network):
         """The plug-ins: of each layer that behind the attention, and that behind the feed-forward part."""
         return tuple(cast(Plugin, plugin) for plugin in self.plugins)
 
-    def begin(self, task: int, used: list[list[Tensor]]) -> None:
+    def begin_task(self, task: int, used: list[list[Tensor]]) -> None:
         """Let a task train what is its own to train: `used` says how far earlier ones use the neurons of each plug-in.
 
         Its own embeddings, the capsules of the tasks so far, what all share, and neurons that are not in use.
@@ -109,10 +109,10 @@ class CtrNetwork(Network):
         """How open the neurons of each plug-in are for a task when it has been learnt, of either layer."""
         return [plugin.specific.masks(task, self.slope) for plugin in self.typed_plugins]
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """End what `begin` began."""
         for plugin in self.typed_plugins:
-            plugin.specific.settle()
+            plugin.specific.release()
 
 
 def find_end_layers(encoder: nn.Module) -> list[nn.Linear]:

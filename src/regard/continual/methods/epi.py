@@ -64,7 +64,7 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("whitening", torch.zeros(width, width))
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
         self.shrinkage: float = config.shrinkage
-        self.chosen: Tensor | None = None
+        self.identified_tasks: Tensor | None = None
 
     def pool_options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
@@ -96,22 +96,22 @@ class EpiNetwork(PoolNetwork):
         count = int(self.count)
         if not count:
             return None
-        self.chosen = self._chosen(rows, count)
-        return torch.nn.functional.one_hot(self.chosen, count).float()
+        self.identified_tasks = self._select_tasks(rows, count)
+        return torch.nn.functional.one_hot(self.identified_tasks, count).float()
 
-    def _chosen(self, rows: dict[str, Tensor], count: int) -> Tensor:
+    def _select_tasks(self, rows: dict[str, Tensor], count: int) -> Tensor:
         if not self.training and bool(self.known.any()):
             return self.identify(rows)
         return torch.full_like(rows["input_ids"][:, 0], count - 1)
 
-    def _taken(self) -> Tensor | None:
+    def _pop_identified_tasks(self) -> Tensor | None:
         """The tasks that the last rows were taken to be of."""
-        tasks, self.chosen = self.chosen, None
+        tasks, self.identified_tasks = self.identified_tasks, None
         return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits; of classes that the text's task, as it was found, does not have, `OTHER_TASK_PENALTY` less."""
-        logits, identified = super().forward(rows), self._taken()
+        logits, identified = super().forward(rows), self._pop_identified_tasks()
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
         wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -142,7 +142,7 @@ class Epi(Method):
 
     Config = EpiConfig
     Network = EpiNetwork
-    texts = True
+    supports_text = True
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:

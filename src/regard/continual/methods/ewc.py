@@ -60,7 +60,7 @@ class Ewc(Method):
     """
 
     Config = EwcConfig
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Put what is kept beside the weights that it is of."""

@@ -66,7 +66,7 @@ class GainNetwork(PoolNetwork):
 
     `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has `change` Pₗ added to
     them, where Pₗ (`free_…`) projects on what is orthogonal to the inputs that layer l had in earlier tasks: so
-    nothing that is trained changes what it makes of these, whatever the optimiser does.
+    nothing that is trained changes what it makes of these, whatever the optimizer does.
     """
 
     down: Tensor
@@ -94,10 +94,10 @@ class GainNetwork(PoolNetwork):
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
-            embedded = self.read(rows)
-            return torch.stack([self.gate(embedded, adapter) for adapter in range(int(self.count))], dim=-1)
+            embedded = self.embed(rows)
+            return torch.stack([self.gate_weight(embedded, adapter) for adapter in range(int(self.count))], dim=-1)
 
-    def read(self, rows: dict[str, Tensor]) -> Tensor:
+    def embed(self, rows: dict[str, Tensor]) -> Tensor:
         """p₀ (row, width): the mean input embedding of each row's tokens; of a causal model's, those of its prompt."""
         mask = rows.get("prompt_mask", rows["attention_mask"]).bool()
         with torch.no_grad():
@@ -105,23 +105,23 @@ class GainNetwork(PoolNetwork):
             token_weights = mask.to(embedded) / mask.sum(-1, keepdim=True)
             return (token_weights[:, None] @ embedded).squeeze(1)
 
-    def gate(self, embedded: Tensor, adapter: int) -> Tensor:
+    def gate_weight(self, embedded: Tensor, adapter: int) -> Tensor:
         """How far p₀ (row, width) opens a block's gate: (row,), from 0 to 0.96."""
-        state, key = self.inputs(embedded, adapter)[-1], self.layer("key", adapter)
+        state, key = self.gate_inputs(embedded, adapter)[-1], self.gate_layer("key", adapter)
         cosine = nn.functional.cosine_similarity(state, key, dim=-1)
         return (2 * torch.sigmoid(SHARPNESS * cosine) - 1).abs()
 
-    def inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gate_inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers of a block's gate read: p₀, p₁ and p₂, each (row, features)."""
-        hidden = nn.functional.silu(embedded @ self.layer("down", adapter).T)
-        return embedded, hidden, nn.functional.silu(hidden @ self.layer("up", adapter).T)
+        hidden = nn.functional.silu(embedded @ self.gate_layer("down", adapter).T)
+        return embedded, hidden, nn.functional.silu(hidden @ self.gate_layer("up", adapter).T)
 
-    def layer(self, name: str, adapter: int) -> Tensor:
+    def gate_layer(self, name: str, adapter: int) -> Tensor:
         """The matrix (outputs, inputs) of a layer of a block's gate."""
         matrix: Tensor = getattr(self, name)[adapter]
-        return matrix + self.change[name] @ self.free(name) if adapter == int(self.count) - 1 else matrix
+        return matrix + self.change[name] @ self.free_projection(name) if adapter == int(self.count) - 1 else matrix
 
-    def free(self, name: str) -> Tensor:
+    def free_projection(self, name: str) -> Tensor:
         """The projection (inputs, inputs) on what no earlier task has given a layer."""
         projection: Tensor = getattr(self, f"free_{name}")
         return projection
@@ -135,13 +135,13 @@ class GainNetwork(PoolNetwork):
             change.zero_()
 
     @torch.no_grad()
-    def point(self, adapter: int, square: Tensor) -> None:
+    def init_key(self, adapter: int, square: Tensor) -> None:
         """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have.
 
         `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) is, on
         average; where no such direction is left it is 0: shut for good.
         """
-        free, width = self.free("key").double(), len(square)
+        free, width = self.free_projection("key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
         direction = directions[:, -1] @ free
         is_free = bool(values[-1] > 1e-12 * square.trace()) and bool(direction.norm() > 1e-3)
@@ -149,13 +149,13 @@ class GainNetwork(PoolNetwork):
         self.key[adapter, 0].copy_(length * direction)
 
     @torch.no_grad()
-    def settle(self, adapter: int, squares: Sequence[Tensor], threshold: float) -> None:
+    def finish_gate(self, adapter: int, squares: Sequence[Tensor], threshold: float) -> None:
         """Make the changes of a block's gate part of it, and what its layers have read, (inputs, inputs), taken."""
         for name in LAYERS:
-            getattr(self, name)[adapter].copy_(self.layer(name, adapter))
+            getattr(self, name)[adapter].copy_(self.gate_layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
-            self.free(name).copy_(update_free_projection(self.free(name), square, threshold))
+            self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
 
 
 class GainLora(Method):
@@ -175,7 +175,7 @@ class GainLora(Method):
 
     Config = GainLoraConfig
     Network = GainNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Put the next block and its gate in place."""
@@ -183,7 +183,7 @@ class GainLora(Method):
         network.to(learner.device)
         network.start_adapter(task)
         network.begin_gate(task)
-        network.point(task, self._square(self._inputs(learner, task)[-1]))
+        network.init_key(task, self._measure_gram(self._collect_gate_inputs(learner, task)[-1]))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
@@ -200,19 +200,19 @@ class GainLora(Method):
         """Keep free of later changes what the gate's layers have read."""
         initial: float = self.config.threshold
         threshold = initial + (1 - initial) * task / len(learner.stream)
-        squares = [self._square(inputs) for inputs in self._inputs(learner, task)]
-        learner.network_as(GainNetwork).settle(task, squares, threshold)
+        squares = [self._measure_gram(inputs) for inputs in self._collect_gate_inputs(learner, task)]
+        learner.network_as(GainNetwork).finish_gate(task, squares, threshold)
 
-    def _square(self, inputs: Tensor) -> Tensor:
+    def _measure_gram(self, inputs: Tensor) -> Tensor:
         """What shares are taken of, (features, features), of inputs (row, features)."""
         return apply_formula(gram_matrix(inputs), self.config.threshold_formula)
 
-    def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
+    def _collect_gate_inputs(self, learner: Learner, task: int) -> list[Tensor]:
         """What the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
         with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
             batches = [
-                network.inputs(network.read(rows), task) for rows in learner.iterate_batches(learner.items(task))
+                network.gate_inputs(network.embed(rows), task) for rows in learner.iterate_batches(learner.items(task))
             ]
         return [torch.cat(layer_inputs) for layer_inputs in zip(*batches, strict=True)]
 

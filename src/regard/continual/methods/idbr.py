@@ -74,7 +74,7 @@ class IdbrConfig(method.MethodConfig):
 
 
 class Idbr(Method):
-    """Information disentanglement based regularisation (arXiv 2104.05489), with replay or without.
+    """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
     The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
     of a row is the mean over the text as it was written and with its halves exchanged of three cross-entropies: of its
@@ -85,8 +85,8 @@ class Idbr(Method):
     Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told from
     the first without a second text, and what a step computes depends on nothing but its rows. At test a text is whole.
 
-    After a task a share of its examples is kept: those nearest to the centres of k-means over the encoder's states, as
-    many as there are centres, at least one. Each tenth batch, counted through the stage, is mixed with as many kept
+    After a task a share of its examples is kept: those nearest to the centers of k-means over the encoder's states, as
+    many as there are centers, at least one. Each tenth batch, counted through the stage, is mixed with as many kept
     examples of each earlier task, and gone through in as many steps as there are then tasks.
 
     Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
@@ -129,13 +129,13 @@ class Idbr(Method):
             for earlier in range(task)
             if (stored := [item for item in self.state.examples if item.task == earlier])
         ]
-        halving = HalvesMaker.of(learner.tokenizer, length=budget.length, pad=learner.pad)
+        halving = HalvesMaker.from_tokenizer(learner.tokenizer, length=budget.length, pad=learner.pad_token_id)
         seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
         plan = ReplaySchedule(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             examples, replays = plan.at(step)
-            batch = halving.rows(
+            batch = halving.split_rows(
                 learner.rows(examples, size=budget.batch_size), np.random.default_rng([seeds[1], step])
             )
             return {**batch, "replays": torch.full((budget.batch_size,), replays)}
@@ -152,16 +152,16 @@ class Idbr(Method):
         if "halves" not in rows:
             return super().loss(learner, network, rows)
         idbr_network, orders_batch = cast(IdbrNetwork, learner.network), add_exchanged(rows)
-        outputs = idbr_network.parts(network(orders_batch))
+        outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
         losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
         losses = losses + config.nsp_weight * _row_losses(outputs.orders, orders_batch["orders"])
         task_logits = outputs.tasks[:, : learner.task + 1]
         losses = losses + config.task_weight * orders_batch["replays"] * _row_losses(task_logits, orders_batch["tasks"])
-        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._held(idbr_network, outputs, rows)
+        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
         return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
-    def _held(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
+    def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
         if not len(self.previous_spaces):
@@ -179,7 +179,7 @@ class Idbr(Method):
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
         with learner.evaluation_mode(), torch.no_grad():
-            states = torch.cat([network.read(rows).float() for rows in learner.iterate_batches(items)])
+            states = torch.cat([network.pooled_states(rows).float() for rows in learner.iterate_batches(items)])
         count = min(
             max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
         )

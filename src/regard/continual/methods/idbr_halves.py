@@ -30,7 +30,7 @@ class HalvesMaker:
     pad: int
 
     @classmethod
-    def of(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
+    def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
         """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
         candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
         separator = next((token for token in candidates if token is not None), None)
@@ -39,7 +39,7 @@ class HalvesMaker:
         special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         return cls(special | {separator}, separator, length, pad)
 
-    def rows(self, rows: Rows, random: np.random.Generator) -> Rows:
+    def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
         """The rows of a batch with their texts in halves, and `halves` (row, token), the same exchanged.
 
         Each text is cut at a place that is drawn. A row has as many tokens in both orders. With token types what

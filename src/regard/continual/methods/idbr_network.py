@@ -95,15 +95,15 @@ class IdbrNetwork(Network):
 
     def spaces(self, rows: dict[str, Tensor]) -> Tensor:
         """The generic and the specific space of rows: (row, 2 × size)."""
-        return self.head.spaces(self.read(rows))
+        return self.head.spaces(self.pooled_states(rows))
 
-    def read(self, rows: dict[str, Tensor]) -> Tensor:
+    def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
         """The states (row, width) that the spaces are made of."""
         mask = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
         return pool_states(states, mask, self.head.pooling)
 
-    def parts(self, outputs: Tensor) -> IdbrOutputs:
+    def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
         """What `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
         return IdbrOutputs(*outputs.float().split(sizes, 1))

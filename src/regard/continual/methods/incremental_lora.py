@@ -20,7 +20,7 @@ class IncrementalLora(Method):
 
     Config = LoraConfig
     Network = PoolNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and freeze the others."""

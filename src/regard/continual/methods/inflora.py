@@ -58,7 +58,7 @@ class InputSubspace(NamedTuple):
     basis: Tensor
     free: bool
 
-    def left(self) -> Tensor:
+    def complement_projection(self) -> Tensor:
         """(inputs, inputs): the projection on what no earlier task takes up."""
         projection = self.basis @ self.basis.T
         return (
@@ -91,13 +91,13 @@ class InfLora(IncrementalLora):
             down = layer.adapters.A[task]
             down.requires_grad_(False)
             with torch.no_grad():
-                down.copy_(design_down(moments[name], self.memory(name), len(down)))
+                down.copy_(design_down(moments[name], self.subspace(name), len(down)))
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
         fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
-            memory = grow_subspace(self.memory(name), moment, fraction)
+            memory = grow_subspace(self.subspace(name), moment, fraction)
             self.state.tensors.pop(TAKEN + name, None)
             self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
@@ -106,7 +106,7 @@ class InfLora(IncrementalLora):
         moments = compute_second_moments(learner, learner.items(task))
         return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
-    def memory(self, name: str) -> InputSubspace | None:
+    def subspace(self, name: str) -> InputSubspace | None:
         """What earlier tasks take up of what a layer reads; None before there is one."""
         tensors = self.state.tensors
         if FREE + name in tensors:
@@ -145,7 +145,7 @@ def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Ten
     without inputs are left out.
     """
     if memory is not None:
-        projection = memory.left()
+        projection = memory.complement_projection()
         outside_moment = projection @ moment @ projection
     else:
         outside_moment = moment

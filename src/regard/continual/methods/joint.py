@@ -19,11 +19,11 @@ class Joint(Method):
     """
 
     evaluation_scope = "end"
-    texts = True
+    supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Nothing until the last task."""
-        return (learner.fine_tuning(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
+        return (learner.fine_tuning_phase(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The training rows of all tasks, mixed."""

@@ -86,7 +86,7 @@ class L2pNetwork(Network):
         weights, random = table.weight.detach(), torch.Generator().manual_seed(seed)
         tokens = torch.randint(len(weights), (config.pool_size, config.prompt_length), generator=random)
         keys = 2 * torch.rand(config.pool_size, self.head.vectors.shape[1], generator=random) - 1
-        self.chosen = config.top_k
+        self.top_k = config.top_k
         self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
         self.keys = nn.Parameter(keys.to(weights))
         self.added = config.top_k * config.prompt_length
@@ -120,7 +120,7 @@ class L2pNetwork(Network):
         if usage is not None:
             reranking = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
             order = order.gather(-1, reranking)
-        numbers = order[:, : self.chosen]
+        numbers = order[:, : self.top_k]
         return SelectedPrompts(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
@@ -136,9 +136,9 @@ class L2pNetwork(Network):
         if "token_type_ids" in rows:
             types = rows["token_type_ids"]
             inputs["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
-        return self._read(encoder(**inputs, return_dict=True).last_hidden_state, mask)
+        return self._classify(encoder(**inputs, return_dict=True).last_hidden_state, mask)
 
-    def _read(self, states: Tensor, mask: Tensor) -> Tensor:
+    def _classify(self, states: Tensor, mask: Tensor) -> Tensor:
         """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
         reads_last = self.head.pooling == "last"
         pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
@@ -180,18 +180,18 @@ class L2p(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Prompts, keys and head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
-        selected = learner.network_as(L2pNetwork).choose(rows, self.shares())
+        selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
         loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
         pull_loss: Tensor = (
             self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORE_INDEX)).sum()
         )
         return loss + pull_loss
 
-    def shares(self) -> Tensor | None:
+    def prompt_frequencies(self) -> Tensor | None:
         """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
         counts = self.state.tensors.get(USAGE)
         return None if counts is None else counts / counts.sum()
@@ -202,7 +202,7 @@ class L2p(Method):
             return
         usage, frequencies = (
             torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False),
-            self.shares(),
+            self.prompt_frequencies(),
         )
         with learner.evaluation_mode(), torch.no_grad():
             for rows in learner.iterate_batches(learner.items(task)):

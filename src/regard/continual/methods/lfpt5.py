@@ -93,8 +93,8 @@ class _Row(NamedTuple):
     task: int
     input: Tensor
     answer: Tensor
-    asked: Tensor
-    said: Tensor
+    question: Tensor
+    sample: Tensor
 
 
 class Lfpt5(Method):
@@ -113,7 +113,7 @@ class Lfpt5(Method):
 
     Config = Lfpt5Config
     Network = Lfpt5Network
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
@@ -121,12 +121,12 @@ class Lfpt5(Method):
         check_prompt_room(learner, self.config.num_virtual_tokens)
         network.start_adapter(0)
         task_pairs = cast(TextPairs, text_learner.stream.tasks[task].split("train"))
-        self.new = self._encoded(text_learner, task, task_pairs)
+        self.new = self._encode_rows(text_learner, task, task_pairs)
         self.old = [
             row
-            for earlier, pairs in enumerate(self._written(task))
+            for earlier, pairs in enumerate(self._generated_pairs(task))
             if pairs
-            for row in self._encoded(
+            for row in self._encode_rows(
                 text_learner, earlier, TextPairs(inputs=pairs[0], targets=tuple((answer,) for answer in pairs[1]))
             )
         ]
@@ -139,7 +139,7 @@ class Lfpt5(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows and those that were written, as one set."""
@@ -148,14 +148,16 @@ class Lfpt5(Method):
         ]
         lengths = [len(encoded_row.input) + len(encoded_row.answer) for encoded_row in (*self.new, *self.old)]
         size, epochs = learner.budget.batch_size, learner.schedule(items, phase, lengths=lengths)
-        return Batches(epochs.steps, size, lambda step: self._rows(_as_text_learner(learner), epochs.at(step), size))
+        return Batches(
+            epochs.steps, size, lambda step: self._make_batch(_as_text_learner(learner), epochs.at(step), size)
+        )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
-        renamed = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
+        renamed = {"input_ids": "question_ids", "attention_mask": "question_mask", "labels": "samples"}
         lm_rows = {name: rows[source] for name, source in renamed.items()} | {"tasks": rows["tasks"]}
         loss = loss + self.config.lm_weight * (num_tokens * mean_losses(network(lm_rows), lm_rows["labels"])).sum()
         if PROMPT not in self.state.tensors:
@@ -179,7 +181,7 @@ class Lfpt5(Method):
             return
         network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         self.state.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
-        samples = [self._write(text_learner, index) for index in range(task + 1)]
+        samples = [self._generate_rows(text_learner, index) for index in range(task + 1)]
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
@@ -187,17 +189,17 @@ class Lfpt5(Method):
         generated = self.state.values.get(GENERATED, [])
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
-    def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
+    def _generated_pairs(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
         """The inputs and answers that were written of each earlier task; None for one of which there are none."""
         generated = self.state.values.get(GENERATED, []) if task else []
         return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in generated]
 
-    def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
+    def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
         """Rows of a task that the prompt writes, each once: input and answer."""
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []
-        question = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
+        question = learner.tokenizer(self._question(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
         network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
         samples: dict[tuple[str, str], None] = {}
         text_task = cast(TextTask, learner.stream.tasks[task])
@@ -236,11 +238,11 @@ class Lfpt5(Method):
 
     # -- rows -------------------------------------------------------------------------------------------
 
-    def _name(self, learner: Learner, task: int) -> str:
+    def _question(self, learner: Learner, task: int) -> str:
         """What the prompt is asked with for rows of a task."""
         return f"__{learner.stream.tasks[task].name}__"
 
-    def _encoded(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
+    def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
         """Rows as token ids."""
         budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
         sequences = [
@@ -248,7 +250,7 @@ class Lfpt5(Method):
             for text, encoded_sequences in zip(*_columns(pairs), strict=True)
         ]
         sequence_pairs = TextPairs(
-            inputs=(self._name(learner, task),) * len(pairs), targets=tuple((text,) for text in sequences)
+            inputs=(self._question(learner, task),) * len(pairs), targets=tuple((text,) for text in sequences)
         )
         sequence_budget = replace(budget, target_length=budget.length + budget.target_length)
         encoded_pairs = encode_pairs(pairs, learner.tokenizer, budget, encoder_decoder=encoder_decoder)
@@ -262,18 +264,18 @@ class Lfpt5(Method):
         ]
         return [_Row(task, *(ids[row][mask[row]] for ids, mask in fields)) for row in range(len(pairs))]
 
-    def _rows(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
+    def _make_batch(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
         """Rows as a batch, filled up with the first of them, which then count for nothing."""
         padded_items = [items[index % len(items)] for index in range(size)]
         rows = [(self.old if item.task == _PAST else self.new)[item.row] for item in padded_items]
-        task_batch = pad_batch([row.input for row in rows], [row.answer for row in rows], learner.pad)
-        lm_batch = pad_batch([row.asked for row in rows], [row.said for row in rows], learner.pad)
+        task_batch = pad_batch([row.input for row in rows], [row.answer for row in rows], learner.pad_token_id)
+        lm_batch = pad_batch([row.question for row in rows], [row.sample for row in rows], learner.pad_token_id)
         task_batch["labels"][len(items) :] = IGNORE_INDEX
         return {
             **task_batch,
-            "asked_ids": lm_batch["input_ids"],
-            "asked_mask": lm_batch["attention_mask"],
-            "said": lm_batch["labels"],
+            "question_ids": lm_batch["input_ids"],
+            "question_mask": lm_batch["attention_mask"],
+            "samples": lm_batch["labels"],
             "old": torch.tensor([item.task == _PAST for item in padded_items]),
             "tasks": torch.tensor([row.task for row in rows]),
             "rows": torch.tensor([item.row for item in padded_items]),

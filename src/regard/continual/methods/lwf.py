@@ -63,8 +63,8 @@ class Lwf(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warmup_head` the head before it, of every task but the first."""
-        warming = (learner.probing(name="warm-up"),) if self.config.warmup_head and task else ()
-        return (*warming, learner.fine_tuning())
+        warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
+        return (*warming, learner.fine_tuning_phase())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""

@@ -1,4 +1,4 @@
-"""Memory-based parameter adaptation: a model that adapts to each text's neighbours in memory before it answers."""
+"""Memory-based parameter adaptation: a model that adapts to each text's neighbors in memory before it answers."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class ShownMemory:
         rows: The stored examples as a batch.
         keys: Keys of shape (row, width).
         class_mask: Classes of each row's task, of shape (row, class).
-        learnt: Number of tasks that the memory is of.
+        tasks_trained: Number of tasks that the memory is of.
     """
 
     rows: Rows
     keys: Tensor
     class_mask: Tensor
-    learnt: int
+    tasks_trained: int
 
 
 class AdaptingNetwork(Network):
@@ -100,13 +100,13 @@ class AdaptingNetwork(Network):
         """The logits (row, class); in evaluation without gradients, of adapted weights."""
         if self.training or torch.is_grad_enabled() or self.remembered is None:
             return super().forward(rows)
-        is_learned = rows["tasks"] < self.remembered.learnt
+        is_learned = rows["tasks"] < self.remembered.tasks_trained
         if not bool(is_learned.any()):
             return super().forward(rows)
-        adapt = self._by_all if self.config.adaptation_scope == "all" else self._by_head
+        adapt = self._adapt_all if self.config.adaptation_scope == "all" else self._adapt_head
         learned_rows = _select_rows(rows, is_learned)
         with torch.autocast(is_learned.device.type, enabled=False):
-            adapted = adapt(learned_rows, self.nearest(learned_rows), self.remembered)
+            adapted = adapt(learned_rows, self.find_neighbors(learned_rows), self.remembered)
         if bool(is_learned.all()):
             return adapted
         logits = super().forward(rows)
@@ -121,8 +121,8 @@ class AdaptingNetwork(Network):
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
         return pool_states(states, mask, self._head.pooling)
 
-    def nearest(self, rows: Rows) -> Tensor:
-        """(row, neighbour): which rows of the memory have the nearest keys, by Euclidean distance."""
+    def find_neighbors(self, rows: Rows) -> Tensor:
+        """(row, neighbor): which rows of the memory have the nearest keys, by Euclidean distance."""
         assert self.remembered is not None
         keys = self.remembered.keys
         distances = (self.keys(rows)[:, None] - keys).square().sum(-1)
@@ -132,25 +132,25 @@ class AdaptingNetwork(Network):
     def _head(self) -> LinearHead:
         return cast(LinearHead, self.classifier.head)
 
-    def _by_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+    def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """The logits of all adapted weights, a row at a time."""
         return torch.cat(
             [
-                self._by_all_of(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
+                self._adapt_row(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
                 for row in range(len(near))
             ]
         )
 
-    def _by_all_of(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """The logits (1, class) of a row, when every weight has been adapted to its neighbours."""
+    def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+        """The logits (1, class) of a row, when every weight has been adapted to its neighbors."""
         start = {
             name: parameter.detach()
             for name, parameter in self.classifier.named_parameters()
             if parameter.requires_grad
         }
-        weights, neighbours, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
+        weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
-            gradients = self._gradients(weights, neighbours, class_mask)
+            gradients = self._gradients(weights, neighbors, class_mask)
             for name, gradient in gradients.items():
                 decay = 2 * self.config.l2_weight * (weights[name] - start[name])
                 weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
@@ -166,7 +166,7 @@ class AdaptingNetwork(Network):
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, gradients, strict=True))
 
-    def _by_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+    def _adapt_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """The logits of an adapted head, all rows at once: their encoder is the same, so one pass of it is enough."""
         features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
@@ -203,7 +203,7 @@ class MbPA(memory.MemoryMethod):
     """MbPA++ (arXiv 1906.01076): sparse replay in training, local adaptation before each answer.
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
-    neighbours in the memory, sought by a few steps of gradient descent that begin at w; the next text begins at w
+    neighbors in the memory, sought by a few steps of gradient descent that begin at w; the next text begins at w
     again. Neighbours come from all tasks; texts of a task that has not been learnt are classified as they are. Keys are
     states of the encoder as it was before the first task.
 
@@ -218,7 +218,7 @@ class MbPA(memory.MemoryMethod):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Show the network its memory."""
-        self._show(learner, task)
+        self._show_memory(learner, task)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's batches, and every so often one of the memory."""
@@ -236,9 +236,9 @@ class MbPA(memory.MemoryMethod):
         keys = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
         keys_by_example = previous | dict(zip(new, keys, strict=True))
         self.state.tensors["keys"] = torch.stack([keys_by_example[item] for item in self.state.examples])
-        self._show(learner, task + 1)
+        self._show_memory(learner, task + 1)
 
-    def _show(self, learner: Learner, tasks_trained: int) -> None:
+    def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
         """Give the network what is kept, of so many tasks."""
         network = cast(AdaptingNetwork, learner.network)
         if not self.state.examples:

@@ -56,7 +56,11 @@ class Migu(SequentialLora):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient masked from the second task on."""
-        return (learner.fine_tuning(transform_gradients=(lambda _, __: self._correct(learner)) if task else None),)
+        return (
+            learner.fine_tuning_phase(
+                transform_gradients=(lambda _, __: self._transform_gradients(learner)) if task else None
+            ),
+        )
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows; with each batch magnitudes are added up anew."""
@@ -89,7 +93,7 @@ class Migu(SequentialLora):
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
             return learner.cross_entropy(network(rows), rows)
 
-    def _correct(self, learner: Learner) -> None:
+    def _transform_gradients(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             for parameter, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):

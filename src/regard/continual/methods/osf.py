@@ -60,7 +60,7 @@ class SubspaceLayer(nn.Module):
     K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions that the matrix had when it was last decomposed, and U, S, V
     (outputs, n), (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the u_i and v_i
     that are held: so the gradients of U and V are orthogonal to these, as in peft's OSF, and so is, whatever an
-    optimiser makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
+    optimizer makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
     """
 
     kept: Tensor
@@ -84,7 +84,7 @@ class SubspaceLayer(nn.Module):
     @torch.no_grad()
     def weight(self) -> Tensor:
         """The matrix (outputs, inputs) as it is now, without a gradient."""
-        output_side, input_side = self.low()
+        output_side, input_side = self.trainable_factors()
         return self.kept + (output_side * self.S) @ input_side
 
     @property
@@ -93,7 +93,7 @@ class SubspaceLayer(nn.Module):
         bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
         return bias
 
-    def low(self) -> tuple[Tensor, Tensor]:
+    def trainable_factors(self) -> tuple[Tensor, Tensor]:
         """Û (outputs, n) and V̂ (n, inputs): U and V without what they have of directions that are held."""
         output_side = self.U - self.U_held @ (self.U_held.T @ self.U)
         input_side = self.V - (self.V @ self.V_held.T) @ self.V_held
@@ -101,7 +101,7 @@ class SubspaceLayer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """What the layer gives."""
-        output_side, input_side = self.low()
+        output_side, input_side = self.trainable_factors()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
         inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
         low = nn.functional.linear(nn.functional.linear(inputs, input_side) * self.S, output_side)
@@ -159,7 +159,7 @@ class OsfNetwork(Network):
         """The layers that are trained."""
         return self._layers
 
-    def hold(self, share: float) -> None:
+    def freeze_directions(self, share: float) -> None:
         """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
         for layer in self.layers:
             layer.decompose(round(share * len(layer.S)))
@@ -173,20 +173,20 @@ class Osf(Method):
     more directions are held, by a straight line over tasks (peft's guide). The paper's other schedule, by how little a
     layer turns its input, is not here.
 
-    The parametrisation and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
+    The parametrization and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
     parameters change with what is held. They project gradients alone, after which AdamW's steps leave the subspace a
     little; here what has left it has no effect.
     """
 
     Config = OsfConfig
     Network = OsfNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)
-        network.hold(self.config.share(task, len(learner.stream)))
+        network.freeze_directions(self.config.share(task, len(learner.stream)))
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:

@@ -55,4 +55,4 @@ class PreScale(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
-        return learner.probing(), learner.fine_tuning()
+        return learner.probing_phase(), learner.fine_tuning_phase()

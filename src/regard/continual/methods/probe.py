@@ -20,4 +20,4 @@ class Probe(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The head, as long as other methods train it and everything."""
-        return (learner.probing(),)
+        return (learner.probing_phase(),)

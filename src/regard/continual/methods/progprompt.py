@@ -50,7 +50,7 @@ class ProgPrompt(Method):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrised while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
+    re-parametrized while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
     are the paper's for T5, at a rate of 0.3; BERT's is far lower, and the released example for T5 has no MLP.
 
     What an earlier task's rows become is never changed. Where the head has vectors of classes, those of other tasks are
@@ -60,7 +60,7 @@ class ProgPrompt(Method):
     Config = PromptConfig
     Network = ProgressiveNetwork
     incremental = False
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
@@ -75,7 +75,7 @@ class ProgPrompt(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""

@@ -46,7 +46,7 @@ class Replay(memory.MemoryMethod):
     """
 
     Config = ReplayConfig
-    texts = True
+    supports_text = True
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""

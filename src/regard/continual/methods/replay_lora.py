@@ -28,7 +28,7 @@ class ReplayLora(replay.Replay):
 
     Config = ReplayLoraConfig
     Network = SharedAdapterNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on."""

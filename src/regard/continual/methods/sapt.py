@@ -56,7 +56,7 @@ class SaptNetwork(AdapterNetwork):
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
 
-    def block_of(self, task: int) -> int:
+    def adapter_of(self, task: int) -> int:
         """The block that a task was given."""
         return task
 
@@ -114,12 +114,12 @@ class Sapt(Method):
 
     Config = SaptConfig
     Network = SaptNetwork
-    texts = True
+    supports_text = True
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.read: dict[int, Tensor] = {}  # the query vectors of the task at hand
-        self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
+        self.training_vectors: dict[int, Tensor] = {}  # the query vectors of the task at hand
+        self.stand_ins: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
@@ -130,21 +130,21 @@ class Sapt(Method):
         tensors = self.state.tensors
         tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
 
-    def place(self, learner: Learner, task: int) -> None:
+    def place_adapter(self, learner: Learner, task: int) -> None:
         """Put the next block in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
-        adapter = self.block(learner, task)
+        adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
         network.start_adapter(adapter)
         if adapter and new and config.opens:
             network.to(learner.device)
-            self._begin(learner, task, adapter)
+            self._init_adapter(learner, task, adapter)
         if task and config.opens and config.router_warmup_steps:
             network.to(learner.device)
             warm_up_router(
                 network.attention,
-                self._vectors_of(learner, task),
-                self.earlier(learner, task),
+                self._training_vectors(learner, task),
+                self.past_tasks(learner, task),
                 steps=config.router_warmup_steps,
                 rate=config.router_warmup_lr,
                 seed=learner.seed_for("gate", task),
@@ -153,11 +153,11 @@ class Sapt(Method):
         if config.opens and config.freeze_router:
             network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
-        if measured and self.earlier(learner, task):
+        if measured and self.past_tasks(learner, task):
             network.to(learner.device)
-            self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
+            self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def _begin(self, learner: Learner, task: int, adapter: int) -> None:
+    def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
@@ -169,9 +169,9 @@ class Sapt(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(lr_multipliers=self._times(learner)),)
+        return (learner.fine_tuning_phase(lr_multipliers=self._lr_multipliers(learner)),)
 
-    def _times(self, learner: Learner) -> dict[str, float]:
+    def _lr_multipliers(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
         multipliers = {
             "classifier.encoder.": "adapter_lr_multiplier",
@@ -189,7 +189,7 @@ class Sapt(Method):
 
         The next block is put in place here, when the task has been scored without it.
         """
-        self.place(learner, task)
+        self.place_adapter(learner, task)
         task_batches = super().batches(learner, task, phase)
         config = self.config
         last_step = math.ceil(config.floor_fraction * task_batches.steps)
@@ -222,13 +222,13 @@ class Sapt(Method):
                 - self.config.entropy_weight * (row_counts * (clamped_weights * clamped_weights.log()).sum(-1)).sum()
             )
             loss = loss - self.config.load_balancing_weight * (row_counts * clamped_weights.log().mean(-1)).sum()
-        return loss + row_counts.sum() * self.reflection(learner)
+        return loss + row_counts.sum() * self.reflection_loss(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
         if self.config.reflection == "none":
             return
-        vectors = self._vectors_of(learner, task)
+        vectors = self._training_vectors(learner, task)
         with torch.no_grad():
             weights = learner.network_as(SaptNetwork).attention(vectors)
         tensors, config = self.state.tensors, self.config
@@ -237,76 +237,78 @@ class Sapt(Method):
             density = Density.of(vectors, config.density_rank)
             tensors[f"{MEAN}{task}"], tensors[f"{DIRECTIONS}{task}"], tensors[f"{SPREAD}{task}"] = density
         elif config.reflection == "generated":
-            stored.store_inputs(learner, self.state, task, self.stored(len(vectors)), config)
+            stored.store_inputs(learner, self.state, task, self.count_stored(len(vectors)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-            indices = torch.randperm(len(vectors), generator=random)[: self.stored(len(vectors))]
+            indices = torch.randperm(len(vectors), generator=random)[: self.count_stored(len(vectors))]
             tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
         return stored.stored_inputs(self.state, task)
 
-    def block(self, learner: Learner, task: int) -> int:
+    def choose_adapter(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
         return task
 
-    def stored(self, rows: int) -> int:
+    def count_stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""
         requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(requested, rows))
 
-    def strength(self, task: int) -> float:
+    def reflection_strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
         if self.config.opens:
             return float(self.config.router_loss_weight * task)
         return float(self.state.values.get(f"{STRENGTH}{task}", self.config.reflection_weight))
 
-    def reflection(self, learner: Learner) -> Tensor:
+    def reflection_loss(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
-        if not self.earlier(learner, learner.task):
+        if not self.past_tasks(learner, learner.task):
             return torch.zeros((), device=learner.device)
-        return self.strength(learner.task) * self.mean_divergence(learner)
+        return self.reflection_strength(learner.task) * self.mean_divergence(learner)
 
     def mean_divergence(self, learner: Learner) -> Tensor:
         """The mean of the earlier tasks' divergences."""
-        past_divergences = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
+        past_divergences = divergences(
+            learner.network_as(SaptNetwork).attention, self.past_tasks(learner, learner.task)
+        )
         return torch.stack(past_divergences).mean()
 
-    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
+    def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the tasks before one."""
         tensors = self.state.tensors
         tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
-        return [PastTask(tensors[f"{TARGET}{past}"], self.vectors(learner, past)) for past in tasks]
+        return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]
 
-    def vectors(self, learner: Learner, task: int) -> Tensor:
+    def stand_in_vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""
         tensors = self.state.tensors
         if self.config.reflection == "real":
             return tensors[f"{VECTORS}{task}"]
-        if task not in self.seen:
+        if task not in self.stand_ins:
             if self.config.reflection == "generated":
-                self.seen[task] = stored.compute_query_vectors(
+                self.stand_ins[task] = stored.compute_query_vectors(
                     learner, task, stored.stored_inputs(self.state, task) or ()
                 )
             else:
                 density = Density(*(tensors[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
-                count = self.stored(len(learner.encoded[task, "train"]))
-                self.seen[task] = density.draw(count, learner.seed_for("memory", task))
-        return self.seen[task]
+                count = self.count_stored(len(learner.encoded[task, "train"]))
+                self.stand_ins[task] = density.draw(count, learner.seed_for("memory", task))
+        return self.stand_ins[task]
 
-    def _vectors_of(self, learner: Learner, task: int) -> Tensor:
+    def _training_vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) of a task's training rows."""
-        if task not in self.read:
+        if task not in self.training_vectors:
             with torch.no_grad():
                 chunks = [
                     learner.network_as(SaptNetwork).vectors(rows)
                     for rows in learner.iterate_batches(learner.items(task))
                 ]
-            self.read = {task: torch.cat(chunks)}
-        return self.read[task]
+            self.training_vectors = {task: torch.cat(chunks)}
+        return self.training_vectors[task]
 
-    def _balanced(self, learner: Learner, task: int) -> float:
+    def _balance_strength(self, learner: Learner, task: int) -> float:
         """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
         network, previous_task = learner.network_as(SaptNetwork), learner.task
         learner.task = task

@@ -65,7 +65,7 @@ class TaskFreeNetwork(SaptNetwork):
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         self.register_buffer("given", torch.full((tasks,), -1))
 
-    def block_of(self, task: int) -> int:
+    def adapter_of(self, task: int) -> int:
         """The block that a portion was given."""
         return int(self.given[task])
 
@@ -91,9 +91,9 @@ class SaptTaskFree(Sapt):
 
     Config = SaptTaskFreeConfig
     Network = TaskFreeNetwork
-    texts = True
+    supports_text = True
 
-    def block(self, learner: Learner, task: int) -> int:
+    def choose_adapter(self, learner: Learner, task: int) -> int:
         """The block that a portion gets, decided once."""
         name, network = f"{PORTION}{task}", learner.network_as(TaskFreeNetwork)
         if name not in self.state.values:
@@ -102,23 +102,24 @@ class SaptTaskFree(Sapt):
         network.given[task] = adapter
         return adapter
 
-    def strength(self, task: int) -> float:
+    def reflection_strength(self, task: int) -> float:
         """λ of a portion's training: of the mean of the other blocks' divergences."""
         if self.config.opens:
-            return float(self.config.router_loss_weight * len(self._others(task)))
-        return super().strength(task)
+            return float(self.config.router_loss_weight * len(self._other_adapters(task)))
+        return super().reflection_strength(task)
 
-    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
+    def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the blocks other than that of a portion."""
         tensors = self.state.tensors
         return [
-            PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"]) for adapter in self._others(task)
+            PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"])
+            for adapter in self._other_adapters(task)
         ]
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
         network, state = learner.network_as(TaskFreeNetwork), self.state
-        adapter, vectors = network.block_of(task), self._vectors_of(learner, task)
+        adapter, vectors = network.adapter_of(task), self._training_vectors(learner, task)
         stored_vectors, num_seen = (
             state.tensors.get(f"{VECTORS}{adapter}", vectors[:0]),
             int(state.values.get(f"{SEEN}{adapter}", 0)),
@@ -129,13 +130,15 @@ class SaptTaskFree(Sapt):
                 stored_target = mean_weights(network.attention(stored_vectors))
                 target = (len(vectors) * target + num_seen * stored_target) / (len(vectors) + num_seen)
         state.tensors[f"{TARGET}{adapter}"] = target
-        state.tensors[f"{VECTORS}{adapter}"] = self._merged(learner, task, stored_vectors, num_seen, vectors)
+        state.tensors[f"{VECTORS}{adapter}"] = self._merge_vectors(learner, task, stored_vectors, num_seen, vectors)
         state.values[f"{SEEN}{adapter}"] = num_seen + len(vectors)
 
-    def _merged(self, learner: Learner, task: int, stored_vectors: Tensor, num_seen: int, vectors: Tensor) -> Tensor:
+    def _merge_vectors(
+        self, learner: Learner, task: int, stored_vectors: Tensor, num_seen: int, vectors: Tensor
+    ) -> Tensor:
         """What stands for rows of which so many were seen before, and for those found: each by their number."""
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-        count = self.stored(num_seen + len(vectors))
+        count = self.count_stored(num_seen + len(vectors))
         num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
         samples = [_sample_rows(vectors, num_new, random)]
         if num_seen:
@@ -144,9 +147,9 @@ class SaptTaskFree(Sapt):
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
         """The block for a portion, whether it is a new one, and what each block's rows were to it."""
-        config, adapters = self.config, self._blocks()
+        config, adapters = self.config, self._trained_adapters()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _sample_rows(self._vectors_of(learner, task), int(config.novelty_samples), random)
+        vectors = _sample_rows(self._training_vectors(learner, task), int(config.novelty_samples), random)
         comparisons = []
         for adapter in adapters:
             reference = self.state.tensors[f"{VECTORS}{adapter}"]
@@ -165,14 +168,14 @@ class SaptTaskFree(Sapt):
             "p": [comparison.p for comparison in comparisons],
         }
 
-    def _blocks(self) -> list[int]:
+    def _trained_adapters(self) -> list[int]:
         """The blocks that have been trained."""
         return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
-    def _others(self, task: int) -> list[int]:
+    def _other_adapters(self, task: int) -> list[int]:
         """Those of them that are not the portion's own."""
         own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
-        return [adapter for adapter in self._blocks() if adapter != own_adapter]
+        return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]
 
 
 def _sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:

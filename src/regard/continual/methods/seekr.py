@@ -58,18 +58,18 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
 class SeekrNetwork(SharedAdapterNetwork):
     """A frozen model with one block, whose attention can be read, `find_attention_layers` being its layers."""
 
-    _places: tuple[AttentionLayer, ...] = ()
+    _attention_layers: tuple[AttentionLayer, ...] = ()
     _reads: list[CapturedWeights] | None = None
 
     @property
-    def places(self) -> tuple[AttentionLayer, ...]:
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """The attention layers, in the order of a forward."""
-        if not self._places:
-            self._places = tuple(find_attention_layers(self.classifier.encoder))
-        return self._places
+        if not self._attention_layers:
+            self._attention_layers = tuple(find_attention_layers(self.classifier.encoder))
+        return self._attention_layers
 
     @contextmanager
-    def reading(self) -> Iterator[list[CapturedWeights]]:
+    def record_attention(self) -> Iterator[list[CapturedWeights]]:
         """While it lasts, the list has what each layer was asked for in the last forward."""
         previous, self._reads = self._reads, []
         try:
@@ -81,7 +81,7 @@ class SeekrNetwork(SharedAdapterNetwork):
         """The logits."""
         if self._reads is None:
             return super().forward(rows)
-        with capture_weights(self.classifier.encoder, self.places) as captured:
+        with capture_weights(self.classifier.encoder, self.attention_layers) as captured:
             logits = super().forward(rows)
         self._reads[:] = captured
         return logits
@@ -119,9 +119,9 @@ class Seekr(memory.MemoryMethod):
         """Train the block, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
-        new_examples = self._after(learner, task)
+        new_examples = self._future_examples(learner, task)
         self.earlier_attention = {
-            item: attention for item, (attention, *_) in self._looked(learner, new_examples, with_gradients=False)
+            item: attention for item, (attention, *_) in self._observe(learner, new_examples, with_gradients=False)
         }
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
@@ -139,13 +139,13 @@ class Seekr(memory.MemoryMethod):
         losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORE_INDEX, reduction="none")
         label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
-        with learner.evaluation_mode(), learner.network_as(SeekrNetwork).reading() as reads:
+        with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
             current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
         items = [
             ExampleRef(int(task), int(row))
             for task, row in zip(replayed_rows["tasks"], replayed_rows["rows"], strict=True)
         ]
-        stored_logits = torch.stack([self._stored(LOGITS, item) for item in items]).to(current_logits)
+        stored_logits = torch.stack([self._stored_tensor(LOGITS, item) for item in items]).to(current_logits)
         answer_losses = distillation_losses(
             current_logits[:, : stored_logits.shape[1]], learner.mask_logits(stored_logits, replayed_rows["tasks"])
         )
@@ -158,10 +158,10 @@ class Seekr(memory.MemoryMethod):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
-        new_examples = self._after(learner, task)
-        observations = self._looked(learner, new_examples, with_gradients=True)
+        new_examples = self._future_examples(learner, task)
+        observations = self._observe(learner, new_examples, with_gradients=True)
         if observations:
-            self._weigh(observations)
+            self._update_importance(observations)
         memory.store_examples(learner, self.state, self.config, task)
         selected_heads = select_heads(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
         self.state.values.setdefault(HEADS, {})[str(task)] = selected_heads
@@ -170,29 +170,29 @@ class Seekr(memory.MemoryMethod):
             self.state.tensors[_tensor_name(ATTENTION, item)] = torch.stack(
                 [attention[layer, head] for layer, head in selected_heads]
             )
-        self._forget()
+        self._drop_forgotten()
 
     # -- the memory -------------------------------------------------------------------------------------
 
-    def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
+    def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
 
-    def _forget(self) -> None:
+    def _drop_forgotten(self) -> None:
         """Drop what was stored with examples that are in the memory no more."""
         names = {_tensor_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {
             IMPORTANCE
         }
         self.state.tensors = {name: value for name, value in self.state.tensors.items() if name in names}
 
-    def _stored(self, kind: str, item: ExampleRef) -> Tensor:
+    def _stored_tensor(self, kind: str, item: ExampleRef) -> Tensor:
         return self.state.tensors[_tensor_name(kind, item)]
 
     # -- the heads --------------------------------------------------------------------------------------
 
-    def _looked(
+    def _observe(
         self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
     ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
         """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
@@ -204,7 +204,7 @@ class Seekr(memory.MemoryMethod):
         table = network.classifier.get_input_embeddings()
         with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _require_embedding_gradients(table):
             for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
-                with network.reading() as reads:
+                with network.record_attention() as reads:
                     logits = network(rows)
                 squares = torch.empty(0)
                 if with_gradients:
@@ -225,7 +225,7 @@ class Seekr(memory.MemoryMethod):
                 )
         return observations
 
-    def _weigh(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
+    def _update_importance(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
         """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
         changes = torch.stack(
             [
@@ -241,7 +241,7 @@ class Seekr(memory.MemoryMethod):
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
-        layers = learner.network_as(SeekrNetwork).places
+        layers = learner.network_as(SeekrNetwork).attention_layers
         return self.state.tensors.get(IMPORTANCE, torch.zeros(len(layers), max(layer.heads for layer in layers)))
 
     def _divergence(self, reads: Sequence[CapturedWeights], mask: Tensor, items: Sequence[ExampleRef]) -> Tensor:
@@ -252,7 +252,7 @@ class Seekr(memory.MemoryMethod):
         for index, item in enumerate(items):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
-            head_divergences = attention_divergence(self._stored(ATTENTION, item).to(current), current)
+            head_divergences = attention_divergence(self._stored_tensor(ATTENTION, item).to(current), current)
             total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 

@@ -27,7 +27,7 @@ class SequentialLora(Method):
 
     Config = LoraConfig
     Network = SharedAdapterNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on."""

@@ -28,7 +28,7 @@ class SlaoNetwork(PoolNetwork):
         """Two, however many tasks there are."""
         return 2
 
-    def begin(self) -> None:
+    def start_tuning(self) -> None:
         """Train the block that is to be tuned; both are in use."""
         self.pool.set_trainable(TUNED)
         self.count.fill_(2)
@@ -40,7 +40,7 @@ class SlaoNetwork(PoolNetwork):
         return torch.tensor([0.0, 1.0], device=self.count.device)
 
     @torch.no_grad()
-    def turn(self) -> None:
+    def orthonormalize_down(self) -> None:
         """Give the tuned block's A orthonormal rows that span what it spans."""
         for blocks in self.pool.adapters:
             blocks.A[TUNED].copy_(orthonormalize(blocks.A[TUNED]))
@@ -63,14 +63,14 @@ class Slao(Method):
 
     Config = LoraConfig
     Network = SlaoNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Begin from what the task before was tuned to, its A made orthonormal."""
         network = learner.network_as(SlaoNetwork)
-        network.begin()
+        network.start_tuning()
         if task:
-            network.turn()
+            network.orthonormalize_down()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Merge what the task was tuned to."""

@@ -63,17 +63,17 @@ class CopiedRuns:
             words += [*word_ids, -1 - index]
             words_left += [*range(len(word_ids), 0, -1), 0]
         self._border = border if texts else len(words)
-        self._left = np.array(words_left, dtype=np.int64)
+        self._words_left = np.array(words_left, dtype=np.int64)
         self._ranks = [_rank_values(np.array(words, dtype=np.int64))]
 
-    def share(self, words: int) -> float | None:
+    def copied_fraction(self, words: int) -> float | None:
         """The share of the texts' runs of so many words that are in a text trained on; None where there is no run."""
         runs, known = self._runs(words)
         return float(np.isin(runs, known).mean()) if len(runs) else None
 
-    def longest(self) -> int:
+    def longest_run(self) -> int:
         """The most words of a run that is in a text trained on."""
-        low, high = 0, int(self._left.max(initial=0))
+        low, high = 0, int(self._words_left.max(initial=0))
         while low < high:
             middle = (low + high + 1) // 2
             runs, known = self._runs(middle)
@@ -91,7 +91,7 @@ class CopiedRuns:
         if count <= 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         codes = _pair_codes(ranks[:count], ranks[behind : behind + count])
-        is_complete = self._left[:count] >= words
+        is_complete = self._words_left[:count] >= words
         is_pseudo = np.arange(count) >= self._border
         return codes[is_complete & is_pseudo], codes[is_complete & ~is_pseudo]
 

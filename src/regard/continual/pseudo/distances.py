@@ -11,14 +11,14 @@ from torch import Tensor
 def frechet_distance(vectors: Tensor, reference: Tensor) -> float:
     """|μ − μ'|² + tr(C + C' − 2 (C C')^½) of two sets of vectors (row, width), each of two and more (1706.08500).
 
-    With C = XᵀX of centred rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
+    With C = XᵀX of centerd rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
     X'ᵀ, so that no root of a matrix is taken, and few rows of great width do no harm.
     """
     first, second = vectors.double(), reference.double()
     means = (first.mean(0) - second.mean(0)).square().sum()
-    centred = [(sample - sample.mean(0)) / (len(sample) - 1) ** 0.5 for sample in (first, second)]
-    shared = torch.linalg.svdvals(centred[0] @ centred[1].T).sum()
-    return float((means + sum(sample.square().sum() for sample in centred) - 2 * shared).clamp_min(0))
+    centerd = [(sample - sample.mean(0)) / (len(sample) - 1) ** 0.5 for sample in (first, second)]
+    shared = torch.linalg.svdvals(centerd[0] @ centerd[1].T).sum()
+    return float((means + sum(sample.square().sum() for sample in centerd) - 2 * shared).clamp_min(0))
 
 
 def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | None:

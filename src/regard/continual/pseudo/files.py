@@ -39,7 +39,7 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
     """
     if isinstance(task, TextTask):
         frame = find_frame(task)
-        return tuple(frame.inside(prompt) for prompt in task.split(split).inputs)  # type: ignore[arg-type]
+        return tuple(frame.extract_input(prompt) for prompt in task.split(split).inputs)  # type: ignore[arg-type]
     skipped = 0 if find_definition(task) is None else 1
     return tuple(" ".join(texts[skipped:]) for texts in task.split(split).texts)  # type: ignore[arg-type]
 

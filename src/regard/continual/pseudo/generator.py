@@ -36,14 +36,14 @@ class GeneratorTrainingConfig:
     """
 
     steps: int = 5000
-    rate: float = 1e-3
-    batch: int = 16
-    rank: int = 8
-    alpha: float = 32.0
+    learning_rate: float = 1e-3
+    batch_size: int = 16
+    r: int = 8
+    lora_alpha: float = 32.0
     dropout: float = 0.1
     top_k: int = 20
-    repetition: float = 2.5
-    tries: int = 10
+    repetition_penalty: float = 2.5
+    max_tries: int = 10
 
 
 class GeneratedInputs(NamedTuple):
@@ -63,14 +63,14 @@ class SampleGenerator(nn.Module):
         self.generator, self._pool = generator, (pool,)
 
     @contextmanager
-    def alone(self, device: torch.device) -> Iterator[None]:
+    def use_adapter(self, device: torch.device) -> Iterator[None]:
         """While it lasts the model has this block, and no other."""
         with self._pool[0].use_weights(torch.ones(1, device=device)):
             yield
 
     def forward(self, rows: Rows) -> Tensor:
         """The logits (row, token, word)."""
-        with self.alone(rows["input_ids"].device):
+        with self.use_adapter(rows["input_ids"].device):
             output: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
         return cast(Any, output).logits
 
@@ -98,7 +98,7 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
     trainable = [(member, member.requires_grad) for member in network.parameters()]
     modes = [(member, member.training) for member in network.modules()]
     target_modules = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
-    options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
+    options: dict[str, Any] = {"r": recipe.r, "lora_alpha": recipe.lora_alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.disable():
             pool = LoraAdapterPool(encoder, target_modules=target_modules, **options)
@@ -130,8 +130,8 @@ def check_marks(learner: TextLearner) -> None:
 
 def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
     """A task's training rows as what the generator is asked, and what it is to say."""
-    inputs = [frame.inside(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
-    pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.told(text),) for text in inputs))
+    inputs = [frame.extract_input(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
+    pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.make_sample(text),) for text in inputs))
     encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
     max_tokens = max_sample_tokens(learner)
     return encode_pairs(
@@ -153,17 +153,17 @@ def _train(
 ) -> None:
     """Train the block."""
     items = [ExampleRef(0, row) for row in range(len(rows))]
-    steps_per_epoch = -(-len(items) // recipe.batch)
+    steps_per_epoch = -(-len(items) // recipe.batch_size)
     epochs = Epochs(
-        items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // steps_per_epoch), seed=seed
+        items, rows.lengths().tolist(), size=recipe.batch_size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed
     )
 
     def make_batch(step: int) -> Rows:
         step_items = epochs.at(step)
-        rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch)]
+        rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch_size)]
         questions = [rows.input_ids[row][rows.attention_mask[row]] for row in rows_of_batch]
         samples = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in rows_of_batch]
-        padded = pad_batch(questions, samples, learner.pad)
+        padded = pad_batch(questions, samples, learner.pad_token_id)
         padded["labels"][len(step_items) :] = IGNORE_INDEX
         return padded
 
@@ -181,9 +181,9 @@ def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig,
     """How a generator is trained: AdamW at a constant rate, without decay."""
     return TrainingConfig(
         max_steps=recipe.steps,
-        batch_size=recipe.batch,
+        batch_size=recipe.batch_size,
         micro_batch_size=learner.budget.micro_batch_size,
-        learning_rate=recipe.rate,
+        learning_rate=recipe.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         betas=(0.9, 0.999),
@@ -216,7 +216,7 @@ def _sample_inputs(
 ) -> GeneratedInputs:
     """Samples until enough of them are inputs, or as many as are tried."""
     inputs: list[str] = []
-    num_samples, num_parsed, max_samples = 0, 0, max(recipe.tries * count, learner.budget.eval_batch_size)
+    num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
     while len(inputs) < count and num_samples < max_samples:
         batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
         samples = broadcast_from_main(
@@ -241,14 +241,14 @@ def _sample_texts(
     ).input_ids
     ids = question.to(learner.device).expand(count, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with writing.alone(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
+    with writing.use_adapter(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         token_ids: Tensor = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
             top_k=recipe.top_k,
-            repetition_penalty=recipe.repetition,
+            repetition_penalty=recipe.repetition_penalty,
             max_new_tokens=max_sample_tokens(learner),
         )
     return decode_answers(learner, token_ids[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])

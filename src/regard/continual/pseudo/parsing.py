@@ -22,15 +22,15 @@ class PromptFrame:
     before: str
     after: str
 
-    def inside(self, prompt: str) -> str:
+    def extract_input(self, prompt: str) -> str:
         """The input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
-    def around(self, text: str) -> str:
+    def make_prompt(self, text: str) -> str:
         """The prompt of an input."""
         return f"{self.before}{text}{self.after}"
 
-    def told(self, text: str) -> str:
+    def make_sample(self, text: str) -> str:
         """What a generator learns to say: the definition, the mark, and the input."""
         return f"{self.definition} {INPUT_MARK} {text}".strip()
 

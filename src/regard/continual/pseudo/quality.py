@@ -53,10 +53,10 @@ def measure_quality(
         "two_sample_rows": None if test is None else test.rows,
         "duplicates": duplicate_fraction(pseudo_texts),
         "near_duplicate_fraction": near_duplicate_fraction(pseudo_texts),
-        **{f"copied_{words}grams": copied.share(words) for words in RUN_LENGTHS},
-        "longest_copied": copied.longest(),
+        **{f"copied_{words}grams": copied.copied_fraction(words) for words in RUN_LENGTHS},
+        "longest_copied": copied.longest_run(),
         "copied_fraction": copied_fraction(pseudo_texts, train_texts),
-        "real_copied_8grams": CopiedRuns(real_texts, train_texts).share(8),
+        "real_copied_8grams": CopiedRuns(real_texts, train_texts).copied_fraction(8),
         **_words(real_texts, pseudo_texts, seed),
     }
 
@@ -154,7 +154,7 @@ def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, 
     train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
     stand_ins = {} if inputs is None else {"generated": stored.compute_query_vectors(learner, task, inputs)}
-    count = len(inputs) if inputs is not None else method.stored(len(train_vectors))  # type: ignore[attr-defined]
+    count = len(inputs) if inputs is not None else method.count_stored(len(train_vectors))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
     order = torch.randperm(len(train_vectors), generator=torch.Generator().manual_seed(seed)).to(train_vectors.device)
     stand_ins["real"] = train_vectors[order[:count]]

@@ -59,7 +59,9 @@ def store_inputs(learner: Learner, state: MethodState, task: int, count: int, co
         state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
         recipe = GeneratorTrainingConfig(
-            steps=int(config.generator_steps), rate=config.generator_lr, batch=int(config.generator_batch_size)
+            steps=int(config.generator_steps),
+            learning_rate=config.generator_lr,
+            batch_size=int(config.generator_batch_size),
         )
         generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
@@ -107,12 +109,12 @@ def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Ten
     if isinstance(task_of_stream, TextTask):
         frame = find_frame(task_of_stream)
         pairs = TextPairs(
-            inputs=tuple(map(frame.around, inputs)), targets=(task_of_stream.train.targets[0],) * len(inputs)
+            inputs=tuple(map(frame.make_prompt, inputs)), targets=(task_of_stream.train.targets[0],) * len(inputs)
         )
         encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
         encoded = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
         prompts = [ids[mask] for ids, mask in zip(encoded.input_ids, encoded.attention_mask, strict=True)]
-        return pad_batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
+        return pad_batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad_token_id)
     texts = read_as_rows(task_of_stream, inputs)
     encoded_texts = encode(
         "sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural"
