@@ -157,8 +157,8 @@ def test_only_what_a_step_trains_is_corrected() -> None:
     vectors = learner.network.get_parameter("classifier.head.vectors")
     vectors.grad = torch.ones_like(vectors)
     (stage,) = method.phases(learner, 1)
-    assert stage.correct is not None
-    stage.correct(learner.network, 0)
+    assert stage.transform_gradients is not None
+    stage.transform_gradients(learner.network, 0)
     assert [name for name, one in learner.network.named_parameters() if one.grad is not None] == [
         "classifier.head.vectors"
     ]
@@ -368,7 +368,7 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
     network.remembered = ShownMemory(
         network.remembered.rows,
         network.remembered.keys.float(),
-        network.remembered.own,
+        network.remembered.class_mask,
         network.remembered.tasks_trained,
     )
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(1, 1)])

@@ -114,8 +114,8 @@ def test_columns_of_padding_are_left_out() -> None:
 
 
 def test_which_methods_learn_them() -> None:
-    assert {name for name, kind in METHODS.items() if kind.texts} >= TEXTS
-    refused = [name for name, kind in METHODS.items() if not kind.texts]
+    assert {name for name, kind in METHODS.items() if kind.supports_text} >= TEXTS
+    refused = [name for name, kind in METHODS.items() if not kind.supports_text]
     assert {"lwf", "l2p", "der++", "mbpa++", "idbr", "ctr", "prescale", "probe"} <= set(refused)
     for name in refused:
         with pytest.raises(UserError, match="method: expected one for tasks from text to text, "):

@@ -16,15 +16,15 @@ def losses_by_adapter(learner: Learner, task: int, adapters: list[int], rows: in
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
     assert isinstance(network, AdapterNetwork)
-    items, losses_by_adapter = learner.sample_examples(task, "train", rows), dict[int, float]()
+    items, losses = learner.sample_examples(task, "train", rows), dict[int, float]()
     for adapter in adapters:
         total, count = 0.0, 0
         with learner.loss_mode() as network_in_eval, torch.no_grad(), network.use_only(adapter):
             for batch in learner.iterate_batches(items):
                 total += float(learner.cross_entropy(network_in_eval(batch), batch))
                 count += len(batch["labels"])
-        losses_by_adapter[adapter] = total / count
-    return losses_by_adapter
+        losses[adapter] = total / count
+    return losses
 
 
 def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:

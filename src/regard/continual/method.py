@@ -32,7 +32,7 @@ class MethodConfig:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
         """The settings that are said, as values or as texts. Raises UserError for names and values that cannot be."""
-        hints, valid_names = get_type_hints(cls), [field.name for field in dataclasses.fields(cls)]
+        hints, valid_names = get_type_hints(cls), [config_field.name for config_field in dataclasses.fields(cls)]
         unknown = [name for name in values if name not in valid_names]
         if unknown:
             if not valid_names:

@@ -45,7 +45,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("name", OWN)
 def test_texts_are_learnt_by_what_is_theirs_however_batches_are_split(name: str, kind: Any) -> None:
-    assert METHODS[name].texts
+    assert METHODS[name].supports_text
     before, after = learnt(name, kind)
     changed = moved({key: before[key] for key in after}, after)
     assert changed

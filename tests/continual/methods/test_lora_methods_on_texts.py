@@ -35,7 +35,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_learnt_by_the_blocks_alone(name: str) -> None:
-    assert METHODS[name].texts
+    assert METHODS[name].supports_text
     before, after = learnt(name, "t5")
     changed = {one for one in moved({key: before[key] for key in after}, after) if one != "count"}
     assert changed

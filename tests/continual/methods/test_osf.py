@@ -132,10 +132,10 @@ def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: py
 
 
 def test_the_layers_that_are_meant() -> None:
-    _, learner = begun(targets="auto")
+    _, learner = begun(target_modules="auto")
     assert isinstance(learner.network, OsfNetwork)
     assert len(learner.network.layers) == 4
     with pytest.raises(UserError, match="target_modules: expected names of linear layers, got 'elsewhere'"):
-        begun(targets="elsewhere")
+        begun(target_modules="elsewhere")
     with pytest.raises(UserError, match="initial_frozen_fraction"):
         begun(held_first=1.5)

@@ -181,7 +181,9 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)
-    generate_inputs(small_pseudo.texts(learner), 0, 2, GeneratorTrainingConfig(steps=2, rate=1e-2, batch=4))
+    generate_inputs(
+        small_pseudo.texts(learner), 0, 2, GeneratorTrainingConfig(steps=2, learning_rate=1e-2, batch_size=4)
+    )
     after = states_of(learner.network_as(SaptNetwork))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

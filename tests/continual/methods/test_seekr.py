@@ -41,7 +41,7 @@ def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
 
 def second(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run that has come to its second task, the attention of all heads held on examples of the first."""
-    method, learner, network = begun(heads=1.0, layers=1.0, **said)
+    method, learner, network = begun(head_fraction=1.0, layer_fraction=1.0, **said)
     method.before_task(learner, 0)
     method.after_task(learner, 0)
     learner.task = 1
@@ -113,7 +113,7 @@ def test_the_divergence_is_the_mean_over_queries_heads_and_then_layers() -> None
 
 
 def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
-    method, learner, network = begun(heads=0.5, layers=1.0)
+    method, learner, network = begun(head_fraction=0.5, layer_fraction=1.0)
     method.before_task(learner, 0)
     coming = sorted(method.before)
     rows = [learner.rows([item]) for item in coming]

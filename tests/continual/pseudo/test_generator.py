@@ -25,7 +25,7 @@ from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
 
-RECIPE = GeneratorTrainingConfig(steps=40, rate=2e-2, batch=8)
+RECIPE = GeneratorTrainingConfig(steps=40, learning_rate=2e-2, batch_size=8)
 
 
 def started(kind: Any = "t5") -> TextLearner:
@@ -171,8 +171,8 @@ def test_samples_are_drawn_until_there_are_enough_and_no_further(monkeypatch: py
 def test_there_is_an_end_to_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
     monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
-    assert generate_inputs(started(), 0, 10, GeneratorTrainingConfig(tries=5)) == ((), 50, 0, 0)
-    assert generate_inputs(started(), 0, 1, GeneratorTrainingConfig(tries=5)).drawn == 32  # a batch at least
+    assert generate_inputs(started(), 0, 10, GeneratorTrainingConfig(max_tries=5)) == ((), 50, 0, 0)
+    assert generate_inputs(started(), 0, 1, GeneratorTrainingConfig(max_tries=5)).drawn == 32  # a batch at least
 
 
 def test_sampling_is_as_published(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def main(out: Path) -> None:
     learner, method = begun("llama", of=tasks(2))
     method.before_task(learner, 0)
     method.place(learner, 0)
-    found = generate_inputs(texts(learner), 0, 4, GeneratorTrainingConfig(steps=10, rate=2e-2, batch=8))
+    found = generate_inputs(texts(learner), 0, 4, GeneratorTrainingConfig(steps=10, learning_rate=2e-2, batch_size=8))
     rank = dist.get_rank()
     told = broadcast_from_main([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
     (out / f"found-{rank}.json").write_text(json.dumps({"written": found, "told": told}))

@@ -74,7 +74,7 @@ class Lwf(Method):
             return loss
         valid_rows = rows["labels"] != IGNORE_INDEX
         earlier_logits = self.answers[rows["rows"]]
-        distillation_losses = sum(
+        old_losses = sum(
             distillation_losses(
                 logits[:, : len(task_classes)][:, task_classes],
                 earlier_logits[:, task_classes],
@@ -82,7 +82,7 @@ class Lwf(Method):
             )
             for task_classes in learner.task_classes[: learner.task].to(logits.device)
         )
-        return loss + self.config.distillation_weight * (distillation_losses * valid_rows).sum()
+        return loss + self.config.distillation_weight * (old_losses * valid_rows).sum()
 
 
 def _trains_encoder(learner: Learner) -> bool:
