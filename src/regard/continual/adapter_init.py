@@ -1,4 +1,4 @@
-"""Where a new block begins: at nothing, or at what an earlier block knows."""
+"""Where a new adapter begins: at nothing, or at what an earlier adapter knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def losses_by_adapter(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[int, float]:
-    """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
+    """Return the mean loss of at most so many training rows of a task under each of some adapters alone.
+
+    Nothing is trained.
+    """
     network = learner.network
     assert isinstance(network, AdapterNetwork)
     items, losses = learner.sample_examples(task, "train", rows), dict[int, float]()
@@ -28,7 +31,7 @@ def losses_by_adapter(learner: Learner, task: int, adapters: list[int], rows: in
 
 
 def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
-    """The block before a new one under which at most so many of the task's rows lose least.
+    """Return the adapter before a new one under which at most so many of the task's rows lose least.
 
     None where the new one, which adds nothing yet, is better than all of them.
     """

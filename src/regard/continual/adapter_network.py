@@ -1,4 +1,4 @@
-"""A model with a pool of blocks, a block a task: what methods that train blocks train."""
+"""A model with a pool of adapters, an adapter a task: what methods that train adapters train."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ class LoraConfig(method.MethodConfig):
 
 
 class AdapterPool(Protocol):
-    """Blocks in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
+    """Adapters in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
 
     def __len__(self) -> int: ...
 
     def reserve(self, adapters: int) -> None:
-        """Have so many blocks."""
+        """Have so many adapters."""
 
     def set_trainable(self, *adapters: int) -> None:
-        """Let these blocks be trained, and no others."""
+        """Let these adapters be trained, and no others."""
 
     def copy(self, adapter: int, other: int) -> None:
-        """Let a block be what another is."""
+        """Let an adapter be what another is."""
 
     def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """While it lasts the model mixes its blocks with these weights, (row, block) or (block,)."""
+        """For a while, the model mixes its adapters with these weights, (row, adapter) or (adapter,)."""
 
     def disable(self) -> AbstractContextManager[None]:
-        """While it lasts the model is as it was found."""
+        """For a while, the model is as it was found."""
 
     def remove(self) -> None:
         """Leave the model as it was found."""
 
 
 class AdapterNetwork(Network):
-    """A frozen model with blocks, and a head that is trained where it has anything to train.
+    """A frozen model with adapters, and a head that is trained where it has anything to train.
 
-    `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
+    `count` adapters are in use. Which of them a row gets, and how much, is for the method: `weights`.
     """
 
     needs_wrapper = True
@@ -82,12 +82,12 @@ class AdapterNetwork(Network):
         self._forced: int | None = None
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
-        """The blocks, put into a model."""
+        """Return the adapters, put into a model."""
         raise NotImplementedError
 
     @property
     def pool(self) -> AdapterPool:
-        """The blocks."""
+        """The adapters."""
         return self._pool[0]
 
     @property
@@ -96,21 +96,21 @@ class AdapterNetwork(Network):
         return not isinstance(self.pool, LoraAdapterPool)
 
     def count_adapters(self, tasks: int) -> int:
-        """How many blocks so many tasks need."""
+        """Return how many adapters so many tasks need."""
         return tasks
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this block from now on, and no other; it and those before it are in use."""
+        """Train this adapter from now on, and no other; it and those before it are in use."""
         self.pool.set_trainable(adapter)
         self.count.fill_(adapter + 1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How much each row gets of each block in use, (row, block) or (block,): all of each."""
+        """Return how much each row gets of each adapter in use, (row, adapter) or (adapter,): all of each."""
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
     @contextmanager
     def use_only(self, adapter: int) -> Iterator[None]:
-        """While it lasts every row gets this block alone."""
+        """For a while, every row gets this adapter alone."""
         before, self._forced = self._forced, adapter
         try:
             yield
@@ -118,12 +118,12 @@ class AdapterNetwork(Network):
             self._forced = before
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits, with the blocks weighed."""
+        """Return the logits, with the adapters weighed."""
         with self.pool.use_weights(self._weights(rows)):
             return super().forward(rows)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers to prompts, with the blocks weighed by the prompt, once for all tokens of an answer."""
+        """Return the answers to prompts, with the adapters weighed by the prompt, once for all tokens of an answer."""
         with self.pool.use_weights(self._weights(rows)):
             return super().generate(rows, new_tokens)
 
@@ -136,24 +136,24 @@ class AdapterNetwork(Network):
 
 
 class PoolNetwork(AdapterNetwork):
-    """A frozen model with low-rank blocks."""
+    """A frozen model with low-rank adapters."""
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
-        """The blocks, put into a model."""
+        """Return the adapters, put into a model."""
         return make_lora_pool(classifier, config, seed, **self.pool_options(config))
 
     @property
     def pool(self) -> LoraAdapterPool:
-        """The blocks."""
+        """The adapters."""
         return cast(LoraAdapterPool, self._pool[0])
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+        """Return what else a pool is made with."""
         return {}
 
 
 def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
-    """Low-rank blocks in a model, as the settings have them."""
+    """Low-rank adapters in a model, as the settings have them."""
     targets = config.target_modules
     return LoraAdapterPool(
         classifier.encoder,

@@ -1,4 +1,4 @@
-"""The batches of a stage: a function of the step alone, of rows that are padded together."""
+"""The batches of a phase: a function of the step alone, of rows that are padded together."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    `most`: steps at the most. The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and
-    then dealt out, so that little padding is needed; which batch comes first is drawn again.
+    `most`: steps at the most. The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by
+    length and then dealt out, so that little padding is needed; which batch comes first is drawn again.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Epochs:
         self._epoch, self._batches = -1, list[list[int]]()
 
     def at(self, step: int) -> list[ExampleRef]:
-        """The items of a step: `size` of them, or fewer at the end of an epoch."""
+        """Return the items of a step: `size` of them, or fewer at the end of an epoch."""
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffle(epoch)
         return [self.items[number] for number in self._batches[index]]
 
     def _shuffle(self, epoch: int) -> list[list[int]]:
-        """The numbers of the items in each batch of an epoch."""
+        """Return the numbers of the items in each batch of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))
         batches: list[list[int]] = []

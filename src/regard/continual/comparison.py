@@ -24,7 +24,7 @@ DIFFERENCES = (
 
 
 def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """One row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
+    """Return one row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
     `metrics` is as `metrics_table` gives it. The interval is mean ± t · s/√n with Student's t for n − 1 degrees of
     freedom; a seed with an order is one run. Values that are not defined are left out: `n` is 0 where all are, and what
@@ -40,7 +40,7 @@ def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
 
 
 def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
-    """One row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
+    """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
     Against one method, or, if it is None, each method against all that come before it. `n` runs of both, paired by seed
     and order; `difference`, its `sd`, the Student t interval from `low` to `high`, and `overlaps`: whether that holds
@@ -64,7 +64,7 @@ def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidenc
 
 
 def check_metrics(metrics: pd.DataFrame) -> None:
-    """Nothing, or a UserError: this is no table of metrics, or a run has a metric twice."""
+    """Raise UserError if this is no table of metrics, or a run has a metric twice."""
     missing = [name for name in COLUMNS if name not in metrics]
     if missing:
         raise UserError(f"metrics: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
@@ -75,7 +75,7 @@ def check_metrics(metrics: pd.DataFrame) -> None:
 
 
 def _compare_pairs(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
-    """The rows of one metric: each two methods, with what their tests say, alone and together."""
+    """Return the rows of one metric: each two methods, with what their tests say, alone and together."""
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]

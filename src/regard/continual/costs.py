@@ -23,7 +23,7 @@ Rows = dict[str, Tensor]
 
 @dataclass
 class TaskCost:
-    """What the stages of a task have cost."""
+    """What the phases of a task have cost."""
 
     seconds: float = 0.0
     hooks: float = 0.0
@@ -33,7 +33,7 @@ class TaskCost:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
-        """The batches of a stage, the tokens of each noted."""
+        """Return the batches of a phase, the tokens of each noted."""
         self.tokens = {}
 
         def rows(step: int) -> Rows:
@@ -44,7 +44,10 @@ class TaskCost:
         return rows
 
     def add(self, result: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
-        """A stage that is done, and its FLOPs; steps that were taken before the run was resumed count as the others."""
+        """Return a phase that is done, and its FLOPs.
+
+        Steps that were taken before the run was resumed count as the others.
+        """
         self.seconds += result.seconds
         self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
@@ -53,7 +56,7 @@ class TaskCost:
         self.examples += sum(int(row["items"]) for row in result.history[-1:])
 
     def row(self) -> Row:
-        """What a row of the table of costs says of them."""
+        """Return what a row of the table of costs says of them."""
         speed = self.examples / self.seconds if self.seconds else None
         return {
             "seconds": self.seconds,
@@ -65,7 +68,7 @@ class TaskCost:
 
 
 def trim_padding(rows: Rows) -> Rows:
-    """The rows without the columns that are padding in all of them, in texts and in answers."""
+    """Return the rows without the columns that are padding in all of them, in texts and in answers."""
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
     wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
@@ -77,19 +80,19 @@ def trim_padding(rows: Rows) -> Rows:
 
 
 def _count_tokens(rows: Rows) -> int:
-    """How many tokens the rows have, padding included, in texts and in answers."""
+    """Return how many tokens the rows have, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
 def count_examples(rows: Rows) -> int:
-    """How many losses there are: rows, or tokens of answers."""
+    """Return how many losses there are: rows, or tokens of answers."""
     return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
 def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage.
+    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a phase.
 
-    They are of the loss and its gradient. What a stage does to that gradient is `flops_per_transform`; what a network
+    They are of the loss and its gradient. What a phase does to that gradient is `flops_per_transform`; what a network
     does before it answers (`mbpa++` adapts itself to each text) is of scoring, and counted nowhere.
     """
     learner.network.train()
@@ -101,7 +104,7 @@ def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float
 
 
 def flops_per_transform(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
-    """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
+    """Floating-point operations of what a phase does to the gradient of a step (`Stage.correct`), at its first step."""
     if stage.transform_gradients is None:
         return 0.0
     learner.network.train()
@@ -114,19 +117,19 @@ def flops_per_transform(learner: Learner, method: Method, batches: Batches, stag
 
 
 def _first_rows(learner: Learner, batches: Batches) -> Rows:
-    """The first four rows of a stage, on the device."""
+    """Return the first four rows of a phase, on the device."""
     return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
 
 
 def time_hook(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
-    """The seconds that a hook takes."""
+    """Return the seconds that a hook takes."""
     began = time.perf_counter()
     hook(learner, task)
     return time.perf_counter() - began
 
 
 def measure_memory(learner: Learner, method: Method) -> Row:
-    """What the method keeps beside the network: bytes, and examples."""
+    """Return what the method keeps beside the network: bytes, and examples."""
     state = method.state
     tensors = sum(value.numel() * value.element_size() for value in state.tensors.values())
     texts = sum(4 * learner.length(item) + 4 for item in state.examples)

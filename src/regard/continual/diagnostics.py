@@ -50,7 +50,7 @@ def diagnose(
     common: frozenset[int],
     statistics: Sequence[str] = DIAGNOSTICS,
 ) -> pd.DataFrame:
-    """The diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
+    """Return the diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
 
     `batches` are inputs of the encoder, padded on either side: `input_ids` and what goes with them. `common` are the
     ids of common tokens (`regard.data.common_tokens`). `statistics` are some of `DIAGNOSTICS`, and `sink_degree`, the
@@ -77,7 +77,7 @@ def diagnose(
 
 
 def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """The average outer degree d of each token in each layer: which tokens are sinks.
+    """Return the average outer degree d of each token in each layer: which tokens are sinks.
 
     One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
     and over the `n` samples that have it, with the standard error of the last mean. Batches and errors are those of
@@ -97,7 +97,7 @@ def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> 
 def _measure_rows(
     encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]
 ) -> list[StatisticRow]:
-    """The rows of all batches together."""
+    """Return the rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")
@@ -127,7 +127,7 @@ class _Means(Average):
         self.info, self.needs = statistic.info, statistic.needs
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        """The means of the samples; the embeddings are no layer."""
+        """Return the means of the samples; the embeddings are no layer."""
         by_site: dict[str, list[SampleValues]] = {}
         for key, values, present in self.statistic.sample_values([layer for layer in layers if layer.layer >= 0]):
             assert present is not None
@@ -141,7 +141,7 @@ class _Means(Average):
 
 
 def _average_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
-    """The mean of each sample over its layers."""
+    """Return the mean of each sample over its layers."""
     present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
     values = torch.stack([layer.values for layer in layer_values]).masked_fill(~present, 0.0)
     return SampleValues(

@@ -43,10 +43,10 @@ class ForgottenTask:
 def check(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """The old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
+    """Return the old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
 
-    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `explain_nothing_to_check` says
-    whether that is because there was nothing to look at.
+    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none;
+    `explain_nothing_to_check` says whether that is because there was nothing to look at.
     """
     return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
 
@@ -54,12 +54,14 @@ def check(
 def find_drops(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """Every old task of every stream and method, in the order of the rows of matrix.parquet: how far it has fallen.
+    """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
-    A task is old in the runs that have learnt another after it. With two runs or more the interval is Student's over
-    their drops. With one, or when the drops are all the same, it is that of two shares of the same test rows
-    (`fall_interval`), for which it is not known which rows were right: as wide as any pairing of them can make it.
-    Each task is tested for itself. A UserError says what is wrong with the rows, the margin or the confidence.
+    A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
+    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
+    wide enough for any pairing of the rows, which is not known. Each task is tested for itself.
+
+    Raises:
+        UserError: The rows, the margin or the confidence are invalid.
     """
     check_scores(scores)
     check_confidence(confidence)
@@ -90,7 +92,7 @@ def find_drops(
 
 
 def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
-    """Why no task can be checked, in one line; None if at least one can."""
+    """Return why no task can be checked, in one line; None if at least one can."""
     check_scores(scores)
     if _collect_falls(scores, scenario):
         return None

@@ -1,4 +1,4 @@
-"""Whether a method's gate does what it is for: which blocks the rows of each task get, and what that costs them."""
+"""Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CLOSED_FRACTION = 0.5
 def measure_gate(
     learner: Learner, method: Method, tasks_trained: int, *, rows: int = 100, scored: bool = True
 ) -> list[Row]:
-    """What the gate of a model does after `tasks_trained` tasks, on at most so many dev rows of each; none without a gate.
+    """Return what the gate gives after `tasks_trained` tasks, on at most `rows` dev rows of each.
 
-    Rows of `statistic`, `adapter` (its position, from 1; None where it is of none) and `value`:
+    Rows have `statistic`, `adapter` (its position, from 1, or None) and `value`:
 
-    - weight: the mean weight of each block, of the task's rows;
-    - own_weight: that of the task's own block, which the network knows (`block_of`);
-    - entropy: the mean entropy of a row's weights, in nats;
-    - strength: λ, with which the task that has just been learnt was held against the others' reflection;
-    - reflection: KL(ā ‖ a), the mean over rows, of the mean ā that was kept when the task was learnt, in nats;
-    - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
-      task's own block alone; and with the block alone that was learnt last, or before it where that is the own one.
+    - weight: mean weight of each adapter over the task's rows;
+    - own_adapter_weight: that of the task's own adapter (`adapter_of`);
+    - entropy: mean entropy of a row's weights, in nats;
+    - strength: λ in the training of the newest task;
+    - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
+    - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
+      the task's own adapter alone, and with the newest adapter of another task alone.
     """
     network = learner.network
     if not isinstance(network, SaptNetwork):
@@ -55,10 +55,17 @@ def measure_gate(
 
 
 def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
-    """The weights of the own blocks, by task, that get less than `CLOSED_FRACTION` of an equal share after `tasks_trained` tasks,
-    which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
+    """Find tasks whose rows give their own adapter too little weight.
 
-    With `newest_only` of the task that has just been learnt, otherwise of those before it.
+    A gate counts as closed if the mean weight of the task's own adapter is below `CLOSED_FRACTION / num_adapters`.
+
+    Args:
+        rows: Rows of `gate.parquet`, recorded after `tasks_trained` tasks.
+        tasks_trained: Tasks trained so far. Stands in for the number of adapters if `rows` do not contain it.
+        newest_only: Check only the task trained last; otherwise only the earlier ones.
+
+    Returns:
+        Mean own-adapter weight by task name, for tasks with a closed gate.
     """
     own_weights = {
         row["task"]: row["value"]
@@ -74,7 +81,7 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
 
 
 def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
-    """What the gate gives the rows of a task."""
+    """Return what the gate gives the rows of a task."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
     with learner.evaluation_mode(), torch.no_grad():
@@ -102,7 +109,7 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
 
 
 def score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
-    """How right a task's rows are with other weights than the gate's."""
+    """Return how right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
     own_adapter = network.adapter_of(task)

@@ -17,7 +17,7 @@ from regard.runs import distributed as processes
 
 
 def score_generation(learner: TextLearner, task: TextTask, split: Split) -> tuple[float, int]:
-    """The mean grade, 0 to 100, of the answers to a split of a task, and how many those are.
+    """Return the mean grade, 0 to 100, of the answers to a split of a task, and how many those are.
 
     The task need not be one of the stream. Every process answers its share, and is told the whole.
     """
@@ -36,7 +36,7 @@ def score_generation(learner: TextLearner, task: TextTask, split: Split) -> tupl
 
 
 def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test") -> list[str]:
-    """What the network answers to each row of a split of a task, which need not be one of the stream."""
+    """Return what the network answers to each row of a split of a task, which need not be one of the stream."""
     encoded, task_index = _encode_split(learner, task, split)
     answers_by_row = dict(
         _generate_by_row(learner, encoded, encoded.attention_mask.sum(1).argsort(stable=True), task_index)
@@ -45,7 +45,7 @@ def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test"
 
 
 def _encode_split(learner: TextLearner, task: TextTask, split: Split) -> tuple[EncodedTexts, int]:
-    """A split as token ids, and the number of its task."""
+    """Return a split as token ids, and the number of its task."""
     task_index = next((index for index, other in enumerate(learner.stream.tasks) if other is task), NO_TASK)
     return (
         encode_task(learner, task, split) if task_index == NO_TASK else learner.encoded_split(task_index, split)
@@ -55,7 +55,7 @@ def _encode_split(learner: TextLearner, task: TextTask, split: Split) -> tuple[E
 def _generate_by_row(
     learner: TextLearner, encoded: EncodedTexts, order: Tensor, task_index: int
 ) -> Iterator[tuple[int, str]]:
-    """Rows of a split in that order, each with the answer that the network writes."""
+    """Return rows of a split in that order, each with the answer that the network writes."""
     with learner.evaluation_mode() as network, torch.no_grad():
         for rows in order.split(learner.budget.eval_batch_size):
             inputs = {
@@ -67,7 +67,7 @@ def _generate_by_row(
 
 
 def _make_batch(learner: TextLearner, encoded: EncodedTexts, rows: Tensor, task_index: int) -> dict[str, Tensor]:
-    """Rows of a split as a batch."""
+    """Return rows of a split as a batch."""
     prompts = [encoded.input_ids[row][encoded.attention_mask[row]] for row in rows]
     references = [encoded.answers[row][encoded.answers[row] != IGNORE_INDEX] for row in rows]
     return pad_batch(prompts, references, learner.pad_token_id) | {
@@ -77,7 +77,7 @@ def _make_batch(learner: TextLearner, encoded: EncodedTexts, rows: Tensor, task_
 
 
 def decode_answers(learner: TextLearner, ids: Tensor) -> list[str]:
-    """The texts of answers (row, token), each as far as its end."""
+    """Return the texts of answers (row, token), each as far as its end."""
     ends = set(cast(Generator, learner.network.classifier).end_token_ids)
     return [
         learner.tokenizer.decode(_truncate_at_end(row, ends), skip_special_tokens=True).strip() for row in ids.tolist()

@@ -29,14 +29,19 @@ def compute_gradients(
     *,
     parameters: Iterable[nn.Parameter] | None = None,
 ) -> Float[Tensor, "task parameter"]:
-    """The gradient of each task's mean loss, in the memory of the CPU, in float32 (float64 of float64 parameters).
+    """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
-    `tasks` has the batches of each task; `loss(module, batch)` is the sum of a batch's losses and `count(batch)` how
-    many they are, as the training loop has them: how rows are batched makes no difference but rounding. `parameters`
-    are those to look at, the encoder's say (None: all of the module); of these the ones that require gradients count,
-    in their order, each once. It is the module in evaluation whose gradients these are; its modes, the `.grad` of its
-    parameters and the state of chance stay as they are. Raises UserError where no parameter requires gradients, and
-    for a task without rows.
+    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are.
+
+    Args:
+        module: The module.
+        tasks: Batches of each task. How rows are batched changes only rounding.
+        loss: Returns the sum of a batch's losses.
+        count: Returns the number of a batch's losses.
+        parameters: Parameters of interest; by default all. Only those that require gradients count, each once.
+
+    Raises:
+        UserError: No parameter requires gradients, or a task has no rows.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
@@ -57,7 +62,7 @@ def compute_gradients(
 
 
 def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
-    """The count, with the gradients of a sum of losses added to those of the batches before it."""
+    """Return the count, with the gradients of a sum of losses added to those of the batches before it."""
     for total, gradient in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
         if gradient is not None:
             total += gradient
@@ -65,14 +70,14 @@ def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], lo
 
 
 def _split(flat: Tensor, trainable: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """The part of each parameter in a vector of all."""
+    """Return the part of each parameter in a vector of all."""
     yield from flat.split([parameter.numel() for parameter in trainable])
 
 
 def compute_interference(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
-    """The dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
+    """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
 
     A step that lowers the loss of one task changes that of another by −rate × dot. The cosine with a gradient of zero
     is NaN. Beside the gradients there is a slice of them in float64, and no copy. Raises UserError where there are
@@ -94,7 +99,7 @@ def make_interference_table(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
     positions: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
+    """Return the interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
 
     `positions` are the places of the tasks in their order (None: 1, 2, …); `position_a` is that of the task that stands
     first among the gradients, and each pair is there once.

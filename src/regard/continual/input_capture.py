@@ -18,7 +18,7 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 @contextmanager
 def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
-    """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
+    """For a while, `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
     The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that what is
     added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
@@ -56,9 +56,9 @@ class _Masks:
             self.prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & valid_rows
 
     def mask_of(self, name: str) -> Tensor:
-        """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.
+        """Return the mask of a layer's inputs by its name.
 
-        There keys and values of the attention to the encoder read what the encoder gave.
+        Only decoder layers beside an encoder read answers; their keys and values of cross-attention read the prompt.
         """
         path = name.split(".")
         if not self.has_encoder or "encoder" in path:

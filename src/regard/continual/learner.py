@@ -27,14 +27,20 @@ _UNLIKELY = -1e30
 
 @dataclass(eq=False)
 class Learner:
-    """A run, as a method's hooks see it.
+    """State of a run, as the hooks of a method see it.
 
-    `network` is what is trained, `start` its weights before the first task. `task` is the number of the task at hand,
-    counted from 0 in the order of the stream. `encoded` has the splits of each task as token ids, made once.
-
-    `among`: what a row's loss contrasts its class with: the classes of its own `task`, or all that are `seen`, of every
-    task up to the one at hand. The latter is for the head of the labels' words, whose classes lie where their words do:
-    among its own task's alone a text is never held apart from the others.
+    Args:
+        stream: The tasks.
+        network: The trained network.
+        budget: Training budget of every method.
+        tokenizer: The tokenizer.
+        seed: Seed of the run.
+        start: Weights before the first task.
+        encoded: Token ids of each split of each task.
+        device: Device of the network.
+        task: Index of the current task.
+        loss_classes: Classes that a row is contrasted with: those of its own "task", or all "seen" so far. The latter
+            is for the label-text head: among the classes of its own task alone, a text is never held apart from others.
     """
 
     stream: Stream
@@ -55,14 +61,14 @@ class Learner:
             self.task_classes[task, list(self.stream.class_indices(task))] = True
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
-        """The network, which is of the kind that its method has made."""
+        """Return the network as an instance of `network_class`."""
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
     # -- what a stage is ----------------------------------------------------------------------------------
 
     def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
-        """The stage that trains everything, with the budget's epochs and rate."""
+        """Return the phase that trains everything, with the budget's epochs and rate."""
         defaults = {
             "name": "fine-tuning",
             "num_epochs": self.budget.num_epochs,
@@ -71,7 +77,7 @@ class Learner:
         return TrainingPhase(**{**defaults, **changes})
 
     def probing_phase(self, **changes: Any) -> TrainingPhase:
-        """The stage that trains the head alone."""
+        """Return the phase that trains the head alone."""
         defaults = {
             "name": "probing",
             "num_epochs": self.budget.num_probing_epochs,
@@ -82,7 +88,7 @@ class Learner:
     def epoch_batches(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
     ) -> Batches:
-        """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
+        """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
         make, epochs = rows or self.rows, self.schedule(items, stage)
         return Batches(
             epochs.steps, self.budget.batch_size, lambda step: make(epochs.at(step), size=self.budget.batch_size)
@@ -91,7 +97,7 @@ class Learner:
     def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
     ) -> Epochs:
-        """Each item once an epoch, as the seed draws them, in as many steps as the budget grants the task at hand."""
+        """Schedule each example once an epoch, shuffled by the seed, in at most as many steps as the budget grants."""
         return Epochs(
             items,
             [self.length(item) for item in items] if lengths is None else lengths,
@@ -106,23 +112,23 @@ class Learner:
     # -- rows -------------------------------------------------------------------------------------------
 
     def items(self, task: int) -> list[ExampleRef]:
-        """The training examples of a task."""
+        """Return the training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
     def sample_examples(self, task: int, split: Split, max_rows: int) -> list[ExampleRef]:
-        """At most so many examples of a split of a task, drawn by the run's seed."""
+        """Return at most so many examples of a split of a task, drawn by the run's seed."""
         rows = len(self.encoded[task, split])
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
         return [ExampleRef(task, row) for row in sorted(order[:max_rows].tolist())]
 
     def length(self, item: ExampleRef) -> int:
-        """How many tokens a training example has."""
+        """Return how many tokens a training example has."""
         return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
 
     def rows(
         self, items: Sequence[ExampleRef], *, size: int | None = None, split: Split = "train"
     ) -> dict[str, Tensor]:
-        """The examples as a batch, padded to the longest of them.
+        """Return the examples as a batch, padded to the longest of them.
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
         classes of the stream; `tasks` and `rows` (row,), the example itself. With `size` the first examples fill up
@@ -135,7 +141,7 @@ class Learner:
         return batch
 
     def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """The examples as a batch, those of one task read together."""
+        """Return the examples as a batch, those of one task read together."""
         tasks, rows = torch.tensor(items).unbind(1)
         masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
         width = max(int(mask.sum(1).max()) for mask in masks)
@@ -164,15 +170,15 @@ class Learner:
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies over the classes that `among` says; rows labeled −100 add nothing."""
+        """Return the sum of the cross-entropies over the classes that `among` says; rows labeled −100 add nothing."""
         return nn.functional.cross_entropy(
             self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """The logits (row, class), those of classes that a row is not held against so low that they have no share.
+        """Mask the logits (row, class) of classes that a row is not contrasted with.
 
-        Behind the classes of the stream a head may have one that all rows are held against: that of other words.
+        Classes of the head behind those of the stream (other words) stay: every row is contrasted with them.
         """
         wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         contrast = self.contrast_mask(tasks).to(logits.device)
@@ -180,7 +186,7 @@ class Learner:
         return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
     def contrast_mask(self, tasks: Tensor) -> Tensor:
-        """(row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
+        """Return (row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
         task_classes = self.task_classes.to(tasks.device)[tasks]
         return (
             task_classes
@@ -195,20 +201,20 @@ class Learner:
     # -- the rest ---------------------------------------------------------------------------------------
 
     def seed_for(self, *names: Any) -> int:
-        """A seed for something by its names, which depends on the run's seed and nothing else."""
+        """Derive a seed from names and the seed of the run."""
         text = "/".join(map(str, (self.seed, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[nn.Module]:
-        """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
+        """Switch the network to evaluation mode and the precision of the budget for a while."""
         autocast = self.budget.precision == "bfloat16"
         with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
             yield self.network
 
     @contextmanager
     def loss_mode(self) -> Iterator[nn.Module]:
-        """As `eval_mode`, for losses: a label-text head holds texts against other words too, as in training."""
+        """Do as `evaluation_mode`, with label-text heads in training mode: they contrast texts with other words."""
         with self.evaluation_mode() as network:
             heads = [module for module in network.modules() if isinstance(module, LabelTextHead)]
             try:
@@ -222,7 +228,7 @@ class Learner:
     def iterate_batches(
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """All of some examples in batches on the device, in their order."""
+        """Iterate over examples in batches on the device, in their order."""
         examples, batch_size = list(items), size or self.budget.eval_batch_size
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
@@ -230,7 +236,7 @@ class Learner:
 
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
-    """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
+    """Return the splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
     tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
     for task in tasks:
         _check_task(task)
@@ -242,7 +248,7 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
 
 
 def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:
-    """Nothing, or a UserError: a text has more tokens than the model takes."""
+    """Raise UserError if a text has more tokens than the model takes."""
     longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
     if max_tokens is not None and longest > max_tokens:
         raise UserError(
@@ -251,7 +257,7 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
 
 
 def _check_task(task: ClassificationTask) -> None:
-    """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
+    """Raise UserError if a task whose classes or rows are not as they should be."""
     count = len(task.labels)
     if count < 2:
         raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")

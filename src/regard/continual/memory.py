@@ -47,7 +47,7 @@ class MemoryConfig(method.MethodConfig):
 
 
 def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
-    """Take a task's training examples into the memory, which is `kept.items`."""
+    """Store a task's training examples in `state.examples`."""
     new_examples = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
@@ -68,7 +68,7 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
 
 
 def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:
-    """An example's task and label."""
+    """Return an example's task and label."""
     return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
 
@@ -80,10 +80,17 @@ def update_reservoir(
     capacity: int,
     draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """A memory after more examples have come, of which each that ever came is in it with equal chance.
+    """Update a reservoir, in which every example so far is with equal probability.
 
-    Algorithm R (Vitter 1985): the n-th example to come takes a place drawn from n, if the memory has that place.
-    `seen`: how many came before; `draw(n)`: a number from 0 to n − 1.
+    Args:
+        stored: Stored examples.
+        new_examples: New examples.
+        seen: Number of examples before them.
+        capacity: Size of the memory.
+        draw: Returns a random number from 0 to n − 1.
+
+    Source:
+        Algorithm R (Vitter 1985).
     """
     memory = list(stored)
     for index, item in enumerate(new_examples, start=seen):
@@ -99,9 +106,9 @@ def update_reservoir(
 def balance_groups(
     items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
 ) -> list[ExampleRef]:
-    """The first examples of each group, as many of each as of the others, or all of a group that has fewer.
+    """Return the first examples of each group, equally many of each, or all of a smaller group.
 
-    What does not divide evenly goes to the groups that come first. So a group only ever shrinks when others come.
+    The remainder goes to the first groups, so a group only shrinks when others come.
     """
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
@@ -111,7 +118,7 @@ def balance_groups(
 
 
 def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
-    """How many of a capacity each gets, who can use no more than its size, dealt one at a time."""
+    """Divide a capacity among groups one at a time, each up to its size."""
     counts = [0] * len(sizes)
     remaining = min(capacity, sum(sizes))
     while remaining:
@@ -123,7 +130,7 @@ def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
 
 
 class MemoryMethod(method.Method):
-    """A method that stores examples of each task when it has been learnt."""
+    """A method that stores examples of each task after training."""
 
     Config = MemoryConfig
 
@@ -142,25 +149,25 @@ class MemoryMethod(method.Method):
 
 
 def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
-    """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
+    """Sample `count` different examples, or all of a smaller memory; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
 def replay_batch_size(learner: Learner, config: MemoryConfig) -> int:
-    """How many examples are drawn at a step."""
+    """Return the number of replayed examples in a step."""
     return config.replay_batch_size or learner.budget.batch_size
 
 
 def schedule_task(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
-    """The task's own examples at each step, those that fine-tuning has."""
+    """Schedule the task's own examples as fine-tuning does."""
     return learner.schedule(learner.items(task), stage)
 
 
 def replay_in_batches(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
 ) -> Batches:
-    """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
+    """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
     new, count, seed = (
         schedule_task(learner, task, stage),
         replay_batch_size(learner, config),
@@ -177,7 +184,7 @@ def replay_in_batches(
 def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
-    """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
+    """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
     new, count, seed = (
         schedule_task(learner, task, stage),
         replay_batch_size(learner, config),

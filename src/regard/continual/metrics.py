@@ -159,7 +159,7 @@ class Metrics:
         joint: Mapping[str, float] | None = None,
         initial: Mapping[str, float] | None = None,
     ) -> Metrics:
-        """The measures over the tasks learnt so far.
+        """Return the measures over the tasks learnt so far.
 
         Scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all, `initial` of
         an untrained one, or chance.
@@ -177,12 +177,12 @@ class Metrics:
         )
 
     def as_dict(self) -> dict[str, float | None]:
-        """The measures by name, in the order of `TITLES`."""
+        """Return the measures by name, in the order of `TITLES`."""
         return asdict(self)
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
-    """The matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
+    """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
     A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
     score is there twice, none is of the scenario, a task that was learnt has none. The models of `separate` are changed
@@ -218,12 +218,12 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
 
 
 def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
-    """Each run's stream, method, seed and order, and its rows, in the order in which they come."""
+    """Return each run's stream, method, seed and order, and its rows, in the order in which they come."""
     yield from scores.groupby([*RUN], sort=False)
 
 
 def check_scores(scores: pd.DataFrame) -> None:
-    """Nothing, or a UserError: these are no rows of matrix.parquet."""
+    """Raise UserError if these are no rows of matrix.parquet."""
     missing = [name for name in COLUMNS if name not in scores]
     if missing:
         raise UserError(f"matrix: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
@@ -244,7 +244,7 @@ def check_scores(scores: pd.DataFrame) -> None:
 
 
 def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
-    """The matrix of rows that are known to be of one run."""
+    """Return the matrix of rows that are known to be of one run."""
     rows = run[run["scenario"] == scenario]
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
@@ -269,7 +269,7 @@ def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
 
 
 def _carry_over(scores: Floats) -> Floats:
-    """The scores with each task's own after every later task, where there is none."""
+    """Return the scores with each task's own after every later task, where there is none."""
     i, j = np.indices(scores.shape)
     own = np.broadcast_to(np.diagonal(scores, offset=-1), scores.shape)
     return np.where((i > j) & np.isnan(scores), own, scores)
@@ -295,23 +295,23 @@ def _compute_metrics(
 
 
 def _select_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
-    """The rows of the order if there are such, else all."""
+    """Return the rows of the order if there are such, else all."""
     same = rows[rows["order"] == order]
     return rows if same.empty else same
 
 
 def _last_scores(rows: pd.DataFrame) -> dict[str, float]:
-    """The last score of each task that was learnt, the mean over orders if the rows have several."""
+    """Return the last score of each task that was learnt, the mean over orders if the rows have several."""
     tasks_trained = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
     last = tasks_trained.drop_duplicates(["order", "task"], keep="last")
     return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
 
 
 def _scores_in_order(matrix: Matrix, scores: Mapping[str, float]) -> Floats:
-    """The scores in the order of the matrix; NaN for a task that has none."""
+    """Return the scores in the order of the matrix; NaN for a task that has none."""
     return np.array([scores.get(task, np.nan) for task in matrix.tasks])
 
 
 def _mean_or_none(values: Floats) -> float | None:
-    """The mean; None if there is no value, or one of them is not known."""
+    """Return the mean; None if there is no value, or one of them is not known."""
     return float(values.mean()) if len(values) and not np.isnan(values).any() else None

@@ -75,7 +75,7 @@ class TaskDeltas:
         self._before = {name: value.clone() for name, value in now.items()}
 
     def _read_weights(self, start: Mapping[str, Tensor], tasks_trained: int) -> dict[str, Tensor]:
-        """The weights after so many tasks, from the files of a run that goes on."""
+        """Return the weights after so many tasks, from the files of a run that goes on."""
         weights = {name: value.cpu() for name, value in start.items()}
         for task in range(1, tasks_trained + 1):
             weights |= _read_tensors(delta_path(self.folder, task))
@@ -83,7 +83,10 @@ class TaskDeltas:
 
 
 def add_model_hash(loaded: Loaded) -> Loaded:
-    """The model with a hash of the weights that are used, where no file tells of them: of a language model all."""
+    """Return the model with a hash of the weights that are used.
+
+    Where no file tells of them: of a language model all.
+    """
     if loaded.sha256 is not None:
         return loaded
     return replace(
@@ -92,17 +95,17 @@ def add_model_hash(loaded: Loaded) -> Loaded:
 
 
 def _hash_encoder(loaded: Loaded) -> str:
-    """The hash of what a classifier would read hidden states from."""
+    """Return the hash of what a classifier would read hidden states from."""
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
 def delta_path(folder: Path, tasks_trained: int) -> Path:
-    """The file with what the task learnt as that one has changed."""
+    """Return the file with what the task learnt as that one has changed."""
     return folder / f"after-{tasks_trained:04d}.safetensors"
 
 
 def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
-    """The network after `tasks_trained` tasks of the run whose deltas the folder has, and what the run was.
+    """Return the network after `tasks_trained` tasks of the run whose deltas the folder has, and what the run was.
 
     Raises UserError where they are not there, damaged, or of another model than `loaded`.
     """
@@ -126,7 +129,7 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 
 
 def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
-    """What a run's network is built around, before its first task."""
+    """Return what a run's network is built around, before its first task."""
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
     return Classifier.from_loaded(
@@ -141,7 +144,10 @@ def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
-    """The tasks that a model has been trained on when `tasks_trained` have come: models of their own on the last of them."""
+    """Return the tasks that a model has been trained on when `tasks_trained` have come.
+
+    Models of their own on the last of them.
+    """
     scope = method_named(name).evaluation_scope
     if scope == "end":
         return tasks if tasks_trained == len(tasks) else []
@@ -149,7 +155,7 @@ def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name:
 
 
 def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
-    """A method's network, by its name and settings."""
+    """Return a method's network, by its name and settings."""
     method_class = method_named(method["name"])
     return method_class.Network(
         classifier, tasks=tasks, config=method_class.Config.parse(method["settings"]), seed=seed
@@ -192,7 +198,7 @@ def export_network(
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """The network that `export_network` wrote, which computes logits as its method does. Raises UserError.
+    """Return the network that `export_network` wrote, which computes logits as its method does. Raises UserError.
 
     It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
     model has them.
@@ -215,7 +221,10 @@ def load_network(folder: str | Path) -> nn.Module:
 
 
 def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
-    """The classifier or generator that `export_network` wrote; where there is a network around it, only how it is built."""
+    """Return the classifier or generator that `export_network` wrote.
+
+    Where there is a network around it, only how it is built.
+    """
     model_type = AutoConfig.from_pretrained(folder).model_type
     if model_type != ClassifierConfig.model_type:
         generator = (

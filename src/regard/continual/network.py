@@ -31,16 +31,19 @@ class Network(nn.Module):
         self.classifier = classifier
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
+        """Return the logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
         names = TEXT_INPUTS if isinstance(cast(nn.Module, self.classifier), Generator) else INPUTS
         logits: Tensor = self.classifier(**{name: rows[name] for name in names if name in rows}).logits
         return logits
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers (row, token) to prompts, of rows of a stream from text to text; at most so many tokens each."""
+        """Return the answers (row, token) to prompts.
+
+        Of rows of a stream from text to text; at most so many tokens each.
+        """
         generator = cast(Generator, cast(nn.Module, self.classifier))
         return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 
     def is_head_parameter(self, name: str) -> bool:
-        """Whether a parameter belongs to the head, which stages that train the `head` train."""
+        """Return whether a parameter belongs to the head, which phases that train the `head` train."""
         return name.startswith("classifier.head.")

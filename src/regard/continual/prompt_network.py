@@ -1,4 +1,4 @@
-"""A model with soft prompts, a block of them a task: what methods that train prompts train."""
+"""A model with soft prompts, an adapter of them a task: what methods that train prompts train."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PromptPrefix(NamedTuple):
 class PromptNetwork(Network):
     """A frozen model with soft prompts, and a head that is trained where it has anything to train.
 
-    `count` blocks are in use. Which of them stand before a row is for the method: `before`.
+    `count` adapters are in use. Which of them stand before a row is for the method: `before`.
     """
 
     needs_wrapper: ClassVar[bool] = True
@@ -73,25 +73,25 @@ class PromptNetwork(Network):
         self.register_buffer("count", torch.tensor(0))
 
     def count_adapters(self, tasks: int) -> int:
-        """How many blocks so many tasks need."""
+        """Return how many adapters so many tasks need."""
         return tasks
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this block from now on, and no other; it and those before it are in use."""
+        """Train this adapter from now on, and no other; it and those before it are in use."""
         self.pool.set_trainable(adapter)
         self.count.fill_(adapter + 1)
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """What stands before rows; None where there is nothing yet."""
+        """Return what stands before rows; None where there is nothing yet."""
         raise NotImplementedError
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits, with the prompts before the texts."""
+        """Return the logits, with the prompts before the texts."""
         with self._prompted(rows):
             return super().forward(rows)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers, with the prompts before what they answer."""
+        """Return the answers, with the prompts before what they answer."""
         with self._prompted(rows):
             return super().generate(rows, new_tokens)
 
@@ -101,7 +101,7 @@ class PromptNetwork(Network):
 
 
 def check_prompt_room(learner: Learner, prompts: int) -> None:
-    """Nothing, or a UserError: a text of the stream has no room behind so many tokens of prompts."""
+    """Raise UserError if a text of the stream has no room behind so many tokens of prompts."""
     pool: PromptAdapterPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
     longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
@@ -112,7 +112,7 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
 
 
 def copy_class_vectors(learner: Learner) -> dict[str, Tensor]:
-    """Copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
+    """Return copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
     return {name: parameter.detach().clone() for name, parameter in _class_parameters(learner)}
 
 

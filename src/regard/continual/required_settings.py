@@ -19,7 +19,7 @@ class RequiredSetting(NamedTuple):
     values: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of that setting is as it is to be."""
+        """Return whether a value of that setting is as it is to be."""
         return _format_value(value) in self.values if self.values else value > 0
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class RequiredSetting(NamedTuple):
 
 
 def check_required(config: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
-    """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
+    """Raise UserError if a field of a record is not as by default, and nothing will read it."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in (name for name in conditions if getattr(config, name) != defaults[name]):
         for requirement in conditions[name]:

@@ -61,7 +61,7 @@ def make_learner(
     lora: Mapping[str, Any] | None = None,
     head: HeadName | None = None,
 ) -> Learner:
-    """A run before its first task: the stream encoded, and a network over a copy of the model.
+    """Return a run before its first task: the stream encoded, and a network over a copy of the model.
 
     `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
     classes that were seen so far. For tasks from text to text the model is a language model, and the method one that
@@ -105,7 +105,7 @@ def run_stream(
     on_task: Callable[[Learner, int], None] | None = None,
     on_kept: Callable[[int], None] | None = None,
 ) -> RunState:
-    """The whole stream learnt.
+    """Return the whole stream learnt.
 
     `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
     of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
@@ -145,7 +145,7 @@ def run_stream(
 
 
 def _is_main_process() -> bool:
-    """Whether this is the process that writes."""
+    """Return whether this is the process that writes."""
     return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
 
 
@@ -159,7 +159,10 @@ def _remove_checkpoints(checkpoint_dir: Path) -> None:
 
 
 def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
-    """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
+    """Return the tokens that count as common for scaling sinks.
+
+    By list, or because many texts of the first task have one.
+    """
     if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
@@ -169,7 +172,7 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 
 
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
-    """What a run's numbers depend on."""
+    """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
@@ -192,7 +195,7 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
 
 
 def _resume(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> int:
-    """After how many tasks the run goes on, as it was then."""
+    """Return after how many tasks the run goes on, as it was then."""
     tasks_trained = state.find_latest(checkpoint_dir, len(run.learner.stream))
     if not tasks_trained:
         return 0
@@ -226,7 +229,7 @@ def _train(
     save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> Row:
-    """Every stage of the task at hand; what it cost."""
+    """Return every phase of the task at hand; what it cost."""
     learner, method, cost = run.learner, run.method, TaskCost()
     for index, phase in enumerate(method.phases(learner, learner.task)):
         start = time.perf_counter()
@@ -259,7 +262,7 @@ def _train(
 def _make_training_config(
     learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
 ) -> TrainingConfig:
-    """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
+    """Return how a phase is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return TrainingConfig(
         max_steps=batches.steps,
@@ -283,7 +286,7 @@ def _make_training_config(
 
 
 class _TrainOnly:
-    """While it lasts only what a stage trains requires gradients."""
+    """While it lasts only what a phase trains requires gradients."""
 
     def __init__(self, learner: Learner, phase: TrainingPhase) -> None:
         network = learner.network
@@ -337,7 +340,7 @@ def _evaluate_before(run: RunState, diagnose: Diagnose | None) -> None:
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
-    """The scores and diagnostics after the task at hand."""
+    """Return the scores and diagnostics after the task at hand."""
     learner, task, method = run.learner, run.learner.task, run.method
     tasks_trained = task + 1
     if method.evaluation_scope == "end" and tasks_trained < len(learner.stream):
@@ -381,7 +384,10 @@ def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained:
 
 
 def _add_gate(run: RunState, rows: int) -> None:
-    """What the gate does after the task at hand; how right rows are without it, of the task, at the end of all."""
+    """Return what the gate does after the task at hand.
+
+    How right rows are without it, of the task, at the end of all.
+    """
     if not rows:
         return
     learner, tasks_trained = run.learner, run.learner.task + 1
@@ -397,7 +403,7 @@ def _add_gate(run: RunState, rows: int) -> None:
 
 
 def _check_memory_size(method: Method) -> None:
-    """A method that keeps more than it says has a mistake."""
+    """Return a method that keeps more than it says has a mistake."""
     assert len(method.state.examples) <= method.memory_size, (
         f"{len(method.state.examples)} examples kept, {method.memory_size} declared"
     )

@@ -20,7 +20,7 @@ TABLES = ("matrix", "cost", "diagnostics", "gate")
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
+    """How far a run is: the place of its task, counted from 1, the phase, and the step in it."""
 
     task_index: int
     task: str

@@ -1,4 +1,4 @@
-"""The blocks that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
+"""The adapters that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from regard.models.pretrained import load
 
 
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-    """The blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
+    """Return the blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
-    `model`: that model, which is changed in place, or its name. A block has the name of its task, or of several with
+    `model`: that model, which is changed in place, or its name. An adapter has the name of its task, or of several with
     "+" between them where they share it. Hidden states and weights are those of the network that `load_network` reads,
     whose head is none of it. Raises UserError for a network of another method, and for another model.
     """
@@ -58,7 +58,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
 
 
 def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
-    """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
+    """Return what a pool in a model is made with to be like one in a part of it, whose names have that before them."""
     names = ("adapter_type", "router_hidden_size", "projection_order")
     if isinstance(pool, PromptAdapterPool):
         return {name: getattr(config, name) for name in (*names, "num_virtual_tokens", "encoder_hidden_size")}
@@ -68,7 +68,7 @@ def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]
 
 
 def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
-    """What the first so many blocks are made of; soft prompts as they are read."""
+    """Return what the first so many adapters are made of; soft prompts as they are read."""
     if isinstance(pool, PromptAdapterPool):
         pool.fold()
         return [pool.prompts.P[index] for index in range(blocks)]
@@ -77,7 +77,7 @@ def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
-    """What stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
+    """Return what stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
 
     Raises UserError where the network was built on other weights.
     """

@@ -30,10 +30,10 @@ class Score:
 
 
 def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
-    """The accuracies, in per cent, on a split of a task, when `tasks_trained` tasks have been learnt.
+    """Score a split of a task after `tasks_trained` tasks, in per cent.
 
-    TIL: the highest logit among the task's own classes. CIL: among those of the first `tasks_trained` tasks. Every process
-    classifies its share and is told the whole. Of tasks from text to text see `score_text`.
+    TIL: the highest logit among the task's classes. CIL: among those of the tasks trained so far. Every process
+    classifies its shard and gets the total. See `score_text` for text-to-text tasks.
     """
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
@@ -55,7 +55,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """The mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
+    """Return the mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
 
     The task need not be one of the stream: so it is said how a network does on tasks that it has never seen. Raises
     UserError where the run is one over tasks of classification.

@@ -25,14 +25,14 @@ FORMAT = 1
 
 
 def state_path(folder: Path, tasks_trained: int) -> Path:
-    """Where the state after so many tasks lies."""
+    """Return where the state after so many tasks lies."""
     return folder / f"after-{tasks_trained:04d}"
 
 
 def save_state(
     folder: Path, tasks_trained: int, network: nn.Module, state: MethodState, tables: Mapping[str, Any]
 ) -> None:
-    """Write the state after `tasks_trained` tasks, and remove that before it."""
+    """Write the state after `tasks_trained` tasks, and remove the one before it."""
     with atomic_folder(state_path(folder, tasks_trained), overwrite=False) as target:
         save_file(collect_tensors(network), target / NETWORK)
         save_file(
@@ -52,7 +52,7 @@ def save_state(
 
 
 def find_latest(folder: Path, tasks: int) -> int:
-    """After how many tasks the last state in the folder is; 0 where there is none."""
+    """Return after how many tasks the last state in the folder is; 0 where there is none."""
     numbers = (
         tasks_trained for tasks_trained in range(tasks, 0, -1) if (state_path(folder, tasks_trained) / STATE).is_file()
     )
@@ -62,9 +62,12 @@ def find_latest(folder: Path, tasks: int) -> int:
 def restore_state(
     folder: Path, tasks_trained: int, network: nn.Module, fingerprint: Mapping[str, Any]
 ) -> tuple[MethodState, dict[str, Any]]:
-    """What was kept and found after `tasks_trained` tasks; the network has its weights of then, and trains what it did then.
+    """Restore the network, and return the method's state and the tables, after `tasks_trained` tasks.
 
-    Raises UserError where the files are damaged, or of a run of other settings (`fingerprint`, which `tables` has as well).
+    The network trains the same parameters as then.
+
+    Raises:
+        UserError: The state cannot be read, or belongs to another run (`fingerprint`).
     """
     source = state_path(folder, tasks_trained)
     try:
@@ -92,7 +95,7 @@ def _restore_trainable(network: nn.Module, trainable: Sequence[str]) -> None:
 
 
 def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The network's weights and buffers on the CPU, tied ones once."""
+    """Return the network's weights and buffers on the CPU, tied ones once."""
     tensors: dict[str, Tensor] = {}
     ids: set[int] = set()
     for name, value in network.state_dict(keep_vars=True).items():

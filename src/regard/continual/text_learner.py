@@ -59,15 +59,18 @@ class TextLearner(Learner):
         self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
 
     def encoded_split(self, task: int, split: Split) -> EncodedTexts:
-        """A split of a task."""
+        """Return a split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
     def length(self, item: ExampleRef) -> int:
-        """How many tokens a training example has, its answer among them."""
+        """Return how many tokens a training example has, its answer among them."""
         return int(self.encoded_split(item.task, "train").lengths()[item.row])
 
     def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """The examples as a batch: `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token)."""
+        """Return the examples as a batch.
+
+        `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token).
+        """
         tasks, rows = torch.tensor(items).unbind(1)
         encodings = [self.encoded_split(item.task, split) for item in items]
         prompts = [
@@ -80,19 +83,22 @@ class TextLearner(Learner):
         return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
+        """Return the sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
         wide_logits = self.mask_logits(logits, rows["tasks"])
         return nn.functional.cross_entropy(
             wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """The logits (row, token, word) as they are: every task may say every word."""
+        """Return the logits (row, token, word) as they are: every task may say every word."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
-    """Prompts and answers of ids padded on the right: `input_ids`, `attention_mask`, `labels`, all (row, token)."""
+    """Return prompts and answers of ids padded on the right.
+
+    `input_ids`, `attention_mask`, `labels`, all (row, token).
+    """
     ids = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORE_INDEX)
@@ -111,7 +117,10 @@ def make_text_learner(
     seed: int,
     lora: Mapping[str, Any] | None = None,
 ) -> TextLearner:
-    """A run over tasks from text to text before its first: the stream encoded, a network over a copy of the model."""
+    """Return a run over tasks from text to text before its first.
+
+    The stream encoded, a network over a copy of the model.
+    """
     if not method.supports_text:
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
@@ -128,7 +137,7 @@ def make_text_learner(
 def encode_texts(
     stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
 ) -> dict[tuple[int, Split], EncodedTexts]:
-    """The splits of each task as token ids, each text once. Raises UserError for a split without rows."""
+    """Return the splits of each task as token ids, each text once. Raises UserError for a split without rows."""
     encodings = {}
     for task_index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
         for split in SPLITS:
@@ -140,7 +149,7 @@ def encode_texts(
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
-    """Rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
+    """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
     `encoder_decoder`: of a model with an encoder for prompts: special tokens then stand around both, as its
     tokenizer puts them. Else a prompt has those before it, and an answer none. An answer ends with the token that ends
@@ -177,7 +186,7 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> 
 
 
 def _end_prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
-    """A prompt's tokens; one that is to go on has no end."""
+    """Return a prompt's tokens; one that is to go on has no end."""
     return ids if encoder_decoder or ids[-1:] != [end] else ids[:-1]
 
 
@@ -186,7 +195,7 @@ def _end_answer(ids: list[int], end: int) -> list[int]:
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
-    """The first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
+    """Return the first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
     if len(ids) <= max_tokens:
         return ids
     return [*ids[: max_tokens - 1], ids[-1]] if keep_last else ids[:max_tokens]
@@ -195,7 +204,7 @@ def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
 def check_text_lengths(
     encodings: Iterable[EncodedTexts], max_tokens: int | None, answer_tokens: int, *, encoder_decoder: bool
 ) -> None:
-    """Raise UserError if a prompt, with its answer behind it in a decoder-only model, has more tokens than the model takes."""
+    """Raise UserError if a prompt, in decoder-only models with its answer, has more tokens than the model takes."""
     longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
     if max_tokens is None:
         return
@@ -206,11 +215,12 @@ def check_text_lengths(
     if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
         answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
         raise UserError(
-            f"length: expected at most {max_tokens} tokens, which this model takes, got a prompt of {longest}{answer_text}"
+            f"length: expected at most {max_tokens} tokens, which this model takes, "
+            f"got a prompt of {longest}{answer_text}"
         )
 
 
 def encode_task(learner: TextLearner, task: TextTask, split: Split) -> EncodedTexts:
-    """A split of a task that need not be one of the stream, encoded as those are."""
+    """Encode a split of a task, which need not be one of the stream."""
     encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
     return encode_pairs(task.split(split), learner.tokenizer, learner.budget, encoder_decoder=encoder_decoder)

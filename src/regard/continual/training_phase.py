@@ -1,4 +1,4 @@
-"""One stage of the training of a task, and the budget that all methods share."""
+"""One phase of the training of a task, and the budget that all methods share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_learning_rate`, `num_probing_epochs`: of stages that train the head alone; `learning_rate`, `num_epochs`:
+    `probing_learning_rate`, `num_probing_epochs`: of phases that train the head alone; `learning_rate`, `num_epochs`:
     of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
-    `warmup_ratio`: share of a stage's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
-    tasks from text to text. `max_steps`: steps on a task's own batches in a stage at most, by the task's name (steps
+    `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
+    tasks from text to text. `max_steps`: steps on a task's own batches in a phase at most, by the task's name (steps
     that replay come besides, and `joint` has no limit); of tasks that are not named, as many as the epochs come to. See
     the section on training of prescale's paper.
     """
@@ -52,17 +52,17 @@ class MethodLearningRate(NamedTuple):
 
 
 def setting_rate(value: float) -> MethodLearningRate:
-    """The rate that the setting `rate` of a method says."""
+    """Return the rate that the setting `rate` of a method says."""
     return MethodLearningRate("--set learning_rate=", value)
 
 
 def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
-    """The rate of stages that train the head alone."""
+    """Return the rate of phases that train the head alone."""
     return MethodLearningRate("--probing-learning-rate ", budget.probing_learning_rate)
 
 
 def count_warmup_steps(budget: TrainingBudget, steps: int) -> int:
-    """Steps of linear warm-up of a stage."""
+    """Steps of linear warm-up of a phase."""
     return math.ceil(budget.warmup_ratio * steps)
 
 

@@ -72,7 +72,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name. Raises UserError."""
+    """Return the method of that name. Raises UserError."""
     if name not in METHODS:
         if near := suggest_name(name, METHODS):
             raise UserError(f"method: there is no {name!r}{near} `regard learn --help` names all")

@@ -54,7 +54,7 @@ class AGem(memory.MemoryMethod):
     def _reference(
         self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
-        """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
+        """Return the gradient of the mean loss of the memory's batch of a step: the same in every process."""
         seed, count = learner.seed_for("replay", learner.task), memory.replay_batch_size(learner, self.config)
         items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
         reference = [torch.zeros_like(parameter) for parameter in parameters]

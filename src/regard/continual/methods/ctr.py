@@ -106,7 +106,7 @@ class Ctr(Method):
         return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The plug-ins and the head."""
+        """Return the plug-ins and the head."""
         correct = partial(self._transform_gradients, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
         return (learner.fine_tuning_phase(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
@@ -122,7 +122,10 @@ class Ctr(Method):
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
+        """Return the task's batches, with the `slope` (row,) of the step.
+
+        And Gumbel `noise` (row, plug-in, task, 2).
+        """
         task_batches, per_epoch = super().batches(learner, task, phase), self._per_epoch(learner, task)
         shape = (task_batches.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
         seed = learner.seed_for("noise", task, phase.name)
@@ -139,7 +142,7 @@ class Ctr(Method):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
+        """Return the sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
         loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
             return loss
@@ -147,7 +150,10 @@ class Ctr(Method):
         return loss + num_rows * self.config.sparsity_weight * self._capacity_used(learner, float(rows["slope"][0]))
 
     def _capacity_used(self, learner: Learner, slope: float) -> Tensor:
-        """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regularizer)."""
+        """Return Σ m (1 − u) / Σ (1 − u) over all neurons.
+
+        U being how far earlier tasks use one (HAT's regularizer).
+        """
         masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
         masks_now = torch.cat([mask for pair in masks for mask in pair])
         used = [mask for pair in self.used for mask in pair]
@@ -173,5 +179,5 @@ def _linear_head(learner: Learner) -> LinearHead:
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:
-    """What the masks of a plug-in are kept as."""
+    """Return what the masks of a plug-in are kept as."""
     return f"{plugin}.first", f"{plugin}.second"

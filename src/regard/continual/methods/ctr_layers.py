@@ -58,14 +58,14 @@ class GuardedLinear(nn.Linear):
         self.guarded = None
 
     def effective_parameters(self) -> tuple[Tensor, Tensor]:
-        """The weights (output, input) and biases (output,) that the layer computes with."""
+        """Return the weights (output, input) and biases (output,) that the layer computes with."""
         if self.guarded is None:
             return self.weight, self.bias
         free, weight, free_bias, bias = self.guarded
         return weight + free * (self.weight - weight), bias + free_bias * (self.bias - bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The product and the bias."""
+        """Return the product and the bias."""
         return nn.functional.linear(input, *self.effective_parameters())
 
 
@@ -80,7 +80,7 @@ class TaskSpecific(nn.Module):
         )
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        """The states (row, token, width) through the neurons of each row's task."""
+        """Return the states (row, token, width) through the neurons of each row's task."""
         for layer, embeddings in zip(self.layers, self.tasks, strict=True):
             embedded = torch.stack(list(embeddings))[site.tasks]  # type: ignore[call-overload]
             mask = (site.slope.to(embedded.dtype)[:, None] * embedded).sigmoid()
@@ -88,7 +88,7 @@ class TaskSpecific(nn.Module):
         return states
 
     def masks(self, task: int, slope: float) -> list[Tensor]:
-        """How open each neuron is for a task, of either layer."""
+        """Return how open each neuron is for a task, of either layer."""
         return [(slope * embeddings[task]).sigmoid() for embeddings in self.tasks]  # type: ignore[index]
 
     def guard(self, masks: list[Tensor]) -> None:
@@ -156,13 +156,13 @@ class Plugin(nn.Module):
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        """The states (row, token, width) with what the plug-in adds."""
+        """Return the states (row, token, width) with what the plug-in adds."""
         added: Tensor = self.specific(states + self.sharing(states, site), site)
         return states + added
 
 
 def squash(capsule: Tensor) -> Tensor:
-    """A capsule's vector v at the length |v|² / (1 + |v|²) (arXiv 1710.09829)."""
+    """Return a capsule's vector v at the length |v|² / (1 + |v|²) (arXiv 1710.09829)."""
     square = capsule.square().sum(-1, keepdim=True)
     return capsule * square / (1 + square) * (square + 1e-12).rsqrt()
 
@@ -182,7 +182,10 @@ def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Te
 
 
 def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
-    """The largest value of each filter over the real tokens, (row, filters × kernels), of votes (row, token, …)."""
+    """Return the largest value of each filter over the real tokens.
+
+    (row, filters × kernels), of votes (row, token, …).
+    """
     shift = added[..., None] if isinstance(added, Tensor) else added
     inputs, features = (votes * mask[..., None]).transpose(1, 2), []
     for convolution in convolutions:
@@ -193,7 +196,10 @@ def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: T
 
 
 def slope_at(step: int, per_epoch: int, max_slope: float) -> float:
-    """The s of a step, counted from 0: from 1/most at an epoch's first step straight to `max_slope` at its last."""
+    """Return the s of a step, counted from 0.
+
+    From 1/most at an epoch's first step straight to `max_slope` at its last.
+    """
     progress = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
     return 1 / max_slope + (max_slope - 1 / max_slope) * progress
 

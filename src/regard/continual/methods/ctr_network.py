@@ -57,7 +57,7 @@ class CtrNetwork(Network):
             layer.register_forward_hook(partial(self._plug, index))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class) of rows, each through the plug-ins as its task has them."""
+        """Return the logits (row, class) of rows, each through the plug-ins as its task has them."""
         self._rows = rows
         try:
             return super().forward(rows)
@@ -106,7 +106,7 @@ class CtrNetwork(Network):
             plugin.specific.guard(masks)
 
     def masks(self, task: int) -> list[list[Tensor]]:
-        """How open the neurons of each plug-in are for a task when it has been learnt, of either layer."""
+        """Return how open the neurons of each plug-in are for a task when it has been learnt, of either layer."""
         return [plugin.specific.masks(task, self.slope) for plugin in self.typed_plugins]
 
     def release(self) -> None:
@@ -116,7 +116,7 @@ class CtrNetwork(Network):
 
 
 def find_end_layers(encoder: nn.Module) -> list[nn.Linear]:
-    """The linear layers that end the attention and the feed-forward part of each layer, in their order.
+    """Return the linear layers that end the attention and the feed-forward part of each layer, in their order.
 
     Raises UserError where there are none by the names that BERT gives them.
     """

@@ -54,7 +54,7 @@ class DarkExperience(memory.MemoryMethod):
     Config = DarkExperienceConfig
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's batches, each with two of the memory beside it."""
+        """Return the task's batches, each with two of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
@@ -75,7 +75,7 @@ class DarkExperience(memory.MemoryMethod):
         *,
         size: int,
     ) -> Rows:
-        """The batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
+        """Return the batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
 
         The loop divides by how many rows count: weights make of that sum the means of the three parts.
         """
@@ -91,7 +91,7 @@ class DarkExperience(memory.MemoryMethod):
         return {**rows, "logits": logits, "weight": len(items) * weight[sources], "pull": len(items) * pull[sources]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The weighted sum of cross-entropies and distances."""
+        """Return the weighted sum of cross-entropies and distances."""
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
@@ -116,10 +116,10 @@ class DarkExperience(memory.MemoryMethod):
 
 
 def _as_float32(logits: Tensor) -> Tensor:
-    """The logits in float32 at least."""
+    """Return the logits in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
-    """The mean square difference of logits (row, class) over each row's `classes` classes: (row,)."""
+    """Return the mean square difference of logits (row, class) over each row's `classes` classes: (row,)."""
     return ((logits - target).square() * classes).sum(-1) / classes.sum(-1)

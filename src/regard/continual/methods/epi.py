@@ -1,4 +1,4 @@
-"""EPI: a block a task, and at test the block of the task whose training rows a text is nearest to."""
+"""EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EpiConfig(LoraConfig):
 
 
 class EpiNetwork(PoolNetwork):
-    """A frozen model with a block for each task, and what is known of each task's texts.
+    """A frozen model with an adapter for each task, and what is known of each task's texts.
 
     `means` (task, class, width) of the frozen model's mean states, of those (task, class) that are `known`;
     `covariance` (width, width), the mean of the tasks'; `whitening` W with W Wᵀ = its pseudo-inverse; `owned`
@@ -67,11 +67,11 @@ class EpiNetwork(PoolNetwork):
         self.identified_tasks: Tensor | None = None
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
-        """(row, width): the mean of a text's last states in the frozen model, which has no block."""
+        """Return (row, width): the mean of a text's last states in the frozen model, which has no adapter."""
         names = ("input_ids", "token_type_ids")
         inputs = {name: rows[name] for name in names if name in rows}
         mask = rows["attention_mask"].bool()
@@ -80,19 +80,19 @@ class EpiNetwork(PoolNetwork):
         return pool_states(states.to(torch.promote_types(states.dtype, torch.float32)), mask, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
-        """(row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
+        """Return (row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
         num_tasks = int(self.known.any(1).sum())
         whitening = self.whitening.double()
         differences = (states.double()[:, None, None] - self.means[:num_tasks].double()) @ whitening
         return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:
-        """(row,): the task, among those learnt, that each row is nearest to."""
+        """Return (row,): the task, among those learnt, that each row is nearest to."""
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
             return self.distances(self.states(rows)).argmin(-1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """One block a row (row, block): its task's in training, and else that of the task that it is nearest to."""
+        """One adapter a row (row, adapter): its task's in training, and else that of the task that it is nearest to."""
         count = int(self.count)
         if not count:
             return None
@@ -105,12 +105,15 @@ class EpiNetwork(PoolNetwork):
         return torch.full_like(rows["input_ids"][:, 0], count - 1)
 
     def _pop_identified_tasks(self) -> Tensor | None:
-        """The tasks that the last rows were taken to be of."""
+        """Return the tasks that the last rows were taken to be of."""
         tasks, self.identified_tasks = self.identified_tasks, None
         return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits; of classes that the text's task, as it was found, does not have, `OTHER_TASK_PENALTY` less."""
+        """Return the logits; of classes that the text's task.
+
+        As it was found, does not have, `OTHER_TASK_PENALTY` less.
+        """
         logits, identified = super().forward(rows), self._pop_identified_tasks()
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
@@ -128,14 +131,14 @@ class EpiNetwork(PoolNetwork):
 
 
 class Epi(Method):
-    """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private blocks, tasks identified.
+    """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
-    Each task trains a block of its own. Afterwards the mean state of its training texts in the frozen model is noted
+    Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted
     for each class, with their covariance within classes, which is averaged over classes, and then over tasks. A text
     is of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ), and is answered with
-    that task's block, among its classes. No task need be known at test.
+    that task's adapter, among its classes. No task need be known at test.
 
-    A task is learnt among its own classes, whatever the head. The paper's blocks are prefixes; these are LoRA's. What
+    A task is learnt among its own classes, whatever the head. The paper's adapters are prefixes; these are LoRA's. What
     other tasks' classes have of the head is given back after each task, since weight decay moves it; a class that two
     tasks share is trained by both.
     """
@@ -146,7 +149,7 @@ class Epi(Method):
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's block, and note what the head has of classes."""
+        """Open the task's adapter, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
         network.start_adapter(task)
         network.owned.copy_(learner.task_classes)
@@ -164,9 +167,9 @@ class Epi(Method):
 
 
 def class_statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    """The mean (width,) of each class by its number, and the mean over classes of their covariances (width, width).
+    """Return the mean (width,) of each class by index, and the mean of their covariances (width, width).
 
-    Covariances are over n − 1; a class of one row has none, and no part in the mean.
+    Covariances divide by n − 1; classes of one row have none.
     """
     means, covariances = dict[int, Tensor](), list[Tensor]()
     for index in labels.unique().tolist():
@@ -180,7 +183,7 @@ def class_statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor],
 
 
 def make_whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
-    """W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
+    """Return W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
     width = len(covariance)
     mean_variance = covariance.diagonal().mean()
     identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)

@@ -69,7 +69,10 @@ class Ewc(Method):
             self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each row that has one: once, in the mean of a batch."""
+        """Return the sum of the cross-entropies.
+
+        And the penalty for each row that has one: once, in the mean of a batch.
+        """
         loss = learner.cross_entropy(network(rows), rows)
         if not self.state.tensors:
             return loss
@@ -120,7 +123,7 @@ class Ewc(Method):
 def fisher_information(
     learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int
 ) -> dict[str, Tensor]:
-    """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
+    """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
     nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
@@ -141,7 +144,10 @@ def fisher_information(
 
 
 def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A label (row,) for each row of logits (row, class), with the probabilities that they say; or (row, token)."""
+    """Return a label (row,) for each row of logits (row.
+
+    Class), with the probabilities that they say; or (row, token).
+    """
     probabilities = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
     return torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 

@@ -1,4 +1,4 @@
-"""GainLoRA: a block a task, each with a gate that is held shut for what earlier tasks look like."""
+"""GainLoRA: an adapter a task, each with a gate that is held shut for what earlier tasks look like."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class GainLoraConfig(LoraConfig):
 
 
 class GainNetwork(PoolNetwork):
-    """A model with a block and a gate for each task.
+    """A model with an adapter and a gate for each task.
 
     A gate has three layers without bias. From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and
-    p₂ = SiLU(G₂ p₁); the block's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
+    p₂ = SiLU(G₂ p₁); the adapter's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
 
     `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has `change` Pₗ added to
     them, where Pₗ (`free_…`) projects on what is orthogonal to the inputs that layer l had in earlier tasks: so
@@ -86,11 +86,11 @@ class GainNetwork(PoolNetwork):
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How far each row opens the gate of each block in use, (row, block)."""
+        """Return how far each row opens the gate of each adapter in use, (row, adapter)."""
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
@@ -106,29 +106,29 @@ class GainNetwork(PoolNetwork):
             return (token_weights[:, None] @ embedded).squeeze(1)
 
     def gate_weight(self, embedded: Tensor, adapter: int) -> Tensor:
-        """How far p₀ (row, width) opens a block's gate: (row,), from 0 to 0.96."""
+        """Return how far p₀ (row, width) opens an adapter's gate: (row,), from 0 to 0.96."""
         state, key = self.gate_inputs(embedded, adapter)[-1], self.gate_layer("key", adapter)
         cosine = nn.functional.cosine_similarity(state, key, dim=-1)
         return (2 * torch.sigmoid(SHARPNESS * cosine) - 1).abs()
 
     def gate_inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What the layers of a block's gate read: p₀, p₁ and p₂, each (row, features)."""
+        """Return what the layers of an adapter's gate read: p₀, p₁ and p₂, each (row, features)."""
         hidden = nn.functional.silu(embedded @ self.gate_layer("down", adapter).T)
         return embedded, hidden, nn.functional.silu(hidden @ self.gate_layer("up", adapter).T)
 
     def gate_layer(self, name: str, adapter: int) -> Tensor:
-        """The matrix (outputs, inputs) of a layer of a block's gate."""
+        """Return the matrix (outputs, inputs) of a layer of an adapter's gate."""
         matrix: Tensor = getattr(self, name)[adapter]
         return matrix + self.change[name] @ self.free_projection(name) if adapter == int(self.count) - 1 else matrix
 
     def free_projection(self, name: str) -> Tensor:
-        """The projection (inputs, inputs) on what no earlier task has given a layer."""
+        """Return the projection (inputs, inputs) on what no earlier task has given a layer."""
         projection: Tensor = getattr(self, f"free_{name}")
         return projection
 
     @torch.no_grad()
     def begin_gate(self, adapter: int) -> None:
-        """Begin a block's gate with the first two layers of the one before it, and nothing changed."""
+        """Begin an adapter's gate with the first two layers of the one before it, and nothing changed."""
         for name in LAYERS[:2]:
             getattr(self, name)[adapter].copy_(getattr(self, name)[max(adapter - 1, 0)])
         for change in self.change.values():
@@ -150,7 +150,7 @@ class GainNetwork(PoolNetwork):
 
     @torch.no_grad()
     def finish_gate(self, adapter: int, squares: Sequence[Tensor], threshold: float) -> None:
-        """Make the changes of a block's gate part of it, and what its layers have read, (inputs, inputs), taken."""
+        """Make the changes of an adapter's gate part of it, and what its layers have read, (inputs, inputs), taken."""
         for name in LAYERS:
             getattr(self, name)[adapter].copy_(self.gate_layer(name, adapter))
             self.change[name].zero_()
@@ -159,11 +159,11 @@ class GainNetwork(PoolNetwork):
 
 
 class GainLora(Method):
-    """GainLoRA (arXiv 2505.15424) over blocks that O-LoRA keeps apart (arXiv 2310.14152).
+    """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
-    Each task has a block and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers of
-    the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
-    training changes of its layers is orthogonal to what these read in earlier tasks. So a new block's weight on texts
+    Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers
+    of the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
+    training changes of its layers is orthogonal to what these read in earlier tasks. So a new adapter's weight on texts
     of earlier tasks stays near 0, as near as the directions kept (`threshold`, after arXiv 2103.09762) span them.
 
     The last layer begins as in the authors' code: the direction that the new task's states have most of outside of what
@@ -178,7 +178,7 @@ class GainLora(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Put the next block and its gate in place."""
+        """Put the next adapter and its gate in place."""
         network = learner.network_as(GainNetwork)
         network.to(learner.device)
         network.start_adapter(task)
@@ -186,7 +186,7 @@ class GainLora(Method):
         network.init_key(task, self._measure_gram(self._collect_gate_inputs(learner, task)[-1]))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
+        """Return the sum of the rows' losses, and O-LoRA's penalty for each that counts."""
         loss = learner.cross_entropy(network(rows), rows)
         if not learner.task or not self.config.orthogonality_weight:
             return loss
@@ -204,11 +204,11 @@ class GainLora(Method):
         learner.network_as(GainNetwork).finish_gate(task, squares, threshold)
 
     def _measure_gram(self, inputs: Tensor) -> Tensor:
-        """What shares are taken of, (features, features), of inputs (row, features)."""
+        """Return what shares are taken of, (features, features), of inputs (row, features)."""
         return apply_formula(gram_matrix(inputs), self.config.threshold_formula)
 
     def _collect_gate_inputs(self, learner: Learner, task: int) -> list[Tensor]:
-        """What the layers of a task's gate read of all its training rows, each (row, features)."""
+        """Return what the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
         with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
             batches = [
@@ -224,10 +224,12 @@ def gram_matrix(inputs: Tensor) -> Tensor:
 
 
 def update_free_projection(free: Tensor, square: Tensor, threshold: float) -> Tensor:
-    """The projection on what is still free when a task has given a layer inputs with these squares, HᵀH or its square.
+    """Return the projection on the directions that are free after a task's inputs, given as HᵀH or its square.
 
-    As few directions are taken as have, with those taken before, the share `threshold` of the trace, those with the
-    largest part in it first (arXiv 2103.09762, equations 8 and 9).
+    Takes the fewest directions that hold, with earlier ones, the fraction `threshold` of the trace, largest first.
+
+    Source:
+        arXiv 2103.09762, equations 8 and 9.
     """
     projection, total = free.double(), float(square.trace())
     remainder = projection @ square @ projection

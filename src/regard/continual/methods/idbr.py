@@ -82,11 +82,12 @@ class Idbr(Method):
     from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
     moved since before the task, in evaluation mode, are added, so much for each space.
 
-    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told from
-    the first without a second text, and what a step computes depends on nothing but its rows. At test a text is whole.
+    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told
+    from the first without a second text, and what a step computes depends on nothing but its rows. At test a text is
+    whole.
 
     After a task a share of its examples is kept: those nearest to the centers of k-means over the encoder's states, as
-    many as there are centers, at least one. Each tenth batch, counted through the stage, is mixed with as many kept
+    many as there are centers, at least one. Each tenth batch, counted through the phase, is mixed with as many kept
     examples of each earlier task, and gone through in as many steps as there are then tasks.
 
     Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
@@ -121,7 +122,7 @@ class Idbr(Method):
     # -- batches ----------------------------------------------------------------------------------------
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's batches in halves, and where there is a memory, steps that replay."""
+        """Return the task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
         memories = [
@@ -145,7 +146,7 @@ class Idbr(Method):
     # -- losses -----------------------------------------------------------------------------------------
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of cross-entropies and of how far their spaces have moved.
+        """Return the sum over rows of cross-entropies and of how far their spaces have moved.
 
         Of rows that are not in halves, the cross-entropy of their classes.
         """
@@ -162,7 +163,10 @@ class Idbr(Method):
         return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
     def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
-        """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
+        """Return how far the spaces of each row.
+
+        As written, are from where they were before the task, weighed: (row,).
+        """
         count, config = len(rows["labels"]), self.config
         if not len(self.previous_spaces):
             return outputs.spaces.new_zeros(count)
@@ -199,7 +203,7 @@ class ReplaySchedule:
         self.steps = new.steps + len(old) * (new.steps // interval)
 
     def at(self, step: int) -> tuple[list[ExampleRef], bool]:
-        """The examples of a step, and whether it replays."""
+        """Return the examples of a step, and whether it replays."""
         round_, position = divmod(step, self.interval + len(self.old))
         number = round_ * self.interval + min(position, self.interval - 1)
         if not self.old or position < self.interval - 1:
@@ -214,7 +218,7 @@ class ReplaySchedule:
 
 
 def add_exchanged(rows: Rows) -> Rows:
-    """The rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
+    """Return the rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
     width, count = rows["input_ids"].shape[1], len(rows["labels"])
     exchanged = {"input_ids": rows["halves"][:, :width]}
     if "token_type_ids" in rows:
@@ -226,5 +230,5 @@ def add_exchanged(rows: Rows) -> Rows:
 
 
 def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """The cross-entropy of each row: (row,)."""
+    """Return the cross-entropy of each row: (row,)."""
     return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")

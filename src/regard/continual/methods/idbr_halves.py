@@ -40,7 +40,7 @@ class HalvesMaker:
         return cls(special | {separator}, separator, length, pad)
 
     def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
-        """The rows of a batch with their texts in halves, and `halves` (row, token), the same exchanged.
+        """Return the rows of a batch with their texts in halves, and `halves` (row, token), the same exchanged.
 
         Each text is cut at a place that is drawn. A row has as many tokens in both orders. With token types what
         follows the first separator is of the second type, `halves_types` for those exchanged.
@@ -59,7 +59,7 @@ class HalvesMaker:
         return batch
 
     def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
-        """The tokens of a row in halves, as they were written, and exchanged.
+        """Return the tokens of a row in halves, as they were written, and exchanged.
 
         What special tokens stood before and after all texts stay there; those in between go. A text that leaves no room
         for the separator loses its last token.
@@ -80,6 +80,6 @@ class HalvesMaker:
         return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])
 
     def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """(row, token): 1 behind the first separator."""
+        """Return (row, token): 1 behind the first separator."""
         here = (ids == self.separator).long()
         return ((here.cumsum(1) - here > 0) & mask).long()

@@ -31,7 +31,7 @@ def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tu
 
 
 def select_representatives(points: Tensor, count: int, *, seed: int) -> list[int]:
-    """The numbers of at most `count` points, ascending: of each center's points the one nearest to it."""
+    """Return the numbers of at most `count` points, ascending: of each center's points the one nearest to it."""
     centers, assignment = kmeans(points, count, seed=seed)
     far_distances = squared_distances(points.double().cpu(), centers)
     far_distances[assignment[:, None] != torch.arange(len(centers))] = torch.inf
@@ -39,12 +39,15 @@ def select_representatives(points: Tensor, count: int, *, seed: int) -> list[int
 
 
 def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
-    """The squared distance of each point to each center, (point, center)."""
+    """Return the squared distance of each point to each center, (point, center)."""
     return torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def _init_centers(points: Tensor, count: int, random: np.random.Generator) -> Tensor:
-    """Points as first centers, each drawn with a chance that grows with its squared distance to those before it."""
+    """Return points as first centers.
+
+    Each drawn with a chance that grows with its squared distance to those before it.
+    """
     indices = [int(random.integers(len(points)))]
     while len(indices) < count:
         nearest = squared_distances(points, points[indices]).amin(1).numpy()

@@ -42,15 +42,15 @@ class SpacesHead(nn.Module):
         nn.init.uniform_(self.vectors, -1 / math.sqrt(2 * size), 1 / math.sqrt(2 * size))
 
     def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
-        """The logits (row, class) of states (row, token, width), of which `mask` (row, token) are no padding."""
+        """Return the logits (row, class) of states (row, token, width), of which `mask` (row, token) are no padding."""
         return self.classes(self.spaces(pool_states(states, mask, self.pooling)))
 
     def classes(self, spaces: Tensor) -> Tensor:
-        """The logits (row, class) of both spaces (row, 2 × size)."""
+        """Return the logits (row, class) of both spaces (row, 2 × size)."""
         return spaces @ self.vectors.T + self.bias
 
     def spaces(self, states: Tensor) -> Tensor:
-        """The generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
+        """Return the generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
         return torch.cat([self.generic(states), self.specific(states)], 1)
 
 
@@ -85,7 +85,7 @@ class IdbrNetwork(Network):
         return cast(SpacesHead, self.classifier.head)
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
+        """Return the logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
         if "halves" not in rows:
             return super().forward(rows)
         spaces = self.spaces(rows)
@@ -94,16 +94,16 @@ class IdbrNetwork(Network):
         return torch.cat([logits, self.tasks(specific), self.orders(generic), spaces], 1)
 
     def spaces(self, rows: dict[str, Tensor]) -> Tensor:
-        """The generic and the specific space of rows: (row, 2 × size)."""
+        """Return the generic and the specific space of rows: (row, 2 × size)."""
         return self.head.spaces(self.pooled_states(rows))
 
     def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
-        """The states (row, width) that the spaces are made of."""
+        """Return the states (row, width) that the spaces are made of."""
         mask = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
         return pool_states(states, mask, self.head.pooling)
 
     def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
-        """What `forward` said of rows with `halves`."""
+        """Return what `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
         return IdbrOutputs(*outputs.float().split(sizes, 1))

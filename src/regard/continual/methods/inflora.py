@@ -1,4 +1,4 @@
-"""InfLoRA: each task's block reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
+"""InfLoRA: each task's adapter reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class InfLora(IncrementalLora):
 
     Of what each layer reads of the task's rows, H, that part is taken that lies outside the memory of earlier tasks'
     inputs, and the rows of A are its first singular vectors. So A x = 0 for an x within the memory, whatever B is. Rows
-    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the block has a lower rank.
+    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the adapter has a lower
+    rank.
 
     After a task the directions that its H takes up outside the memory are added, largest first, until the memory has
     the share ε + (1 − ε) t/T of what is measured of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or
@@ -83,7 +84,7 @@ class InfLora(IncrementalLora):
     Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's block, and design its A."""
+        """Add the task's adapter, and design its A."""
         super().before_task(learner, task)
         self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
         moments = self._moments(learner, task)
@@ -102,12 +103,12 @@ class InfLora(IncrementalLora):
             self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
-        """What shares are taken of, for each layer."""
+        """Return what shares are taken of, for each layer."""
         moments = compute_second_moments(learner, learner.items(task))
         return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
     def subspace(self, name: str) -> InputSubspace | None:
-        """What earlier tasks take up of what a layer reads; None before there is one."""
+        """Return what earlier tasks take up of what a layer reads; None before there is one."""
         tensors = self.state.tensors
         if FREE + name in tensors:
             return InputSubspace(tensors[FREE + name], True)
@@ -116,7 +117,7 @@ class InfLora(IncrementalLora):
 
 @torch.no_grad()
 def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
-    """Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
+    """Return Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
     moments: dict[str, Tensor] = {}
 
     def add(name: str, states: Tensor) -> None:
@@ -133,16 +134,17 @@ def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dic
 
 
 def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
-    """What shares are taken of (inputs, inputs): Σ x xᵀ, or its square, in which large directions weigh more."""
+    """Return what shares are taken of (inputs, inputs): Σ x xᵀ, or its square, in which large directions weigh more."""
     return moment @ moment if measure == "released" else moment
 
 
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
-    """The squares (direction,) of inputs outside the memory, largest first, and the directions (inputs, direction).
+    """Decompose a task's inputs outside the subspace of earlier tasks.
 
-    `moment` is Σ x xᵀ, or its square: then so are the squares, of singular values of Σ x xᵀ. The directions are the
-    left singular vectors of the part there, each with the sign that makes its largest entry positive; directions
-    without inputs are left out.
+    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
+
+    Returns:
+        Squares (direction,), largest first, and directions (inputs, direction); directions without inputs are left out.
     """
     if memory is not None:
         projection = memory.complement_projection()
@@ -158,7 +160,7 @@ def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Ten
 
 
 def design_down(moment: Tensor, memory: InputSubspace | None, rank: int) -> Tensor:
-    """A (rank, inputs) of a block that reads the largest part of a task's inputs outside the memory."""
+    """A (rank, inputs) of an adapter that reads the largest part of a task's inputs outside the memory."""
     _, vectors = decompose_outside(moment, memory)
     matrix = moment.new_zeros(rank, len(moment))
     rows = vectors[:, :rank].T / math.sqrt(3)
@@ -167,7 +169,7 @@ def design_down(moment: Tensor, memory: InputSubspace | None, rank: int) -> Tens
 
 
 def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float) -> InputSubspace:
-    """The memory with as few more directions as it takes to have that share of the squares of a task's inputs."""
+    """Add the fewest directions with which the subspace holds a fraction of the squares of a task's inputs."""
     width = len(moment)
     basis = moment.new_zeros(width, 0) if memory is None else memory.basis
     squares, vectors = decompose_outside(moment, memory)
@@ -181,7 +183,7 @@ def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float)
 
 
 def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
-    """An orthonormal basis of what a basis spans but for some orthonormal vectors, all within it."""
+    """Return an orthonormal basis of what a basis spans but for some orthonormal vectors, all within it."""
     if not vectors.shape[1]:
         return basis
     left, _, _ = torch.linalg.svd(basis - vectors @ (vectors.T @ basis), full_matrices=False)
@@ -189,6 +191,6 @@ def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _complement(basis: Tensor) -> Tensor:
-    """An orthonormal basis of what an orthonormal one does not span."""
+    """Return an orthonormal basis of what an orthonormal one does not span."""
     complete, _ = torch.linalg.qr(basis, mode="complete")
     return complete[:, basis.shape[1] :].contiguous()

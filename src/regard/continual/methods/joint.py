@@ -26,5 +26,5 @@ class Joint(Method):
         return (learner.fine_tuning_phase(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The training rows of all tasks, mixed."""
+        """Return the training rows of all tasks, mixed."""
         return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], phase)

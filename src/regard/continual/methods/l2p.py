@@ -101,15 +101,15 @@ class L2pNetwork(Network):
         return head
 
     def train(self, mode: bool = True) -> L2pNetwork:
-        """The network in training, its encoder in evaluation."""
+        """Return the network in training, its encoder in evaluation."""
         super().train(mode)
         self.classifier.encoder.eval()
         return self
 
     def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> SelectedPrompts:
-        """The prompts whose keys are nearest; with `usage` (M,) by distance × usage, and distance where that is equal.
+        """Return the prompts with the keys nearest to each text; with `usage` (M,), by distance × usage.
 
-        The query is the plain text's state that the classifier reads by itself: of [CLS], or of the last token.
+        The query is the state that the classifier reads from the text alone: of [CLS], or of the last token.
         """
         mask = rows["attention_mask"].bool()
         with torch.no_grad():
@@ -124,7 +124,10 @@ class L2pNetwork(Network):
         return SelectedPrompts(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
+        """Return the logits (row, class).
+
+        Behind the prompts that `rows` has the numbers of, or that the texts choose.
+        """
         mask = rows["attention_mask"].bool()
         if self.room is not None and mask.shape[1] > self.room:
             raise check_prompt_fits(mask.shape[1], self.room, self.added)
@@ -139,7 +142,10 @@ class L2pNetwork(Network):
         return self._classify(encoder(**inputs, return_dict=True).last_hidden_state, mask)
 
     def _classify(self, states: Tensor, mask: Tensor) -> Tensor:
-        """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
+        """Return the logits from the mean state of the prompts.
+
+        Of a causal model, whose prompts see no text, the last one.
+        """
         reads_last = self.head.pooling == "last"
         pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
         logits: Tensor = self.head(pooled[:, None], mask[:, :1])
@@ -179,11 +185,11 @@ class L2p(Method):
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Prompts, keys and head, for the budget's epochs."""
+        """Return prompts, keys and head, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
+        """Return the sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
         loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
         pull_loss: Tensor = (
@@ -216,7 +222,7 @@ class L2p(Method):
 
 @torch.no_grad()
 def _check_classifier(classifier: Classifier) -> None:
-    """Nothing, or a UserError: the encoder is adapted, or embeddings in place of tokens give it another text."""
+    """Raise UserError if the encoder is adapted, or embeddings in place of tokens give it another text."""
     encoder = classifier.encoder
     if classifier.config.lora:
         raise UserError("lora: expected none with l2p, which leaves the encoder as it is")

@@ -83,7 +83,7 @@ class Lfpt5Network(PromptNetwork):
         return 1
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """The prompt, once it is trained."""
+        """Return the prompt, once it is trained."""
         return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
 
@@ -138,11 +138,11 @@ class Lfpt5(Method):
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The prompt, for the budget's epochs."""
+        """Return the prompt, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's rows and those that were written, as one set."""
+        """Return the task's rows and those that were written, as one set."""
         items = [ExampleRef(task, row) for row in range(len(self.new))] + [
             ExampleRef(_PAST, row) for row in range(len(self.old))
         ]
@@ -153,7 +153,7 @@ class Lfpt5(Method):
         )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
+        """Return the sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
@@ -168,7 +168,7 @@ class Lfpt5(Method):
         return loss
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
-        """The sum over tokens of KL(before ‖ now) on rows that were written."""
+        """Return the sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
         inputs = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
         with torch.no_grad(), network.pool.prepend(self.state.tensors[PROMPT][None]):
@@ -185,17 +185,20 @@ class Lfpt5(Method):
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """The inputs that were last written of a task; None of the last, and where none could be read."""
+        """Return the inputs that were last written of a task; None of the last, and where none could be read."""
         generated = self.state.values.get(GENERATED, [])
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
     def _generated_pairs(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
-        """The inputs and answers that were written of each earlier task; None for one of which there are none."""
+        """Return the inputs and answers that were written of each earlier task.
+
+        None for one of which there are none.
+        """
         generated = self.state.values.get(GENERATED, []) if task else []
         return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in generated]
 
     def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
-        """Rows of a task that the prompt writes, each once: input and answer."""
+        """Return rows of a task that the prompt writes, each once: input and answer."""
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []
@@ -239,11 +242,11 @@ class Lfpt5(Method):
     # -- rows -------------------------------------------------------------------------------------------
 
     def _question(self, learner: Learner, task: int) -> str:
-        """What the prompt is asked with for rows of a task."""
+        """Return what the prompt is asked with for rows of a task."""
         return f"__{learner.stream.tasks[task].name}__"
 
     def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
-        """Rows as token ids."""
+        """Return rows as token ids."""
         budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
         sequences = [
             f"{text} {self.config.separator} {encoded_sequences[0]}"
@@ -265,7 +268,7 @@ class Lfpt5(Method):
         return [_Row(task, *(ids[row][mask[row]] for ids, mask in fields)) for row in range(len(pairs))]
 
     def _make_batch(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
-        """Rows as a batch, filled up with the first of them, which then count for nothing."""
+        """Return rows as a batch, filled up with the first of them, which then count for nothing."""
         padded_items = [items[index % len(items)] for index in range(size)]
         rows = [(self.old if item.task == _PAST else self.new)[item.row] for item in padded_items]
         task_batch = pad_batch([row.input for row in rows], [row.answer for row in rows], learner.pad_token_id)
@@ -283,7 +286,7 @@ class Lfpt5(Method):
 
 
 def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """(row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
+    """Return (row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = nn.functional.cross_entropy(
         wide_logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
@@ -292,7 +295,7 @@ def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
-    """Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
+    """Return Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
     dtype = torch.promote_types(now.dtype, torch.float32)
     old, new = (logits_of.to(dtype).log_softmax(-1) for logits_of in (previous, now))
     total: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
@@ -300,7 +303,7 @@ def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
 
 
 def parse_row(text: str, separator: str) -> tuple[str, str] | None:
-    """The input and the answer that a text consists of; None where it does not."""
+    """Return the input and the answer that a text consists of; None where it does not."""
     fields = tuple(field.strip() for field in text.split(separator))
     return (fields[0], fields[1]) if len(fields) == 2 and all(fields) else None
 

@@ -67,7 +67,7 @@ class Lwf(Method):
         return (*warming, learner.fine_tuning_phase())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
+        """Return the sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         if not learner.task or not _trains_encoder(learner):
@@ -86,10 +86,10 @@ class Lwf(Method):
 
 
 def _trains_encoder(learner: Learner) -> bool:
-    """Whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
+    """Return whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
     return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
 
 
 def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
-    """The cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
+    """Return the cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
     return -((earlier / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)

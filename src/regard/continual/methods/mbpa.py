@@ -97,7 +97,7 @@ class AdaptingNetwork(Network):
         return self
 
     def forward(self, rows: Rows) -> Tensor:
-        """The logits (row, class); in evaluation without gradients, of adapted weights."""
+        """Return the logits (row, class); in evaluation without gradients, of adapted weights."""
         if self.training or torch.is_grad_enabled() or self.remembered is None:
             return super().forward(rows)
         is_learned = rows["tasks"] < self.remembered.tasks_trained
@@ -115,14 +115,17 @@ class AdaptingNetwork(Network):
 
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
-        """(row, width): the first encoder's state of the token that the head reads, whatever has been learnt since."""
+        """Return (row, width): the first encoder's state of the token that the head reads.
+
+        Whatever has been learnt since.
+        """
         inputs = _trim_inputs(rows)
         mask = inputs["attention_mask"].bool()
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
         return pool_states(states, mask, self._head.pooling)
 
     def find_neighbors(self, rows: Rows) -> Tensor:
-        """(row, neighbor): which rows of the memory have the nearest keys, by Euclidean distance."""
+        """Return (row, neighbor): which rows of the memory have the nearest keys, by Euclidean distance."""
         assert self.remembered is not None
         keys = self.remembered.keys
         distances = (self.keys(rows)[:, None] - keys).square().sum(-1)
@@ -133,7 +136,7 @@ class AdaptingNetwork(Network):
         return cast(LinearHead, self.classifier.head)
 
     def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """The logits of all adapted weights, a row at a time."""
+        """Return the logits of all adapted weights, a row at a time."""
         return torch.cat(
             [
                 self._adapt_row(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
@@ -142,7 +145,7 @@ class AdaptingNetwork(Network):
         )
 
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """The logits (1, class) of a row, when every weight has been adapted to its neighbors."""
+        """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
         start = {
             name: parameter.detach()
             for name, parameter in self.classifier.named_parameters()
@@ -158,7 +161,7 @@ class AdaptingNetwork(Network):
         return logits
 
     def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:
-        """The gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
+        """Return the gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
         leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
             logits = functional_call(self.classifier, leaves, (), _trim_inputs(rows)).logits
@@ -167,7 +170,10 @@ class AdaptingNetwork(Network):
         return dict(zip(leaves, gradients, strict=True))
 
     def _adapt_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """The logits of an adapted head, all rows at once: their encoder is the same, so one pass of it is enough."""
+        """Return the logits of an adapted head.
+
+        All rows at once: their encoder is the same, so one pass of it is enough.
+        """
         features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
@@ -182,7 +188,7 @@ class AdaptingNetwork(Network):
         return (vectors @ features[..., None]).squeeze(-1) + bias
 
     def _features(self, rows: Rows) -> Tensor:
-        """(row, width): what the head reads, in float32 at least."""
+        """Return (row, width): what the head reads, in float32 at least."""
         mask = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
         features = pool_states(states, mask, self._head.pooling)
@@ -190,7 +196,7 @@ class AdaptingNetwork(Network):
 
 
 def _trim_inputs(rows: Rows) -> Rows:
-    """What the classifier reads, without columns that are padding in all rows."""
+    """Return what the classifier reads, without columns that are padding in all rows."""
     width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
     return {name: rows[name][:, :width] for name in INPUTS if name in rows}
 
@@ -221,7 +227,7 @@ class MbPA(memory.MemoryMethod):
         self._show_memory(learner, task)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's batches, and every so often one of the memory."""
+        """Return the task's batches, and every so often one of the memory."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         interval = self.config.replay_interval

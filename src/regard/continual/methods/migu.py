@@ -1,4 +1,4 @@
-"""MIGU: of a block only those features are learnt that answer the batch at hand most."""
+"""MIGU: of an adapter only those features are learnt that answer the batch at hand most."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Migu(SequentialLora):
     which are large. So at each step the gradient of the rows of W whose magnitude is below the quantile `threshold` is
     set to zero; W is A, and B, of each layer. Adam may move these rows yet, by earlier gradients, as it does in the
     authors' code. That of its LoRA is not whole; what is left of it ranks the rows of B by what the layer gives with
-    the block, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
+    the adapter, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
     learnt without: B begins at zero, and so do its magnitudes.
     """
 
@@ -63,7 +63,7 @@ class Migu(SequentialLora):
         )
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's rows; with each batch magnitudes are added up anew."""
+        """Return the task's rows; with each batch magnitudes are added up anew."""
         task_batches = super().batches(learner, task, phase)
 
         def rows(step: int) -> Rows:
@@ -73,7 +73,7 @@ class Migu(SequentialLora):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
+        """Return the sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
         if not learner.task:
             return learner.cross_entropy(network(rows), rows)
         pool = learner.network_as(PoolNetwork).pool
@@ -104,7 +104,7 @@ class Migu(SequentialLora):
 
 
 def sum_magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
+    """Return Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
     hidden = states @ down.T
     return hidden.abs().sum(0), (hidden @ up.T).abs().sum(0)
 

@@ -1,4 +1,4 @@
-"""N-LoRA: each task's block is kept sparse, so that blocks seldom change the same weight."""
+"""N-LoRA: each task's adapter is kept sparse, so that adapters seldom change the same weight."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class NLoraConfig(LoraConfig):
 class NLora(IncrementalLora):
     """Non-collision LoRA (arXiv 2410.10179): incremental LoRA and λ Σ_layers ‖B_t A_t‖₁ beside the loss.
 
-    Two blocks collide at a weight that both change. The fewer weights each changes, the fewer collide, and updates that
-    never collide are orthogonal. Earlier blocks are frozen and added. α / rank is left out of the norm.
+    Two adapters collide at a weight that both change. The fewer weights each changes, the fewer collide, and updates
+    that never collide are orthogonal. Earlier adapters are frozen and added. α / rank is left out of the norm.
     """
 
     Config = NLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's block. Raises UserError where the product cannot be formed."""
+        """Add the task's adapter. Raises UserError where the product cannot be formed."""
         super().before_task(learner, task)
         non_square = [
             name
@@ -63,11 +63,12 @@ class NLora(IncrementalLora):
         ]
         if non_square and self.config.penalized_product == "released":
             raise UserError(
-                f"penalized_product: expected update, since {non_square[0]} gives another number of features than it reads"
+                "penalized_product: expected update, since "
+                f"{non_square[0]} gives another number of features than it reads"
             )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
+        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         loss = learner.cross_entropy(network(rows), rows)
         if not self.config.sparsity_weight:
             return loss
@@ -78,6 +79,6 @@ class NLora(IncrementalLora):
 
 
 def l1_norm(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:
-    """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
+    """‖B A‖₁ of an adapter, the sum over layers; of A B with `released`."""
     pairs = [(blocks.A[adapter], blocks.B[adapter]) for blocks in pool.adapters]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

@@ -1,4 +1,4 @@
-"""O-LoRA: each task's block is learnt in a subspace orthogonal to those of earlier blocks."""
+"""O-LoRA: each task's adapter is learnt in a subspace orthogonal to those of earlier adapters."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class OLoraConfig(LoraConfig):
 class OLora(IncrementalLora):
     """Orthogonal LoRA (arXiv 2310.14152): incremental LoRA and λ₁ Σ_layers Σ_{i<t} Σ_jk |A_i A_tᵀ|_jk beside the loss.
 
-    The rows of A span what a block reads; where those of the new block are orthogonal to all earlier ones, the blocks
-    read different parts of a layer's input. Earlier blocks are frozen. With λ₂ the Frobenius norms of the new A and B
-    are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of 1e-3 and
-    rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
+    The rows of A span what an adapter reads; where those of the new adapter are orthogonal to all earlier ones, the
+    adapters read different parts of a layer's input. Earlier adapters are frozen. With λ₂ the Frobenius norms of the
+    new A and B are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of
+    1e-3 and rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
     Config = OLoraConfig
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
+        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         loss = learner.cross_entropy(network(rows), rows)
         num_rows, config, pool = (
             (rows["labels"] != IGNORE_INDEX).sum(),
@@ -71,7 +71,7 @@ class OLora(IncrementalLora):
 
 
 def overlap_penalty(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:
-    """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
+    """Return Σ |A_i A_blockᵀ| over entries, layers and adapters i before this one; or of the squares."""
     overlaps = []
     for layer_adapters in pool.adapters:
         inner = torch.cat([layer_adapters.A[earlier] for earlier in range(adapter)]) @ layer_adapters.A[adapter].T

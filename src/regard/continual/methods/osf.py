@@ -49,7 +49,7 @@ class OsfConfig(method.MethodConfig):
         method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, min_value=0, max_value=1)
 
     def share(self, task: int, tasks: int) -> float:
-        """The share of directions held while a task is learnt, counted from 0."""
+        """Return the share of directions held while a task is learnt, counted from 0."""
         last = self.frozen_fraction or 1 - 1 / tasks
         return self.initial_frozen_fraction + (last - self.initial_frozen_fraction) * task / max(tasks - 1, 1)
 
@@ -100,7 +100,7 @@ class SubspaceLayer(nn.Module):
         return output_side, input_side
 
     def forward(self, states: Tensor) -> Tensor:
-        """What the layer gives."""
+        """Return what the layer gives."""
         output_side, input_side = self.trainable_factors()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
         inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
@@ -126,7 +126,7 @@ class SubspaceLayer(nn.Module):
         self.kept.copy_((left[:, :num_frozen] * values[:num_frozen]) @ right[:num_frozen])
 
     def _begin(self) -> Tensor:
-        """The matrix of the layer below, (outputs, inputs)."""
+        """Return the matrix of the layer below, (outputs, inputs)."""
         weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as linear layers have
         return weight if isinstance(self.base_layer, nn.Linear) else weight.T
 
@@ -190,7 +190,7 @@ class Osf(Method):
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
-    """The full names of the layers that are meant. Raises UserError."""
+    """Return the full names of the layers that are meant. Raises UserError."""
     if targets != ALL_LINEAR:
         return target_layers(
             encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]

@@ -30,7 +30,7 @@ class ProgressiveNetwork(PromptNetwork):
     """
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """The prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
+        """Return the prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
             return None
@@ -74,7 +74,7 @@ class ProgPrompt(Method):
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The prompt, and the head, for the budget's epochs."""
+        """Return the prompt, and the head, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:

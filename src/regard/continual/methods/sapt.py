@@ -1,4 +1,4 @@
-"""SAPT: a block a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
+"""SAPT: an adapter a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BALANCE_BATCHES = 4
 class SaptNetwork(AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
-    `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
+    `mixed`: the weights (row, adapter) that the last rows were given; `own`: the adapter that is trained.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
@@ -57,11 +57,11 @@ class SaptNetwork(AdapterNetwork):
         self.current_adapter = 0
 
     def adapter_of(self, task: int) -> int:
-        """The block that a task was given."""
+        """Return the adapter that a task was given."""
         return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
-        """The blocks, put into a model: low-rank ones, or soft prompts."""
+        """Return the adapters, put into a model: low-rank ones, or soft prompts."""
         if config.adapter_type == "prompt":
             return PromptAdapterPool(
                 classifier.encoder,
@@ -73,21 +73,24 @@ class SaptNetwork(AdapterNetwork):
         return make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this block, its key, and the maps."""
+        """Train this adapter, its key, and the maps."""
         super().start_adapter(adapter)
         self.attention.use(adapter + 1)
         self.attention.set_trainable(adapter)
         self.current_adapter = adapter
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
-        """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
+        """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
         mask = rows.get("prompt_mask", rows["attention_mask"])
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
             return query_vectors(embedded, mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How much each row gets of each block (row, block); all of the task's own in training that is not aligned."""
+        """Return how much each row gets of each adapter (row.
+
+        Adapter); all of the task's own in training that is not aligned.
+        """
         self.routing_weights = None
         if not int(self.count):
             return None
@@ -103,9 +106,9 @@ class SaptNetwork(AdapterNetwork):
 class Sapt(Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
-    A new block and key come with each task and are trained, with the maps that make queries; blocks and keys of earlier
-    tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for its rows:
-    on these the weights are held where they were.
+    A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of
+    earlier tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for
+    its rows: on these the weights are held where they were.
 
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
     gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
@@ -131,7 +134,7 @@ class Sapt(Method):
         tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
 
     def place_adapter(self, learner: Learner, task: int) -> None:
-        """Put the next block in place, and open its gate."""
+        """Put the next adapter in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
@@ -158,7 +161,7 @@ class Sapt(Method):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
     def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
-        """Let a new block begin as an earlier one, or leave it at nothing."""
+        """Let a new adapter begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
             other = choose_initial_adapter(learner, task, adapter, config.init_samples)
@@ -168,7 +171,7 @@ class Sapt(Method):
             learner.network_as(SaptNetwork).pool.copy(adapter, other)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
+        """Return the adapter with its key and the maps, each at its rate, and the head, for the budget's epochs."""
         return (learner.fine_tuning_phase(lr_multipliers=self._lr_multipliers(learner)),)
 
     def _lr_multipliers(self, learner: Learner) -> dict[str, float]:
@@ -185,9 +188,9 @@ class Sapt(Method):
         return {name: multiplier for name, multiplier in multiplier_of.items() if multiplier != 1}
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's rows; with the floor under their own block's weight while it warms up.
+        """Return the task's rows; with the floor under their own adapter's weight while it warms up.
 
-        The next block is put in place here, when the task has been scored without it.
+        The next adapter is put in place here, when the task has been scored without it.
         """
         self.place_adapter(learner, task)
         task_batches = super().batches(learner, task, phase)
@@ -204,7 +207,10 @@ class Sapt(Method):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
+        """Return the sum of the rows' losses.
+
+        And of what opens the gate; and λ times the divergence for each that counts.
+        """
         loss = learner.cross_entropy(network(rows), rows)
         sapt_network = learner.network_as(SaptNetwork)
         weights = sapt_network.routing_weights
@@ -244,15 +250,15 @@ class Sapt(Method):
             tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """The pseudo samples that stand for a task; None where other things do."""
+        """Return the pseudo samples that stand for a task; None where other things do."""
         return stored.stored_inputs(self.state, task)
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
-        """The block that a task is about to be given."""
+        """Return the adapter that a task is about to be given."""
         return task
 
     def count_stored(self, rows: int) -> int:
-        """How many vectors stand for a task of so many rows."""
+        """Return how many vectors stand for a task of so many rows."""
         requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(requested, rows))
 
@@ -269,20 +275,20 @@ class Sapt(Method):
         return self.reflection_strength(learner.task) * self.mean_divergence(learner)
 
     def mean_divergence(self, learner: Learner) -> Tensor:
-        """The mean of the earlier tasks' divergences."""
+        """Return the mean of the earlier tasks' divergences."""
         past_divergences = divergences(
             learner.network_as(SaptNetwork).attention, self.past_tasks(learner, learner.task)
         )
         return torch.stack(past_divergences).mean()
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """What stands for the tasks before one."""
+        """Return what stands for the tasks before one."""
         tensors = self.state.tensors
         tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
         return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]
 
     def stand_in_vectors(self, learner: Learner, task: int) -> Tensor:
-        """The query vectors (row, width) that stand for a task."""
+        """Return the query vectors (row, width) that stand for a task."""
         tensors = self.state.tensors
         if self.config.reflection == "real":
             return tensors[f"{VECTORS}{task}"]
@@ -298,7 +304,7 @@ class Sapt(Method):
         return self.stand_ins[task]
 
     def _training_vectors(self, learner: Learner, task: int) -> Tensor:
-        """The query vectors (row, width) of a task's training rows."""
+        """Return the query vectors (row, width) of a task's training rows."""
         if task not in self.training_vectors:
             with torch.no_grad():
                 chunks = [

@@ -1,4 +1,4 @@
-"""SAPT that is not told which task it learns: what is new is noticed and given a block, what is known gets its own."""
+"""Task-free SAPT: rows that are new get a new adapter, known ones that of their task."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
 
 
 class TaskFreeNetwork(SaptNetwork):
-    """SAPT's network, which knows the block that each portion was `given` (portion,); −1: not learnt yet."""
+    """SAPT's network, which knows the adapter that each portion was `given` (portion,); −1: not learnt yet."""
 
     given: Tensor
 
@@ -66,11 +66,11 @@ class TaskFreeNetwork(SaptNetwork):
         self.register_buffer("given", torch.full((tasks,), -1))
 
     def adapter_of(self, task: int) -> int:
-        """The block that a portion was given."""
+        """Return the adapter that a portion was given."""
         return int(self.given[task])
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this block, its key, and the maps; those that came after it stay in use."""
+        """Train this adapter, its key, and the maps; those that came after it stay in use."""
         used = max(int(self.count), adapter + 1)
         super().start_adapter(adapter)
         self.count.fill_(used)
@@ -82,11 +82,11 @@ class SaptTaskFree(Sapt):
 
     A portion is what the framework calls a task: its rows come together, and what its labels are called is known, as
     they would be anyway; the number of the task is used to find these, and for nothing else. Query vectors of its
-    training rows are compared with those that stand for each block (`regard.adapters.novelty`). Rows that are like none
-    of them get a new block and key, as in SAPT. Otherwise the block that they are most like is opened again and trained
-    on them, while the others are reflected on, and then stands for both: its target is the mean over all of its rows,
-    earlier ones through the vectors that were kept of them, and of what is kept now each portion has the share of its
-    rows. There are as many blocks as kinds of rows that were noticed.
+    training rows are compared with those that stand for each adapter (`regard.adapters.novelty`). Rows that are like
+    none of them get a new adapter and key, as in SAPT. Otherwise the adapter that they are most like is opened again
+    and trained on them, while the others are reflected on, and then stands for both: its target is the mean over all of
+    its rows, earlier ones through the vectors that were kept of them, and of what is kept now each portion has the
+    share of its rows. There are as many adapters as kinds of rows that were noticed.
     """
 
     Config = SaptTaskFreeConfig
@@ -94,7 +94,7 @@ class SaptTaskFree(Sapt):
     supports_text = True
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
-        """The block that a portion gets, decided once."""
+        """Return the adapter that a portion gets, decided once."""
         name, network = f"{PORTION}{task}", learner.network_as(TaskFreeNetwork)
         if name not in self.state.values:
             self.state.values[name] = self._decide(learner, task)
@@ -103,13 +103,13 @@ class SaptTaskFree(Sapt):
         return adapter
 
     def reflection_strength(self, task: int) -> float:
-        """λ of a portion's training: of the mean of the other blocks' divergences."""
+        """λ of a portion's training: of the mean of the other adapters' divergences."""
         if self.config.opens:
             return float(self.config.router_loss_weight * len(self._other_adapters(task)))
         return super().reflection_strength(task)
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """What stands for the blocks other than that of a portion."""
+        """Return what stands for the adapters other than that of a portion."""
         tensors = self.state.tensors
         return [
             PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"])
@@ -117,7 +117,7 @@ class SaptTaskFree(Sapt):
         ]
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the block's rows, and what stands for them."""
+        """Keep the mean weights of the adapter's rows, and what stands for them."""
         network, state = learner.network_as(TaskFreeNetwork), self.state
         adapter, vectors = network.adapter_of(task), self._training_vectors(learner, task)
         stored_vectors, num_seen = (
@@ -136,7 +136,7 @@ class SaptTaskFree(Sapt):
     def _merge_vectors(
         self, learner: Learner, task: int, stored_vectors: Tensor, num_seen: int, vectors: Tensor
     ) -> Tensor:
-        """What stands for rows of which so many were seen before, and for those found: each by their number."""
+        """Return what stands for rows of which so many were seen before, and for those found: each by their number."""
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
         count = self.count_stored(num_seen + len(vectors))
         num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
@@ -146,7 +146,7 @@ class SaptTaskFree(Sapt):
         return torch.cat(samples).clone()
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
-        """The block for a portion, whether it is a new one, and what each block's rows were to it."""
+        """Return the adapter for a portion, whether it is a new one, and what each adapter's rows were to it."""
         config, adapters = self.config, self._trained_adapters()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
         vectors = _sample_rows(self._training_vectors(learner, task), int(config.novelty_samples), random)
@@ -169,16 +169,16 @@ class SaptTaskFree(Sapt):
         }
 
     def _trained_adapters(self) -> list[int]:
-        """The blocks that have been trained."""
+        """Return the adapters that have been trained."""
         return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
     def _other_adapters(self, task: int) -> list[int]:
-        """Those of them that are not the portion's own."""
+        """Return those of them that are not the portion's own."""
         own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
         return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]
 
 
 def _sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
-    """At most so many of the vectors, in their order."""
+    """Return at most so many of the vectors, in their order."""
     indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
     return vectors[indices.to(vectors.device)]

@@ -56,7 +56,7 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
 
 
 class SeekrNetwork(SharedAdapterNetwork):
-    """A frozen model with one block, whose attention can be read, `find_attention_layers` being its layers."""
+    """A frozen model with one adapter, whose attention can be read, `find_attention_layers` being its layers."""
 
     _attention_layers: tuple[AttentionLayer, ...] = ()
     _reads: list[CapturedWeights] | None = None
@@ -78,7 +78,7 @@ class SeekrNetwork(SharedAdapterNetwork):
             self._reads = previous
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         if self._reads is None:
             return super().forward(rows)
         with capture_weights(self.classifier.encoder, self.attention_layers) as captured:
@@ -102,8 +102,8 @@ class Seekr(memory.MemoryMethod):
     it was when it was stored, in evaluation: with anything dropped out D would be far from 0 where nothing has changed.
 
     In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
-    its own; here it is one LoRA block, and each batch has rows of the memory beside the new ones, as `replay-lora` has:
-    so that budgets and memories of a comparison are equal.
+    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as `replay-lora`
+    has: so that budgets and memories of a comparison are equal.
     """
 
     Config = SeekrConfig
@@ -116,7 +116,7 @@ class Seekr(memory.MemoryMethod):
     # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the block, on; note how the examples that will be stored are attended to so far."""
+        """Train the adapter, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
         new_examples = self._future_examples(learner, task)
@@ -125,13 +125,13 @@ class Seekr(memory.MemoryMethod):
         }
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """The task's rows, each batch with some of the memory beside it."""
+        """Return the task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         return memory.replay_in_batches(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses."""
+        """Return the sum of the rows' losses."""
         replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
@@ -175,7 +175,7 @@ class Seekr(memory.MemoryMethod):
     # -- the memory -------------------------------------------------------------------------------------
 
     def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
-        """The examples of a task that are in the memory when it has been learnt."""
+        """Return the examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
@@ -195,9 +195,9 @@ class Seekr(memory.MemoryMethod):
     def _observe(
         self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
     ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
-        """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
+        """Return each example with its attention (layer, head, query, key), logits and squared gradients (layer, head).
 
-        All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
+        All are on the CPU, in evaluation mode. The gradients are those of the loss in the attention; empty without `with_gradients`.
         """
         observations = []
         network = learner.network_as(SeekrNetwork)
@@ -245,7 +245,7 @@ class Seekr(memory.MemoryMethod):
         return self.state.tensors.get(IMPORTANCE, torch.zeros(len(layers), max(layer.heads for layer in layers)))
 
     def _divergence(self, reads: Sequence[CapturedWeights], mask: Tensor, items: Sequence[ExampleRef]) -> Tensor:
-        """The sum over rows, which are those examples, of D."""
+        """Return the sum over rows, which are those examples, of D."""
         layers = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
         weights_by_layer = {layer: reads[layer].weights() for layer in sorted(layers)}
         total = mask.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
@@ -258,12 +258,15 @@ class Seekr(memory.MemoryMethod):
 
 
 def distillation_losses(logits: Tensor, stored: Tensor) -> Tensor:
-    """The cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
+    """Return the cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
     return -(stored.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
 
 def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
-    """How much heads matter, (layer, head): how far they moved times their share of their layer's squared slopes."""
+    """Return how much heads matter, (layer.
+
+    Head): how far they moved times their share of their layer's squared slopes.
+    """
     return moved * steep / steep.sum(1, keepdim=True).clamp_min(torch.finfo(steep.dtype).tiny)
 
 
@@ -280,14 +283,14 @@ def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]
 
 
 def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
-    """The mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
+    """Return the mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
     current = current.to(torch.promote_types(current.dtype, torch.float32))
     stored = stored.to(current.dtype)
     return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
 
 def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
-    """The mean over layers of the mean of the values (head,) of heads in each."""
+    """Return the mean over layers of the mean of the values (head,) of heads in each."""
     layer_of = torch.tensor(layers, device=values.device)
     means = [values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]
     return torch.stack(means).mean()
@@ -295,7 +298,7 @@ def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
 
 @contextmanager
 def _require_embedding_gradients(table: nn.Module) -> Iterator[None]:
-    """While it lasts what the table gives has a gradient, where any has: so has the attention of every layer."""
+    """For a while, what the table gives has a gradient, where any has: so has the attention of every layer."""
     handle = table.register_forward_hook(
         lambda module, args, found: found.requires_grad_() if torch.is_grad_enabled() else found
     )
@@ -310,5 +313,5 @@ def _tensor_name(kind: str, item: ExampleRef) -> str:
 
 
 def _as_float32(values: Tensor) -> Tensor:
-    """The values in float32 at least."""
+    """Return the values in float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -16,12 +16,12 @@ _Numbers = NDArray[np.int64]
 
 
 def duplicate_fraction(texts: Sequence[str]) -> float:
-    """The share of texts that another before them is the same as, but for white space."""
+    """Return the share of texts that another before them is the same as, but for white space."""
     return 1 - len({plain_text(text) for text in texts}) / len(texts)
 
 
 def near_duplicate_fraction(texts: Sequence[str]) -> float:
-    """The share of texts that another before them is nearly the same as, or the same.
+    """Return the share of texts that another before them is nearly the same as, or the same.
 
     Two are where the runs of three words that are in both are at least 80 % of those in one of them (Broder 1997).
     """
@@ -33,14 +33,14 @@ def near_duplicate_fraction(texts: Sequence[str]) -> float:
 
 
 def shingles(text: str) -> frozenset[tuple[str, ...]]:
-    """The runs of three words in a text; of a shorter one the whole."""
+    """Return the runs of three words in a text; of a shorter one the whole."""
     words = text.split()
     last = max(1, len(words) - SHINGLE + 1)
     return frozenset(tuple(words[start : start + SHINGLE]) for start in range(last))
 
 
 def copied_fraction(texts: Sequence[str], train_texts: Sequence[str]) -> float:
-    """The share of texts that are texts trained on, but for white space."""
+    """Return the share of texts that are texts trained on, but for white space."""
     training_texts = {plain_text(text) for text in train_texts}
     return sum(plain_text(text) in training_texts for text in texts) / len(texts)
 
@@ -67,12 +67,15 @@ class CopiedRuns:
         self._ranks = [_rank_values(np.array(words, dtype=np.int64))]
 
     def copied_fraction(self, words: int) -> float | None:
-        """The share of the texts' runs of so many words that are in a text trained on; None where there is no run."""
+        """Return the share of the texts' runs of so many words that are in a text trained on.
+
+        None where there is no run.
+        """
         runs, known = self._runs(words)
         return float(np.isin(runs, known).mean()) if len(runs) else None
 
     def longest_run(self) -> int:
-        """The most words of a run that is in a text trained on."""
+        """Return the most words of a run that is in a text trained on."""
         low, high = 0, int(self._words_left.max(initial=0))
         while low < high:
             middle = (low + high + 1) // 2
@@ -81,7 +84,7 @@ class CopiedRuns:
         return low
 
     def _runs(self, words: int) -> tuple[_Numbers, _Numbers]:
-        """The runs of so many words of the texts, and of those trained on, as numbers."""
+        """Return the runs of so many words of the texts, and of those trained on, as numbers."""
         level = words.bit_length() - 1
         while len(self._ranks) <= level:
             last, step = self._ranks[-1], 2 ** (len(self._ranks) - 1)
@@ -97,11 +100,11 @@ class CopiedRuns:
 
 
 def _rank_values(values: _Numbers) -> _Numbers:
-    """Each value as its place among those that there are."""
+    """Return each value as its place among those that there are."""
     ranks: _Numbers = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return ranks
 
 
 def _pair_codes(first: _Numbers, second: _Numbers) -> _Numbers:
-    """Two ranks as one number."""
+    """Return two ranks as one number."""
     return first * (max(int(first.max(initial=0)), int(second.max(initial=0))) + 1) + second

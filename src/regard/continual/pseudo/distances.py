@@ -22,7 +22,7 @@ def frechet_distance(vectors: Tensor, reference: Tensor) -> float:
 
 
 def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | None:
-    """The distance of so many of some vectors from the others: what chance alone makes it; None for too few."""
+    """Return the distance of so many of some vectors from the others: what chance alone makes it; None for too few."""
     if rows < 2 or len(vectors) - rows < 2:
         return None
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(seed)).to(vectors.device)
@@ -32,10 +32,10 @@ def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | Non
 class PrivacyMeasures(NamedTuple):
     """How near vectors are to training rows, beside rows that were not trained on.
 
-    `nearest_distances`: the median distance of what stands for a task to the nearest training row, over that of held-out rows;
-    None where the latter is 0. `closer`: how likely one of them is nearer to a training row than a held-out row is, one
-    half where they are as far, 1 for copies. `membership`: how likely a training row is nearer to one of them than a
-    held-out row is: what someone who has them can tell, one half for nothing.
+    `nearest_distances`: the median distance of what stands for a task to the nearest training row, over that of
+    held-out rows; None where the latter is 0. `closer`: how likely one of them is nearer to a training row than a
+    held-out row is, one half where they are as far, 1 for copies. `membership`: how likely a training row is nearer to
+    one of them than a held-out row is: what someone who has them can tell, one half for nothing.
     """
 
     nearest: float | None
@@ -44,7 +44,7 @@ class PrivacyMeasures(NamedTuple):
 
 
 def measure_privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) -> PrivacyMeasures:
-    """What vectors that stand for a task (row, width) give away of its training rows; Euclidean distances."""
+    """Return what vectors that stand for a task (row, width) give away of its training rows; Euclidean distances."""
     stand_in_distances, held_out_distances = (
         nearest_distances(stand_ins, train_vectors),
         nearest_distances(held_out, train_vectors),
@@ -60,14 +60,14 @@ def measure_privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) 
 
 
 def nearest_distances(vectors: Tensor, others: Tensor) -> Tensor:
-    """(row,): the distance of each vector to the nearest of the others; 0 for one of them."""
+    """Return (row,): the distance of each vector to the nearest of the others; 0 for one of them."""
     chunks = vectors.double().split(256)
     options = {"compute_mode": "donot_use_mm_for_euclid_dist"}
     return torch.cat([torch.cdist(chunk, others.double(), **options).amin(1) for chunk in chunks])  # type: ignore[arg-type]
 
 
 def probability_less(values: Tensor, reference: Tensor) -> float:
-    """The probability that one of the first values is less than one of the others, a tie counting one half."""
+    """Return the probability that one of the first values is less than one of the others, a tie counting one half."""
     order = reference.sort().values
     above = len(reference) - torch.searchsorted(order, values, right=True)
     ties = torch.searchsorted(order, values, right=True) - torch.searchsorted(order, values)

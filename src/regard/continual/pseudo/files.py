@@ -14,7 +14,7 @@ from regard.errors import UserError
 
 
 def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
-    """The inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
+    """Return the inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
 
     Raises UserError for a file that is not there, is none of Instances with an input, or has none.
     """
@@ -33,7 +33,7 @@ def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
 
 
 def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tuple[str, ...]:
-    """The inputs of a split of a task as they compare with pseudo samples: without what all its prompts have.
+    """Return the inputs of a split of a task as they compare with pseudo samples: without what all its prompts have.
 
     Of a task of classification the texts of each row, one behind the other, without a definition.
     """
@@ -45,7 +45,7 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
 
 
 def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
+    """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
     White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, as
     one that was cut, the first text is all that is there without the names of parts, and the others are empty. Where
@@ -60,7 +60,7 @@ def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple
 
 
 def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
-    """An input as the texts of a row."""
+    """Return an input as the texts of a row."""
     match = re.match(instruction_task.pattern.replace(r"\s*\n", r"\s+"), text, re.DOTALL | re.IGNORECASE)
     if match:
         return tuple(template.format(*match.groups()) for template in instruction_task.texts)
@@ -70,7 +70,7 @@ def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...
 
 
 def find_definition(task: ClassificationTask) -> str | None:
-    """The definition that stands before each text of a task; None where there is none.
+    """Return the definition that stands before each text of a task; None where there is none.
 
     It is the first of two texts, where all rows have the same.
     """

@@ -1,4 +1,4 @@
-"""A generator of pseudo samples: a block beside the frozen model, trained on a task's inputs, and sampled."""
+"""A generator of pseudo samples: an adapter beside the frozen model, trained on a task's inputs, and sampled."""
 
 from __future__ import annotations
 
@@ -29,10 +29,18 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTrainingConfig:
-    """How a generator is made and sampled; the defaults are those of SAPT's (arXiv 2401.08295).
+    """Training and sampling of a generator; the defaults are those of SAPT (arXiv 2401.08295).
 
-    `steps` of `pad_batch` rows at a constant `rate`; `rank`, `alpha` and `dropout` of the block; `top_k` and `repetition`
-    of sampling. `tries`: how many samples are drawn at most, as a multiple of those that are wanted.
+    Args:
+        steps: Training steps.
+        learning_rate: Constant learning rate.
+        batch_size: Rows in a batch.
+        r: Rank of the adapter.
+        lora_alpha: Scaling of the adapter.
+        dropout: Dropout of the adapter's inputs.
+        top_k: Tokens that are sampled from.
+        repetition_penalty: That of Transformers' `generate`.
+        max_tries: Maximum number of samples, as a multiple of the requested inputs.
     """
 
     steps: int = 5000
@@ -64,23 +72,22 @@ class SampleGenerator(nn.Module):
 
     @contextmanager
     def use_adapter(self, device: torch.device) -> Iterator[None]:
-        """While it lasts the model has this block, and no other."""
+        """For a while, the model has this adapter, and no other."""
         with self._pool[0].use_weights(torch.ones(1, device=device)):
             yield
 
     def forward(self, rows: Rows) -> Tensor:
-        """The logits (row, token, word)."""
+        """Return the logits (row, token, word)."""
         with self.use_adapter(rows["input_ids"].device):
             output: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
         return cast(Any, output).logits
 
 
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
-    """At most so many inputs of a task, no two alike, by a generator that is trained for them and then forgotten.
+    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
 
-    The generator is a block at the layers that the network's blocks are at, on the same weights; the network is as it
-    was afterwards. The same in every process: what the first has drawn counts. `inputs` is empty where no sample
-    parses.
+    The adapter is at the layers of the network's adapters. The network is unchanged afterwards. Every process returns
+    the samples of the first. `inputs` is empty if no sample parses.
     """
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
@@ -93,7 +100,7 @@ def generate_inputs(learner: TextLearner, task: int, count: int, recipe: Generat
 
 @contextmanager
 def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, seed: int) -> Iterator[SampleGenerator]:
-    """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
+    """For a while, the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
     trainable = [(member, member.requires_grad) for member in network.parameters()]
     modes = [(member, member.training) for member in network.modules()]
@@ -116,7 +123,7 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
 
 
 def check_marks(learner: TextLearner) -> None:
-    """Nothing, or a UserError: the tokenizer cannot write what stands before an input."""
+    """Raise UserError if the tokenizer cannot write what stands before an input."""
     ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
     if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
         raise UserError(
@@ -129,7 +136,7 @@ def check_marks(learner: TextLearner) -> None:
 
 
 def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
-    """A task's training rows as what the generator is asked, and what it is to say."""
+    """Return a task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.extract_input(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
     pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.make_sample(text),) for text in inputs))
     encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
@@ -140,7 +147,10 @@ def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> Encod
 
 
 def max_sample_tokens(learner: TextLearner) -> int:
-    """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
+    """Return how many tokens a sample has at most.
+
+    Those of a prompt, as far as the model takes them behind the question.
+    """
     generator = cast(Generator, cast(nn.Module, learner.network.classifier))
     max_tokens = maximum_length(generator.encoder, learner.tokenizer)
     if max_tokens is None or generator.is_encoder_decoder:
@@ -151,7 +161,7 @@ def max_sample_tokens(learner: TextLearner) -> int:
 def _train(
     learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
 ) -> None:
-    """Train the block."""
+    """Train the adapter."""
     items = [ExampleRef(0, row) for row in range(len(rows))]
     steps_per_epoch = -(-len(items) // recipe.batch_size)
     epochs = Epochs(
@@ -178,7 +188,7 @@ def _train(
 
 
 def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig, seed: int) -> TrainingConfig:
-    """How a generator is trained: AdamW at a constant rate, without decay."""
+    """Return how a generator is trained: AdamW at a constant rate, without decay."""
     return TrainingConfig(
         max_steps=recipe.steps,
         batch_size=recipe.batch_size,
@@ -194,7 +204,7 @@ def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig,
 
 
 def _loss(network: nn.Module, rows: Rows) -> Tensor:
-    """The sum of the cross-entropies of what is to be said."""
+    """Return the sum of the cross-entropies of what is to be said."""
     logits = network(rows)
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss: Tensor = nn.functional.cross_entropy(
@@ -214,7 +224,7 @@ def _sample_inputs(
     recipe: GeneratorTrainingConfig,
     task: int,
 ) -> GeneratedInputs:
-    """Samples until enough of them are inputs, or as many as are tried."""
+    """Return samples until enough of them are inputs, or as many as are tried."""
     inputs: list[str] = []
     num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
     while len(inputs) < count and num_samples < max_samples:
@@ -233,7 +243,7 @@ def _sample_inputs(
 def _sample_texts(
     learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
 ) -> list[str]:
-    """So many samples."""
+    """Return so many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
     pairs = TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))
     question = encode_pairs(

@@ -23,21 +23,21 @@ class PromptFrame:
     after: str
 
     def extract_input(self, prompt: str) -> str:
-        """The input of a prompt."""
+        """Return the input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
     def make_prompt(self, text: str) -> str:
-        """The prompt of an input."""
+        """Return the prompt of an input."""
         return f"{self.before}{text}{self.after}"
 
     def make_sample(self, text: str) -> str:
-        """What a generator learns to say: the definition, the mark, and the input."""
+        """Return what a generator learns to say: the definition, the mark, and the input."""
         return f"{self.definition} {INPUT_MARK} {text}".strip()
 
     def parse(self, text: str) -> str | None:
-        """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
+        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty.
 
-        The definition that was said is not used: prompts are made with the task's own.
+        The generated definition is ignored: prompts have the task's own.
         """
         fields = [field.strip() for field in text.split(INPUT_MARK)]
         if len(fields) != 2 or QUESTION in text or not fields[1] or (self.definition and not fields[0]):
@@ -46,7 +46,7 @@ class PromptFrame:
 
 
 def find_frame(task: TextTask) -> PromptFrame:
-    """How the prompts of a task are written, as the published collections have it.
+    """Return how the prompts of a task are written, as the published collections have it.
 
     Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
     """
@@ -60,7 +60,7 @@ def find_frame(task: TextTask) -> PromptFrame:
 
 
 def drop_duplicates(texts: Iterable[str]) -> list[str]:
-    """Each text once, those that are the same but for white space too, in their order."""
+    """Return each text once, those that are the same but for white space too, in their order."""
     unique: dict[str, str] = {}
     for text in texts:
         unique.setdefault(plain_text(text), text)
@@ -68,7 +68,7 @@ def drop_duplicates(texts: Iterable[str]) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """The text with single spaces between its words."""
+    """Return the text with single spaces between its words."""
     return " ".join(text.split())
 
 

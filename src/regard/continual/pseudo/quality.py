@@ -30,7 +30,7 @@ RUN_LENGTHS = range(8, 14)
 def measure_quality(
     real_texts: Sequence[str], pseudo_texts: Sequence[str], train_texts: Sequence[str], seed: int = 0
 ) -> dict[str, float | None]:
-    """What pseudo samples are beside real texts, and beside those that their generator was trained on.
+    """Return what pseudo samples are beside real texts, and beside those that their generator was trained on.
 
     - two_sample_accuracy, two_sample_p, two_sample_rows: whether a classifier tells them apart (`TwoSample`);
     - duplicates, near_duplicates: the share that repeats another;
@@ -81,10 +81,10 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
 
 
 def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
-    """A row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
+    """Return a row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
 
-    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicate_fraction`, `copied_8grams`, and `frechet_distance`, of their
-    query vectors from those of the task's training rows.
+    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicate_fraction`, `copied_8grams`, and
+    `frechet_distance`, of their query vectors from those of the task's training rows.
     """
     measures = measure_task_quality(learner, method, task)
     names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
@@ -92,10 +92,10 @@ def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
 
 
 def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
-    """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
+    """Return rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
 
-    The statistics are those of `measure_task_quality`; and where the samples keep an attention in place, of `measure_privacies` with the
-    stand-in's name before each, as "generated membership".
+    The statistics are those of `measure_task_quality`; and where the samples keep an attention in place, of
+    `measure_privacies` with the stand-in's name before each, as "generated membership".
     """
     rows: list[Row] = []
     for task in range(tasks_trained):
@@ -111,11 +111,11 @@ def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[R
 
 
 def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
-    """`measure_quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
+    """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
-    `kept`: how many samples there are; `wanted`, `drawn`, `parsed`, `distinct`: what became of those of a generator;
-    `frechet_distance`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
-    networks with query vectors alone.
+    Adds to `measure_quality`: `kept`, the number of samples; `wanted`, `drawn`, `parsed`, `distinct`, the counts of a
+    generator; `frechet`, the distance from training rows; `real_frechet`, that of as many training rows from the
+    others. Distances need a network with query vectors.
     """
     inputs = method.pseudo_inputs(task)
     if inputs is None:
@@ -146,10 +146,10 @@ def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[st
 
 
 def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
-    """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
+    """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows.
 
-    Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
-    many vectors the others have; else it is the method's `memory_size` number.
+    Dev rows serve as rows that were not trained on. "generated" needs stored pseudo samples; the others then have as
+    many vectors, else as many as the method stores.
     """
     train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
@@ -163,7 +163,7 @@ def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, 
 
 
 def compute_vectors(learner: Learner, task: int, split: Split) -> Tensor:
-    """The query vectors (row, width) of a split of a task."""
+    """Return the query vectors (row, width) of a split of a task."""
     network: Any = learner.network
     items = learner.sample_examples(task, split, len(learner.encoded[task, split]))
     with torch.no_grad():
@@ -171,6 +171,6 @@ def compute_vectors(learner: Learner, task: int, split: Split) -> Tensor:
 
 
 def _without_definition(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Inputs as the texts that an encoder reads, without a definition."""
+    """Return inputs as the texts that an encoder reads, without a definition."""
     skipped = 0 if find_definition(task) is None else 1
     return [texts[skipped:] for texts in read_as_rows(task, inputs)]

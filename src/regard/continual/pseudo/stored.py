@@ -31,7 +31,7 @@ TEXTS = "texts/"
 
 
 def check_pseudo_samples(learner: Learner, config: Any) -> None:
-    """Nothing, or a UserError: there can be no pseudo samples of the stream's tasks."""
+    """Raise UserError if there can be no pseudo samples of the stream's tasks."""
     if config.pseudo_samples_dir:
         for task in learner.stream.tasks:
             path = Path(config.pseudo_samples_dir) / task.name / "train.json"
@@ -75,20 +75,20 @@ def store_inputs(learner: Learner, state: MethodState, task: int, count: int, co
 
 
 def stored_inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
-    """The inputs that stand for a task; None where there are none."""
+    """Return the inputs that stand for a task; None where there are none."""
     packed = state.tensors.get(f"{TEXTS}{task}")
     return None if packed is None else unpack(packed)
 
 
 def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
-    """The query vectors (row, width) of inputs of a task, each read as the task's rows are."""
+    """Return the query vectors (row, width) of inputs of a task, each read as the task's rows are."""
     network: Any = learner.network
     with torch.no_grad():
         return torch.cat([network.vectors(rows) for rows in _iterate_batches(learner, task, inputs)])
 
 
 def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
-    """Inputs from files, drawn by the run's seed."""
+    """Return inputs from files, drawn by the run's seed."""
     texts = read_pseudo(folder, learner.stream.tasks[task].name)
     random = torch.Generator().manual_seed(learner.seed_for("memory", task))
     indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
@@ -96,7 +96,7 @@ def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple
 
 
 def _iterate_batches(learner: Learner, task: int, inputs: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Inputs as batches on the device."""
+    """Return inputs as batches on the device."""
     batch_size = learner.budget.eval_batch_size
     for start in range(0, len(inputs), batch_size):
         batch = _encode(learner, task, inputs[start : start + batch_size])
@@ -104,7 +104,7 @@ def _iterate_batches(learner: Learner, task: int, inputs: Sequence[str]) -> Iter
 
 
 def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
-    """Inputs as a batch; their answers, which nothing sees, are none."""
+    """Return inputs as a batch; their answers, which nothing sees, are none."""
     task_of_stream, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
     if isinstance(task_of_stream, TextTask):
         frame = find_frame(task_of_stream)

@@ -35,7 +35,7 @@ class TwoSample(NamedTuple):
 
 
 def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
-    """Whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
+    """Return whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
 
     As many of each sort are drawn, and half of them are held out; texts that are the same are on the same side, so that
     two sets that are alike have an accuracy of one half and not less. None for less than four texts of a sort.
@@ -70,9 +70,10 @@ def hash_features(texts: Sequence[str]) -> Tensor:
 
 
 def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
-    """The weights (column,) and the offset of a logistic regression of labels 0 and 1 (row,) on rows (row, column).
+    """Fit a logistic regression of labels 0 and 1 (row,) on rows (row, column).
 
-    They are least for ½‖w‖² + strength · Σ of the rows' losses.
+    Returns:
+        Weights (column,) and offset with the smallest ½‖w‖² + strength · Σ of the rows' losses.
     """
     weights = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -93,7 +94,7 @@ def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRE
 
 
 def binomial_tail(right: int, of: int) -> float:
-    """The probability of so many or more of `of` throws of a fair coin."""
+    """Return the probability of so many or more of `of` throws of a fair coin."""
     return sum(math.comb(of, successes) for successes in range(right, of + 1)) / 2**of
 
 
@@ -102,7 +103,7 @@ def _sample_texts(texts: Sequence[str], count: int, random: torch.Generator) -> 
 
 
 def _select_training_texts(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
-    """Half of the texts that are of the first sort alone, of the second, and of both."""
+    """Return half of the texts that are of the first sort alone, of the second, and of both."""
     first, second = (dict.fromkeys(texts) for texts in sorts)
     groups = (
         [text for text in first if text not in second],
