@@ -111,7 +111,7 @@ def test_rows_in_halves() -> None:
         "token_type_ids": torch.zeros(2, 5, dtype=torch.long),
         "labels": torch.tensor([1, 0]),
     }
-    found = HALVING.rows(rows, First(1))  # type: ignore[arg-type]
+    found = HALVING.split_rows(rows, First(1))  # type: ignore[arg-type]
     assert found["input_ids"].tolist() == [[CLS, 7, SEP, 8, SEP, 0], [CLS, 7, SEP, 8, 9, SEP]]
     assert found["halves"].tolist() == [[CLS, 8, SEP, 7, SEP, 0], [CLS, 8, 9, SEP, 7, SEP]]
     assert found["attention_mask"].tolist() == [[True] * 5 + [False], [True] * 6]
@@ -211,7 +211,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
             if rows["replays"][number]:
                 total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
-                before = method.before[method.places[ExampleRef(int(task), int(row))]]
+                before = method.previous_spaces[method.places[ExampleRef(int(task), int(row))]]
                 weight = chosen.replay_reg_scale if rows["replays"][number] else chosen.new_reg_scale
                 moved = (space[0] - before).square()
                 total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
@@ -237,7 +237,9 @@ def test_what_was_noted_is_where_the_spaces_were() -> None:
     assert set(method.places) == {*learner.items(1), *method.state.examples}
     with torch.no_grad():
         for item in (ExampleRef(1, 3), method.state.examples[0]):
-            assert torch.allclose(network.spaces(learner.rows([item])), method.before[method.places[item]], atol=1e-6)
+            assert torch.allclose(
+                network.spaces(learner.rows([item])), method.previous_spaces[method.places[item]], atol=1e-6
+            )
 
 
 def test_rows_as_they_are_have_the_plain_loss() -> None:

@@ -276,7 +276,7 @@ def test_the_prompts_that_a_task_chose_are_counted() -> None:
         assert float(shares.sum()) == pytest.approx(1)
     plain = L2p(SMALL)
     plain.after_task(learner, 0)
-    assert plain.shares() is None
+    assert plain.prompt_frequencies() is None
     assert plain.state.tensors == {}
 
 

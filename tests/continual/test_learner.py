@@ -67,7 +67,7 @@ def test_the_loss_is_over_the_classes_of_each_row_s_task() -> None:
 def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> None:
     """At the second task: rows of both against classes 0 to 4, one of the third against its own as well."""
     one = learner(head="labels")
-    assert (one.among, learner().among) == ("seen", "task")
+    assert (one.loss_classes, learner().loss_classes) == ("seen", "task")
     one.task = 1
     rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORE_INDEX])}
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
@@ -98,15 +98,15 @@ def test_classes_of_the_same_name_are_the_same() -> None:
     train = replace(third, labels=("dog", "red"))
     one = learner(stream=replace(stream(), tasks=(first, second, train)))
     assert one.stream.classes == ("cat", "dog", "red", "blue", "green")
-    assert one.own[2].tolist() == [False, True, True, False, False]
+    assert one.task_classes[2].tolist() == [False, True, True, False, False]
     assert set(one.rows(one.items(2))["labels"].tolist()) == {1, 2}
 
 
 def test_an_epoch_has_each_row_once() -> None:
     one = learner()
     one.task = 1
-    stage = one.fine_tuning()
-    batches = one.epochs(one.items(1), stage)
+    stage = one.fine_tuning_phase()
+    batches = one.epoch_batches(one.items(1), stage)
     assert (batches.steps, batches.size) == (2 * 5, 4)
     for epoch in range(2):
         drawn = [batches.rows(5 * epoch + place) for place in range(5)]
@@ -117,7 +117,7 @@ def test_an_epoch_has_each_row_once() -> None:
 
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
-    tuning, probing = one.fine_tuning(), one.probing(num_epochs=7)
+    tuning, probing = one.fine_tuning_phase(), one.probing_phase(num_epochs=7)
     assert (tuning.num_epochs, tuning.learning_rate, tuning.trains) == (2, 5e-3, "all")
     assert (probing.num_epochs, probing.learning_rate, probing.trains) == (7, 5e-2, "head")
 
@@ -138,11 +138,11 @@ def test_seeds_are_of_names() -> None:
 
 def test_rows_that_are_sampled() -> None:
     one = learner()
-    drawn = one.sampled(1, "dev", 4)
+    drawn = one.sample_examples(1, "dev", 4)
     assert len(set(drawn)) == 4
-    assert drawn == one.sampled(1, "dev", 4) == sorted(drawn)
-    assert set(drawn) <= set(one.sampled(1, "dev", 6))
-    assert one.sampled(1, "dev", 100) == [ExampleRef(1, row) for row in range(9)]
+    assert drawn == one.sample_examples(1, "dev", 4) == sorted(drawn)
+    assert set(drawn) <= set(one.sample_examples(1, "dev", 6))
+    assert one.sample_examples(1, "dev", 100) == [ExampleRef(1, row) for row in range(9)]
 
 
 def test_in_evaluation_and_back() -> None:
@@ -157,7 +157,7 @@ def test_in_evaluation_and_back() -> None:
 
 def test_each_row_in_its_order() -> None:
     one, items = learner(), [ExampleRef(0, row) for row in (5, 1, 4, 0, 2)]
-    parts = list(one.each(items, size=2))
+    parts = list(one.iterate_batches(items, size=2))
     assert [len(part["labels"]) for part in parts] == [2, 2, 1]
     assert [row for part in parts for row in part["rows"].tolist()] == [5, 1, 4, 0, 2]
 

@@ -214,7 +214,7 @@ def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.Monkey
         taken.append(list(items))
         return fisher_information(learner, items, **others)
 
-    monkeypatch.setattr(ewc, "fisher", noted)
+    monkeypatch.setattr(ewc, "fisher_information", noted)
     learner = precise(Ewc())
     for samples in (4, 4, 100):
         Ewc(ewc.EwcConfig(fisher_samples=samples)).after_task(learner, 1)

@@ -49,7 +49,7 @@ def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     deltas.begin(learner, method, name)
 
     def keep(learner: Learner, task: int) -> None:
-        deltas.keep(learner, task)
+        deltas.write(learner, task)
         after.append({key: value.clone() for key, value in collect_tensors(learner.network).items()})
 
     run_stream(learner, method, on_task=keep)
@@ -95,14 +95,14 @@ def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
     deltas = TaskDeltas(folder)
 
     def stop(learner: Learner, task: int) -> None:
-        deltas.keep(learner, task)
+        deltas.write(learner, task)
         if task == STOPPED:
             raise Broken
 
     with pytest.raises(Broken):
         run_stream(start(method=method), method, folder=tmp_path / "states", on_task=stop)
     method, deltas = METHODS["finetune"](), TaskDeltas(folder)
-    run_stream(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.keep)
+    run_stream(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.write)
     for task in (1, 2, 3):
         assert delta_path(folder, task).read_bytes() == delta_path(tmp_path / "whole", task).read_bytes()
 

@@ -184,7 +184,7 @@ def test_a_limit_of_steps_is_of_one_task() -> None:
     assert whole[1] > 4
     for learner in (plain, limited):
         learner.task = 1
-    batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning()) for one in (plain, limited))
+    batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning_phase()) for one in (plain, limited))
     for step in range(4):
         assert torch.equal(batches.rows(step)["input_ids"], fewer.rows(step)["input_ids"])
     ran = run_stream(limited, METHODS["finetune"]())

@@ -35,7 +35,7 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
@@ -49,7 +49,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     """A run's network after so many tasks."""
     deltas = TaskDeltas(folder / "deltas")
     deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
-    run_stream(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
+    run_stream(learner, method, on_task=lambda learner, number: deltas.write(learner, number))
     network, about = rebuild_network(folder / "deltas", learnt, model)
     return export_network(network, model.tokenizer, about, folder / "model")
 

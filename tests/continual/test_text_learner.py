@@ -70,7 +70,7 @@ def test_rows_are_padded_to_the_longest() -> None:
     here = learner()
     items = [ExampleRef(0, 0), ExampleRef(2, 3), ExampleRef(1, 5)]
     rows = here.rows(items, size=4)
-    longest = max(int(here.part(*(item.task, "train")).attention_mask[item.row].sum()) for item in items)
+    longest = max(int(here.encoded_split(*(item.task, "train")).attention_mask[item.row].sum()) for item in items)
     assert rows["input_ids"].shape == rows["attention_mask"].shape == (4, longest)
     assert rows["labels"].shape == (4, 4)
     assert rows["tasks"].tolist() == [0, 2, 1, 0]

@@ -39,7 +39,7 @@ SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def made(kind: Kind = "t5", config: Lfpt5Config = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
@@ -102,7 +102,7 @@ def test_what_is_written_is_looked_at() -> None:
     assert found["kept"] == 2
     assert found["duplicates"] == 0
     assert "frechet" not in found
-    assert Lfpt5(SMALL).written(0) is None
+    assert Lfpt5(SMALL).pseudo_inputs(0) is None
 
 
 # -- what is trained --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ AGAIN = 2
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def recurring(rows: int = ROWS) -> Stream:
@@ -78,7 +78,7 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
 def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
     """The stream learnt; the weights after each portion, and what was kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", lambda *_: 0.0)
+        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
         learner, method = begun(recurring())
         after, kept = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
 
@@ -242,7 +242,7 @@ def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
     learner, method = begun(recurring(), memory_size=8)
     found = torch.arange(30.0)[:, None]
     for seen, new in ((10, 6), (30, 4), (1000, 1)):
-        merged = method._merged(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
+        merged = method._merge_vectors(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
         assert (len(merged), int((merged >= 0).sum()), len(merged.unique())) == (8, new, 8)
 
 

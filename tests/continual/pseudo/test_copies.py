@@ -43,21 +43,21 @@ def test_runs_are_those_that_a_plain_search_finds(seed: int) -> None:
 
 def test_a_run_of_two_texts_is_none() -> None:
     assert CopiedRuns(["c d e f"], ["a b c d", "e f g"]).longest_run() == 2
-    assert CopiedRuns(["a b", "c d"], ["a b c d"]).share(3) is None
+    assert CopiedRuns(["a b", "c d"], ["a b c d"]).copied_fraction(3) is None
 
 
 def test_nothing_and_everything() -> None:
     assert CopiedRuns(["x y z"], ["a b c"]).longest_run() == 0
-    assert CopiedRuns(["x y z"], ["a b c"]).share(1) == 0
-    assert CopiedRuns(["a b  c d"], ["x", "a b c d"]).share(4) == 1
+    assert CopiedRuns(["x y z"], ["a b c"]).copied_fraction(1) == 0
+    assert CopiedRuns(["a b  c d"], ["x", "a b c d"]).copied_fraction(4) == 1
     assert CopiedRuns(["a b c"], [""]).longest_run() == 0
-    assert CopiedRuns(["a b c"], []).share(2) == 0
+    assert CopiedRuns(["a b c"], []).copied_fraction(2) == 0
 
 
 def test_the_order_of_asking_does_not_matter() -> None:
     trained, texts = drawn(1, 5), drawn(2, 5)
     falling, rising = CopiedRuns(texts, trained), CopiedRuns(texts, trained)
-    assert [falling.share(n) for n in (9, 5, 2)] == [rising.share(n) for n in (2, 5, 9)][::-1]
+    assert [falling.copied_fraction(n) for n in (9, 5, 2)] == [rising.copied_fraction(n) for n in (2, 5, 9)][::-1]
 
 
 def test_duplicates_are_counted_once_each() -> None:

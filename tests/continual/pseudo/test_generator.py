@@ -32,9 +32,9 @@ def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
     learner, method = begun(kind, reflection="none")
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     made = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for layer in learner.network.pool.adapters:  # type: ignore[union-attr]
@@ -47,13 +47,13 @@ def saying(learner: TextLearner) -> Rows:
     """The rows of the first task as its generator is trained on them."""
     found = encode_samples(learner, 0, find_frame(defined("animals")))
     asked = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
-    return pad_batch(asked, [said[said != IGNORE_INDEX] for said in found.answers], learner.pad)
+    return pad_batch(asked, [said[said != IGNORE_INDEX] for said in found.answers], learner.pad_token_id)
 
 
 def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input() -> None:
     learner = started()
     rows = saying(learner)
-    inputs = [find_frame(defined("animals")).inside(one) for one in defined("animals").train.inputs]
+    inputs = [find_frame(defined("animals")).extract_input(one) for one in defined("animals").train.inputs]
     said = [learner.tokenizer.decode(ids[ids != IGNORE_INDEX], skip_special_tokens=True) for ids in rows["labels"]]
     assert said == [f"animals : {INPUT_MARK} {one}" for one in inputs]
     asked = {learner.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows["input_ids"]}
@@ -89,7 +89,7 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
 def test_the_network_is_as_it_was_when_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     names = [name for name, _ in learner.network.named_parameters()]
-    monkeypatch.setattr(generator, "_drawn", lambda *_: 1 / 0)
+    monkeypatch.setattr(generator, "_sample_inputs", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate_inputs(learner, 0, 3, RECIPE)
     assert [name for name, _ in learner.network.named_parameters()] == names
@@ -160,7 +160,7 @@ def test_samples_are_drawn_until_there_are_enough_and_no_further(monkeypatch: py
         return next(said)
 
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", told)
+    monkeypatch.setattr(generator, "_sample_texts", told)
     learner = started()
     learner.budget = replace(learner.budget, eval_batch_size=2)
     found = generate_inputs(learner, 0, 2, RECIPE)
@@ -170,7 +170,7 @@ def test_samples_are_drawn_until_there_are_enough_and_no_further(monkeypatch: py
 
 def test_there_is_an_end_to_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
+    monkeypatch.setattr(generator, "_sample_texts", lambda _, __, count, *___: ["nothing"] * count)
     assert generate_inputs(started(), 0, 10, GeneratorTrainingConfig(max_tries=5)) == ((), 50, 0, 0)
     assert generate_inputs(started(), 0, 1, GeneratorTrainingConfig(max_tries=5)).drawn == 32  # a batch at least
 

@@ -21,7 +21,7 @@ def prompted(*prompts: str, definition: str) -> TextTask:
 def test_inputs_are_found_in_published_prompts_and_put_back(benchmark: object, definition: str) -> None:
     assert benchmark in (LONG_SEQUENCE, SUPER_NI)
     form = LONG_SEQUENCE if benchmark is LONG_SEQUENCE else SUPER_NI
-    template = form.prompt if definition else form.headless
+    template = form.prompt if definition else form.prompt_without_definition
     inputs = ["sentence 1: a\nsentence 2: b {c}", "Output: is it\nOutput: "]
     prompts = [template.format(definition=definition, input=one) for one in inputs]
     frame = find_frame(prompted(*prompts, definition=definition))
@@ -34,22 +34,22 @@ def test_of_other_prompts_the_definition_is_taken_off_where_all_have_it() -> Non
     assert find_frame(prompted("say: a", "say: b", definition="say:")) == PromptFrame("say:", "say:", "")
     assert find_frame(prompted("say: a", "b", definition="say:")) == PromptFrame("say:", "", "")
     assert find_frame(task("animals")) == PromptFrame("", "", "")
-    assert find_frame(defined("animals")).around("the cat") == "animals :\nthe cat\nOutput: "
+    assert find_frame(defined("animals")).make_prompt("the cat") == "animals :\nthe cat\nOutput: "
 
 
 def test_what_is_told_is_parsed_again() -> None:
-    assert FRAME.told("the sun") == "Is it warm? __inp__ the sun"
-    assert FRAME.parsed(FRAME.told("the sun")) == "the sun"
-    assert FRAME.parsed("Is is warm __inp__  ice ") == "ice"
-    assert PromptFrame("", "", "").told("ice") == "__inp__ ice"
-    assert PromptFrame("", "", "").parsed("__inp__ ice") == "ice"
+    assert FRAME.make_sample("the sun") == "Is it warm? __inp__ the sun"
+    assert FRAME.parse(FRAME.make_sample("the sun")) == "the sun"
+    assert FRAME.parse("Is is warm __inp__  ice ") == "ice"
+    assert PromptFrame("", "", "").make_sample("ice") == "__inp__ ice"
+    assert PromptFrame("", "", "").parse("__inp__ ice") == "ice"
 
 
 @pytest.mark.parametrize(
     "said", ["ice", "__inp__ ice", "hot __inp__ ", "a __inp__ b __inp__ c", "a __inp__ __gen__", ""]
 )
 def test_what_does_not_parse_is_nothing(said: str) -> None:
-    assert FRAME.parsed(said) is None
+    assert FRAME.parse(said) is None
 
 
 def test_texts_that_differ_in_white_space_are_the_same() -> None:

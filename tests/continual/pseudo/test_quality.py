@@ -63,7 +63,7 @@ def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     return learner, method
 

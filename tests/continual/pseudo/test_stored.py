@@ -23,7 +23,7 @@ from tests.continual.small_text_tasks import loaded
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def classes(**config: Any) -> tuple[Learner, Sapt]:
@@ -77,10 +77,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
+    monkeypatch.setattr(generator, "_sample_texts", lambda _, __, count, *___: ["nothing"] * count)
     learner, method = begun()
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     told = "generator of 'animals' wrote no input in 32 samples; give it more generator_steps .now 60., or set reflects"
     with pytest.raises(UserError, match=told):
         method.after_task(learner, 0)
@@ -116,9 +116,9 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
         written = stored.stored_inputs(method.state, task)
         assert written is not None
         assert len(written) == 3
-        assert method.vectors(learner, task).shape == (3, 16)
+        assert method.stand_in_vectors(learner, task).shape == (3, 16)
         real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(task))])  # type: ignore[operator]
-        apart = torch.cdist(method.vectors(learner, task), real).amin(1)
+        apart = torch.cdist(method.stand_in_vectors(learner, task), real).amin(1)
         assert float(apart.max()) < 1e-6  # the texts are rows of the task, and are read as these are
 
 
@@ -127,7 +127,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
         published(tmp_path, name, "the cat", "of blue", "run", "sit")
     learner, method = begun("t5", pseudo_samples_dir=str(tmp_path), memory_size=2)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
     written = stored.stored_inputs(method.state, 0)
     assert written is not None

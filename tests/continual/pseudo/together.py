@@ -17,7 +17,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     learner, method = begun("llama", of=tasks(2))
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     found = generate_inputs(texts(learner), 0, 4, GeneratorTrainingConfig(steps=10, learning_rate=2e-2, batch_size=8))
     rank = dist.get_rank()
     told = broadcast_from_main([f"{rank} says é"] * (rank + 1), torch.device("cpu"))

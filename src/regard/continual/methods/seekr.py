@@ -197,7 +197,7 @@ class Seekr(memory.MemoryMethod):
     ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
         """Return each example with its attention (layer, head, query, key), logits and squared gradients (layer, head).
 
-        All are on the CPU, in evaluation mode. The gradients are those of the loss in the attention; empty without `with_gradients`.
+        All are on the CPU, in evaluation mode. The gradients are those of the loss in the attention; else empty.
         """
         observations = []
         network = learner.network_as(SeekrNetwork)
