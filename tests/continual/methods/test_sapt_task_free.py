@@ -176,7 +176,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
         method.after_task(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
-    assert learner.network_as(TaskFreeNetwork).own == 2
+    assert learner.network_as(TaskFreeNetwork).current_adapter == 2
     assert [one.target.shape for one in method.past_tasks(learner, 3)] == [(2,), (2,)]
     assert method.reflection_strength(3) == 2 * method.config.router_loss_weight
 
