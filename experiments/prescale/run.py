@@ -29,7 +29,7 @@ from regard.continual.training_phase import TrainingBudget
 from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import regard_version, versions
+from regard.runs.provenance import library_versions, regard_version
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -96,7 +96,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
         "seed": seed,
         **ran.rows,
         "regard": regard_version(),
-        "versions": versions(),
+        "versions": library_versions(),
         "seconds": round(time.perf_counter() - began, 1),
     }
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiments.common import runs as finished
 from experiments.common.comparison import Comparison, long_scores, where
-from experiments.common.runs import FOLDER
+from experiments.common.parts import RESULTS
 from experiments.prescale.run import DIAGNOSED, EVALUATED, LOOKED_AT, ROWS, SEEDS, STREAMS, TRAIN, budget
 from regard.errors import UserError
 
@@ -51,17 +51,17 @@ class Tables(Comparison):
         runs = finished.read_runs(Path(work), "experiments.prescale.run", _known, _place)
         each = _looked_at(runs)
         return cls(
-            matrix=finished.frame(
-                (row for run in runs for row in finished.settings_beside(run, _key(run))), COLUMNS["matrix"]
+            matrix=finished.make_table(
+                (row for run in runs for row in finished.matrix_rows(run, _key(run))), COLUMNS["matrix"]
             ),
-            cost=finished.frame((finished.cost(run, _key(run)) for run in runs), COLUMNS["cost"]),
+            cost=finished.make_table((finished.cost_row(run, _key(run)) for run in runs), COLUMNS["cost"]),
             diagnostics=_means(each),
             seeds=_by_seed(each),
             record=_record(runs, revision),
         )
 
     @classmethod
-    def load(cls, folder: str | Path = FOLDER) -> Tables:
+    def load(cls, folder: str | Path = RESULTS) -> Tables:
         """The tables in a folder. Raises UserError where one is missing."""
         found, record = finished.load_tables(Path(folder), "prescale", RECORD, COLUMNS, FLOATS)
         return cls(
@@ -72,7 +72,7 @@ class Tables(Comparison):
             record=record,
         )
 
-    def save(self, folder: str | Path = FOLDER) -> None:
+    def save(self, folder: str | Path = RESULTS) -> None:
         """Write the tables into a folder."""
         tables = zip(COLUMNS, (self.matrix, self.cost, self.diagnostics, self.seeds), strict=True)
         finished.save_tables(Path(folder), "prescale", RECORD, dict(tables), self.record)
@@ -146,7 +146,7 @@ def _means(each: pd.DataFrame) -> pd.DataFrame:
     parts = [each[which].assign(tasks=tasks) for tasks, which in chosen.items()]
     by_seed = pd.concat(parts).groupby([*keys, "seed"], sort=False, dropna=False)["value"].mean()
     found = by_seed.groupby(keys, sort=False, dropna=False).agg(["mean", "std", "size"]).reset_index()
-    return finished.typed(found.rename(columns={"size": "n"}), COLUMNS["diagnostics"], FLOATS)
+    return finished.set_types(found.rename(columns={"size": "n"}), COLUMNS["diagnostics"], FLOATS)
 
 
 def _by_seed(each: pd.DataFrame) -> pd.DataFrame:
@@ -158,7 +158,7 @@ def _by_seed(each: pd.DataFrame) -> pd.DataFrame:
     many = whole.groupby(keys, sort=False)["task_index"].nunique()
     found["tasks"] = [many[place] for place in found[keys].itertuples(index=False, name=None)]
     columns = COLUMNS["diagnostics-seeds"]
-    return finished.typed(found.reindex(columns=list(columns)), columns, FLOATS)
+    return finished.set_types(found.reindex(columns=list(columns)), columns, FLOATS)
 
 
 def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import regard_version, versions
+from regard.runs.provenance import library_versions, regard_version
 
 STREAM = "long-sequence"
 ORDERS = ("3", "4")
@@ -180,7 +180,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Tra
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **ran.rows,
         "regard": regard_version(),
-        "versions": versions(),
+        "versions": library_versions(),
         "seconds": round(time.perf_counter() - began, 1),
     }
 

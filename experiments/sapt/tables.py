@@ -18,12 +18,12 @@ import pandas as pd
 
 from experiments.common import runs as finished
 from experiments.common.comparison import Comparison, long_scores, where
-from experiments.common.runs import FOLDER
+from experiments.common.parts import RESULTS
 from experiments.sapt.run import ALPHA, BUDGET, EVALUATED, LOOKED_AT, ORDERS, RANK, ROWS, SEEDS, STREAM, TRAIN
 from regard.continual.metrics import Scenario, metrics_table
 from regard.errors import UserError
-from regard.runs.folder import write_file
 from regard.runs.intervals import Interval, t_interval
+from regard.runs.output_dir import write_file
 
 RECORD, ANALYSES = "sapt.json", "sapt-analyses.csv"
 SAPT, UNREFLECTED, PUBLISHED = "sapt", "sapt, without reflection", "sapt, gate published"
@@ -74,18 +74,18 @@ class Tables(Comparison):
         work = Path(work)
         runs = finished.read_runs(work, "experiments.sapt.run", _known, _place, "order-*/*.json")
         return cls(
-            matrix=finished.frame(
-                (row for run in runs for row in finished.settings_beside(run, _key(run))), COLUMNS["matrix"]
+            matrix=finished.make_table(
+                (row for run in runs for row in finished.matrix_rows(run, _key(run))), COLUMNS["matrix"]
             ),
-            cost=finished.frame((_cost(run) for run in runs), COLUMNS["cost"]),
-            gate=finished.frame((row for run in runs for row in _gate(run)), COLUMNS["gate"], FLOATS),
+            cost=finished.make_table((_cost(run) for run in runs), COLUMNS["cost"]),
+            gate=finished.make_table((row for run in runs for row in _gate(run)), COLUMNS["gate"], FLOATS),
             weights=_weights(runs),
             analyses=_analyses(work),
             record=_record(runs, revision),
         )
 
     @classmethod
-    def load(cls, folder: str | Path = FOLDER) -> Tables:
+    def load(cls, folder: str | Path = RESULTS) -> Tables:
         """The tables in a folder; no analyses where there are none. Raises UserError where another is missing."""
         found, record = finished.load_tables(Path(folder), "sapt", RECORD, COLUMNS, FLOATS)
         found = {name: table.astype({"order": str}) for name, table in found.items()}
@@ -93,7 +93,7 @@ class Tables(Comparison):
         analyses = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(MEASURES))
         return cls(**found, analyses=_numbers(analyses), record=record)
 
-    def save(self, folder: str | Path = FOLDER) -> None:
+    def save(self, folder: str | Path = RESULTS) -> None:
         """Write the tables into a folder, and beside them what is made of the matrix."""
         folder = Path(folder)
         tables = {name: getattr(self, name) for name in COLUMNS}
@@ -106,9 +106,14 @@ class Tables(Comparison):
     # -- what there is ------------------------------------------------------------------------------------
 
     @property
-    def headline(self) -> Scenario:
-        """Among all classes that were seen: nobody says which task a text is of."""
+    def main_scenario(self) -> Scenario:
+        """Among all classes seen: the task of a text is unknown."""
         return "cil"
+
+    @property
+    def judged_streams(self) -> list[str]:
+        """All orders together."""
+        return [self.whole]
 
     @property
     def orders(self) -> list[str]:
@@ -208,7 +213,7 @@ def _key(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {**finished.cost(run, _key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
+    return {**finished.cost_row(run, _key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -261,7 +266,7 @@ def _weights(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     columns = COLUMNS["weights"]
     table = pd.DataFrame(lines, columns=[*columns[:-2], "weight"])
     found = table.groupby(list(columns[:-2]), sort=False)["weight"].agg(["mean", "size"]).reset_index()
-    return finished.typed(found.rename(columns={"mean": "weight", "size": "n"}), columns, FLOATS)
+    return finished.set_types(found.rename(columns={"mean": "weight", "size": "n"}), columns, FLOATS)
 
 
 def _value(one: Mapping[str, Any]) -> dict[str, float]:

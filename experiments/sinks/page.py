@@ -1,347 +1,234 @@
-"""docs/sinks.md and its picture, from the tables that the experiment left in docs/results. No figure in it is typed.
-
-python -m experiments.sinks.page [--check]
-"""
+"""Tables, figure and text of docs/sinks.md."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.markdown import table, wrapped
-from experiments.sinks.findings import ARCHITECTURE, MARGIN, VERDICTS, Finding, findings, rate
-from experiments.sinks.plan import (
-    BASELINE,
-    NO_NUMBER,
-    SINK,
-    STAR,
-    Runs,
-    averaged,
-    by_count,
-    differing,
-    listed,
-)
-from experiments.sinks.run import FOLDER
+from experiments.common.claims import DASH, Verdict, format_interval
+from experiments.common.comparison import where
+from experiments.common.figures import label_axes, new_figure
+from experiments.common.papers import Paper
+from experiments.common.parts import Figure, Page, Table, count_verdicts, join_words, verdict_items
+from experiments.sinks.claims import ARCHITECTURE, CLAIMS, MARGIN, rate
+from experiments.sinks.tables import BASELINE, SINK, STAR, Tables, format_mean, format_positions
 from regard.report import colors
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
-PAGE = Path("docs") / "sinks.md"
-PICTURE = Path("docs") / "images" / "sinks.png"
-DRAWN = ("softmax", "sigmoid", "elu", "K bias", "weight decay 0.1", "sigmoid, normalised")
-"""The rows whose curves are drawn, where there are runs of them."""
-DOTS_PER_INCH = 150
-PAPERS = {"fixed_token": None, "weight_decay": 0.1}
-"""Where a small model may need another recipe than the paper's to grow a sink: the paper's values."""
-BIASES, DECAY, INPUT, RATE = (
-    "K/V biases and sink tokens",
-    "Weight decay",
-    "Window, prefix, first token",
-    "Learning rate",
+CURVES = ("softmax", "sigmoid", "elu", "K bias", "weight decay 0.1", "sigmoid, normalised")
+"""Rows whose curves are drawn."""
+SHOWN = (
+    *("softmax", "sigmoid", "elu", "sigmoid, normalised", "K bias", "KV bias", "V bias", "weight decay 0"),
+    *("weight decay 0.1", "weight decay 1", "weight decay 5", "window 16", "prefix 5", "first token free"),
+    "fixed token at 1",
 )
-OPERATION, REST = "Operation", "Positions, norm, feed-forward, heads"
+"""Rows of the table on the page."""
+PUBLISHED_RECIPE = {"fixed_token": None, "weight_decay": 0.1}
+"""Fields of the paper's recipe that a small model may need to change to grow a sink."""
+BIASES, DECAY, INPUT, RATE = "K/V biases", "weight decay", "window, prefix, first token", "learning rate"
+OPERATION, REST = "operation", "positions, norm, feed-forward, heads"
 AXES = (OPERATION, BIASES, DECAY, INPUT, RATE, REST)
-ELSEWHERE = ("softpick", "gated", "QK-norm", "sink logit", "off-by-one")
+NUMBERS = {DECAY: "weight_decay", RATE: "learning_rate"}
+"""Axes of numbers, with the field."""
+UNPUBLISHED = ("softpick", "gated", "QK-norm", "sink logit", "off-by-one")
 """Rows of operations that the paper does not have."""
 
-TEXT = """# Sinks at the scale of a laptop
 
-What *When Attention Sink Emerges in Language Models* (Gu et al. 2025, arXiv 2410.10781) found in models of 60 million
-parameters and more, asked of a small one: `python -m experiments.sinks.run`. This page and its picture are made from
-the tables in `docs/results` by `python -m experiments.sinks.page`; the words *as in the paper* and *against the
-paper* too are decided from these numbers, by the rules [below](#how-findings-are-decided).
-
-{setting}
-
-{own}
-
-![Mean α₁ and Sink₁ while the models train](images/sinks.png)
-
-{picture}
-
-## Findings
-
-{summary}
-
-{findings}
-
-{elsewhere}
-
-## Tables
-
-{columns}
-
-{tables}
-
-{missing}
-
-## How findings are decided
-
-{rules}
-"""
-
-
-def page(folder: Path = FOLDER) -> str:
-    """The whole page, from the tables."""
-    runs = Runs.load(folder)
-    judged = findings(runs)
-    return TEXT.format(
-        setting=wrapped(_setting(runs)),
-        own=wrapped(_own(runs)),
-        picture=wrapped(_under_picture(runs)),
-        summary=wrapped(_summary(judged)),
-        findings="\n".join(_item(one) for one in judged),
-        elsewhere=wrapped(_elsewhere(runs)),
-        columns=wrapped(_columns(runs)),
-        tables="\n\n".join(f"### {axis}\n\n{_table(runs, axis, rows)}" for axis, rows in by_axis(runs).items()),
-        missing=wrapped(_missing(runs)),
-        rules=wrapped(_rules(runs)),
+def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
+    """Return the page of the experiment."""
+    rows = row_table(tables)
+    figure = Figure(
+        "sinks-curves",
+        f"Mean α₁ and Sink₁ during training, means over seeds; dotted: uniform attention, dashed: the virtual sink. "
+        f"Drawn: {join_words(row for row in CURVES if row in set(tables.curves['row']))}.",
+        lambda: draw_curves(tables),
+    )
+    shown = rows.select(
+        ["row", "seeds", "Sink₁ %", "virtual sink %", "strongest", "validation loss", "to softmax"], SHOWN
+    )
+    return Page(
+        "sinks",
+        "Attention sinks in a small decoder",
+        [
+            shown,
+            figure,
+            "Means over seeds ± half the 95 % interval (Student's t). Sink₁ and virtual sink: per cent of heads × "
+            f"samples that give the first token, or what is beside the tokens, more than ε = {tables.epsilon:g} of "
+            f"their attention. Strongest: the position from 0 with the highest rate, in seeds where it is at least "
+            f"{SINK:g} %. {STAR}: measured on |A| / Σ|A|. †: against the row with the same sequences. ‡: other tokens "
+            "or sequences, losses not comparable. *When Attention Sink Emerges in Language Models* (Gu et al. 2025, "
+            "arXiv 2410.10781) used 60M parameters and more: `python -m experiments.sinks.run --data TEXT`.",
+            "## Verdicts",
+            f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published numbers, "
+            f"untested claims and the rules are in [claims.md](claims.md). A loss counts as no higher if its whole "
+            f"interval is below {MARGIN:g} nats.",
+            verdict_items(verdicts),
+            "## Settings and cost",
+            describe_settings(tables),
+            describe_recipe(tables),
+            "## Operations that the paper does not have",
+            describe_unpublished(tables),
+            "## Not run",
+            describe_missing(tables),
+        ],
+        (rows,),
+        (figure,),
+        [("sinks.csv", "all numbers, run by run"), ("sinks-curves.csv", "curves of all rows")],
     )
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------------------------
 
 
-def _setting(runs: Runs) -> str:
-    recipe, record = runs.record["recipe"], runs.record
+def describe_settings(tables: Tables) -> str:
+    """Return the model, its training and how sinks are measured."""
+    recipe, record = tables.record["recipe"], tables.record
     tokens = recipe["max_steps"] * recipe["batch_size"] * recipe["length"]
     text = sum(domain["train_tokens"] for domain in record["data"]["domains"])
-    first = recipe.get("fixed_token")
-    fixed = "no fixed token" if first is None else f"one fixed token at position {first} of every sequence"
-    several = [f"`{row}`" for row in runs.rows if len(runs.changes.get(row, {})) > 1]
-    besides = f" ({listed(several)} more than one)" if several else ""
-    minutes = runs.ends["seconds"].median() / 60
+    position = recipe.get("fixed_token")
+    fixed = "no fixed token" if position is None else f"a fixed token at position {position}"
+    several = [f"`{row}`" for row in tables.rows if len(tables.changes.get(row, {})) > 1]
     return (
-        f"The base is a decoder of {record['model']['parameters']:,} parameters ({recipe['num_layers']} layers, width "
-        f"{recipe['hidden_size']}, {recipe['num_heads']} heads, feed-forward {recipe['intermediate_size']}), trained "
-        f"for {recipe['max_steps']:,} steps of {recipe['batch_size']} sequences of {recipe['length']} tokens: "
-        f"{tokens / 1e6:.2f}M tokens, {tokens / text:.2g} times a text of {text / 1e6:.2f}M. Learning rate "
-        f"{recipe['learning_rate']:g}, "
-        f"weight decay {recipe['weight_decay']:g}, {fixed}. Every row changes one thing of it{besides} and is trained "
-        f"with {runs.seeds} seeds, from the weights to the order of the text; a run takes {minutes:.1f} minutes. "
-        f"Sinks are measured on {record['watch']['samples']} held-out sequences of {runs.length} tokens with "
-        f"ε = {runs.epsilon:g}; uniform attention has a mean α₁ of {record['watch']['uniform']:.3f}. "
-        f"torch {record['versions']['torch']}."
+        f"A decoder of {record['model']['parameters']:,} parameters ({recipe['num_layers']} layers, width "
+        f"{recipe['hidden_size']}, {recipe['num_heads']} heads, feed-forward {recipe['intermediate_size']}), "
+        f"{recipe['max_steps']:,} steps of {recipe['batch_size']} × {recipe['length']} tokens: {tokens / 1e6:.2f}M "
+        f"tokens, {tokens / text:.2g} times a text of {text / 1e6:.2f}M. Learning rate {recipe['learning_rate']:g}, "
+        f"weight decay {recipe['weight_decay']:g}, {fixed}. Every row changes one thing"
+        f"{f' ({join_words(several)}: more)' if several else ''}; {tables.seeds} seeds from weights to text order; "
+        f"{tables.ends['seconds'].median() / 60:.1f} minutes a run. Sinks are measured on "
+        f"{record['watch']['samples']} held-out sequences of {tables.length} tokens; uniform attention has a mean α₁ "
+        f"of {record['watch']['uniform']:.3f}. torch {record['versions']['torch']}."
     )
 
 
-def _own(runs: Runs) -> str:
-    """In what the base is not the paper's, and what becomes of softmax where it is."""
-    apart = {field: value for field, value in PAPERS.items() if runs.base(field) != value}
-    if not apart:
+def describe_recipe(tables: Tables) -> str:
+    """Return in what the base differs from the paper's, and the sink rate of softmax without that."""
+    fields = {field: value for field, value in PUBLISHED_RECIPE.items() if tables.base(field) != value}
+    if not fields:
         return "Weight decay and first token of the base are those of the paper."
-    rows = [row for row in runs.rows for field in apart if runs.changes.get(row) == {field: apart[field]}]
-    words = {"weight_decay": f"a weight decay of {PAPERS['weight_decay']:g}", "fixed_token": "no fixed token"}
-    alone = " ".join(rate(runs, row) for row in rows) or "There is no run of that."
-    return f"The base of the paper has {listed(words[field] for field in apart)}. Changed to that alone: {alone}"
+    rows = [row for field, value in fields.items() for row in tables.rows if tables.changes.get(row) == {field: value}]
+    names = {"weight_decay": f"a weight decay of {PUBLISHED_RECIPE['weight_decay']:g}", "fixed_token": "no fixed token"}
+    rates = " ".join(rate(tables, row) for row in rows) or "No run of that."
+    return f"The paper's base has {join_words(names[field] for field in fields)}. Changed to one of these: {rates}"
 
 
-def _under_picture(runs: Runs) -> str:
-    drawn = [row for row in DRAWN if row in set(runs.curves["row"])]
-    named = listed(f"`{row}`" for row in drawn) if drawn else "no row"
-    return f"Curves of {named}, means over the seeds; dotted is what uniform attention has, dashed is the virtual sink."
+def describe_unpublished(tables: Tables) -> str:
+    """Return the sink rates of operations that the paper does not have."""
+    rows = [row for row in UNPUBLISHED if row in tables.rows]
+    virtual = [row for row in rows if tables.values(row, "virtual_sink_rate")]
+    sentences = [*(rate(tables, row) for row in rows), *(rate(tables, row, "virtual_sink_rate") for row in virtual)]
+    return " ".join(sentences) or "Not run."
 
 
-def _summary(judged: Sequence[Finding]) -> str:
-    counts = {word: sum(one.verdict == word for one in judged) for word in VERDICTS}
-    told = "; ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return (
-        f"Of {len(judged)} findings: {told}. The paper's numbers, in parentheses, are of other models and texts: "
-        f"compared is whether there is a sink, where, and what it costs, not how large it is."
+def describe_missing(tables: Tables) -> str:
+    """Return the rows without runs or with too few seeds."""
+    few = [f"`{row}` ({len(tables.of(row))})" for row in tables.rows if len(tables.of(row)) < tables.seeds]
+    absent = [f"`{row}`" for row in tables.absent]
+    sentences = [f"Without any run: {join_words(absent)}."] if absent else []
+    sentences += [f"With fewer than {tables.seeds} seeds: {join_words(few)}."] if few else []
+    return " ".join(sentences or [f"Every row has its {tables.seeds} seeds."]) + (
+        " The linear kernel, other positions, norms, feed-forward layers and numbers of heads, 1B parameters and open "
+        "models were not run."
     )
 
 
-def _item(one: Finding) -> str:
-    numbers = f"Paper, {one.claim.paper}." if one.claim.paper else "The paper's numbers are not quoted here."
-    text = f"**{one.claim.said}** ({numbers}) {one.evidence} *{one.verdict.capitalize()}.*"
-    return textwrap.fill(
-        text,
-        120,
-        initial_indent="* ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+# -- table -----------------------------------------------------------------------------------------------------------
 
 
-def _elsewhere(runs: Runs) -> str:
-    rows = [row for row in ELSEWHERE if row in runs.rows]
-    if not rows:
-        return "Operations that the paper does not have were not run."
-    virtual = [row for row in rows if runs.values(row, "virtual_sink_rate")]
-    told = [*(rate(runs, row) for row in rows), *(rate(runs, row, "virtual_sink_rate") for row in virtual)]
-    return f"Not in the paper: {' '.join(told)}"
-
-
-def _columns(runs: Runs) -> str:
-    return (
-        f"Means over seeds ± half the 95 % interval (Student's t); no ± means one seed, of which no interval can be "
-        f"told. *Sink₁* and *virtual sink* (Sink_∗ of the paper) are shares of heads × samples that give the first "
-        f"token, or what stands beside the tokens, more than ε of their attention. *strongest*: the position, from 0, "
-        f"with the highest rate among those that at least half of the queries may see, of the seeds in which it is "
-        f"at least {SINK:g} %, and that rate where it is not position 0. *|h₁|/|hₜ|*: the largest of all layers. "
-        f"*to softmax*: the difference in validation loss, seed by seed. *emerged*: the step, seed by seed, from which "
-        f"on some token is one in every look until the end. {STAR}: weights that are no distribution are measured "
-        f"on |A| / Σ|A|. †: the difference is to the row that has the same sequences, not to softmax. ‡: other tokens "
-        f"are predicted, or from other sequences, so that losses cannot be compared."
-    )
-
-
-def _rules(runs: Runs) -> str:
-    return (
-        f"A row has a sink where its rate is at least {SINK:g} % in all seeds, and none where it is below in all; "
-        f"otherwise, and with fewer than two seeds, it is open. A loss or a rate is higher or lower where the 95 % "
-        f"interval of the differences seed by seed leaves out 0; *within noise* where it does not, which with "
-        f"{runs.seeds} seeds is no proof of equality: the half interval says how large a difference may have gone "
-        f"unseen. A loss counts as no higher where the whole interval lies under {MARGIN:g} nats. A finding may have "
-        f"several parts: all true is *as in the paper*, some true *in part*, none true and "
-        f"at least one false *against the paper*, all open *cannot be told at this scale*. Intervals are not corrected "
-        f"for their number, nor for the choice of the largest of several means."
-    )
-
-
-def _missing(runs: Runs) -> str:
-    few = [
-        f"`{row}` ({len(runs.of(row))} of {runs.seeds} seeds)" for row in runs.rows if len(runs.of(row)) < runs.seeds
-    ]
-    told = [f"Without any run: {listed(f'`{row}`' for row in runs.absent)}."] if runs.absent else []
-    told += [f"With fewer seeds: {listed(few)}."] if few else []
-    return " ".join(told) or f"Every row has its {runs.seeds} seeds."
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-def axis_of(runs: Runs, row: str) -> str:
-    """Which table a row stands in, by what it changes."""
-    change = runs.changes.get(row, {})
+def axis_of(tables: Tables, row: str) -> str:
+    """Return the axis on which a row differs from the base."""
+    change = tables.changes.get(row, {})
     if "attention" in change:
-        spec = runs.spec(row)
-        beside = spec.sink_token or spec.extra != "none"
-        return BIASES if beside else REST if spec.qk_norm else OPERATION
+        spec = tables.spec(row)
+        has_bias = spec.sink_token or spec.extra != "none"
+        return BIASES if has_bias else REST if spec.qk_norm else OPERATION
     axes = {DECAY: ("weight_decay",), INPUT: ("window", "prefix", "fixed_token", "random_tokens")}
     axes |= {RATE: ("learning_rate",), REST: ARCHITECTURE}
     return next((axis for axis, fields in axes.items() if set(fields) & set(change)), REST)
 
 
-def by_axis(runs: Runs) -> dict[str, list[str]]:
-    """The rows of each table, softmax in all of them: first, or, where an axis is of numbers, in its order."""
-    found: dict[str, list[str]] = {axis: [] for axis in AXES}
-    for row in runs.rows:
-        if row != BASELINE:
-            found[axis_of(runs, row)].append(row)
-    base = [BASELINE] if BASELINE in runs.rows else []
-    tables = {axis: [*base, *rows] for axis, rows in found.items() if rows or (axis == OPERATION and base)}
-    for axis in NUMBERS.keys() & tables.keys():
-        tables[axis].sort(key=lambda row: _value(runs, row, NUMBERS[axis]))
-    return tables
+def rows_by_axis(tables: Tables) -> dict[str, list[str]]:
+    """Group the rows by axis; those on an axis of numbers are in its order."""
+    groups: dict[str, list[str]] = {axis: [] for axis in AXES}
+    for row in tables.rows:
+        groups[OPERATION if row == BASELINE else axis_of(tables, row)].append(row)
+    for axis, name in NUMBERS.items():
+        groups[axis].sort(key=lambda row: float(tables.changes.get(row, {}).get(name, tables.base(name))))
+    return {axis: rows for axis, rows in groups.items() if rows}
 
 
-NUMBERS = {DECAY: "weight_decay", RATE: "learning_rate"}
-"""The axes of numbers, and the field that is the number."""
+def row_table(tables: Tables) -> Table:
+    """All numbers of all rows, means over seeds."""
+    head = (
+        *("row", "axis", "seeds", "Sink₁ %", "virtual sink %", "strongest", "mean α₁", "|h₁|/|hₜ|"),
+        *("validation loss", "to softmax", "emerged"),
+    )
+    lines = [_cells(tables, axis, row) for axis, rows in rows_by_axis(tables).items() for row in rows]
+    return Table("sinks-rows", "means of all rows, with loss differences and steps of emergence", head, lines)
 
 
-def _value(runs: Runs, row: str, field: str) -> float:
-    return float(runs.changes.get(row, {}).get(field, runs.base(field)))
-
-
-def _table(runs: Runs, axis: str, rows: Sequence[str]) -> str:
-    head = ("row", "seeds", "Sink₁ %", "virtual sink %", "strongest", "mean α₁", "|h₁|/|hₜ|".replace("|", r"\|"))
-    return table((*head, "validation loss", "to softmax", "emerged"), [_cells(runs, axis, row) for row in rows])
-
-
-def _cells(runs: Runs, axis: str, row: str) -> tuple[Any, ...]:
+def _cells(tables: Tables, axis: str, row: str) -> tuple[Any, ...]:
     return (
-        f"{row}, {runs.base(NUMBERS[axis]):g}" if row == BASELINE and axis in NUMBERS else row,
-        f"{len(runs.of(row))} of {runs.seeds}",
-        averaged(runs, row, "sink_rate", 1),
-        averaged(runs, row, "virtual_sink_rate", 1),
-        _strongest(runs, row),
-        averaged(runs, row, "alpha_first", 3),
-        averaged(runs, row, "norm_ratio", 2),
-        averaged(runs, row, "valid_loss", 3),
-        _to_reference(runs, row),
-        _emerged(runs, row),
+        row,
+        axis,
+        f"{len(tables.of(row))} of {tables.seeds}",
+        format_mean(tables, row, "sink_rate", 1),
+        format_mean(tables, row, "virtual_sink_rate", 1),
+        _strongest(tables, row),
+        format_mean(tables, row, "alpha_first", 3),
+        format_mean(tables, row, "norm_ratio", 2),
+        format_mean(tables, row, "valid_loss", 3),
+        _to_reference(tables, row),
+        ", ".join(DASH if step != step else f"{step:.0f}" for step in tables.of(row)["emergence_step"].astype(float)),
     )
 
 
-def _strongest(runs: Runs, row: str) -> str:
-    found = runs.where(row)
-    if not found:
-        return NO_NUMBER
-    if set(found) == {0}:
-        return "0"
-    return f"{by_count(found)} ({averaged(runs, row, 'sink_rate_max', 1)} %)"
+def _strongest(tables: Tables, row: str) -> str:
+    positions = tables.sink_positions(row)
+    if set(positions) <= {0}:
+        return "0" if positions else DASH
+    return f"{format_positions(positions)} ({format_mean(tables, row, 'sink_rate_max', 1)} %)"
 
 
-def _to_reference(runs: Runs, row: str) -> str:
-    if row == BASELINE:
-        return NO_NUMBER
-    other = runs.reference(row)
-    mark = "‡" if not runs.comparable(row) else "†" if other != BASELINE else ""
-    found = runs.more(row, other, "valid_loss")
-    return NO_NUMBER if found is None else f"{differing(found, 3)}{mark}"
+def _to_reference(tables: Tables, row: str) -> str:
+    """Format the difference in validation loss to the row that it is compared with."""
+    reference = tables.reference(row)
+    difference = tables.difference(row, reference, "valid_loss") if row != BASELINE else None
+    if difference is None:
+        return DASH
+    mark = "‡" if not tables.is_comparable(row) else "†" if reference != BASELINE else ""
+    return format_interval(difference, 3, signed=True) + mark
 
 
-def _emerged(runs: Runs, row: str) -> str:
-    steps = runs.of(row)["emergence_step"]
-    return ", ".join(NO_NUMBER if step != step else f"{step:.0f}" for step in steps.astype(float))
+# -- figure ----------------------------------------------------------------------------------------------------------
 
 
-# -- the picture -----------------------------------------------------------------------------------------------------
-
-
-def picture(runs: Runs) -> Figure:
-    """Mean α₁ and the sink rate by step, a line a row."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(9.6, 3.6), layout="constrained")
-    left, right = made.subplots(1, 2)
-    inks: Mapping[str, str] = dict(zip(DRAWN, colors.SERIES_LIGHT, strict=True))
-    for row, ink in inks.items():
-        curve = runs.curves[runs.curves["row"] == row].sort_values("step")
+def draw_curves(tables: Tables) -> Drawing:
+    """Draw mean α₁ and the sink rate by step, a line a row."""
+    drawing = new_figure(7.2, 2.8)
+    left, right = drawing.subplots(1, 2)
+    for row, color in zip(CURVES, colors.SERIES_LIGHT, strict=False):
+        curve = where(tables.curves, row=row).sort_values("step")
         if curve.empty:
             continue
-        left.plot(curve["step"], curve["alpha_first"], color=ink, linewidth=1.5, label=row)
-        right.plot(curve["step"], curve["sink_rate"], color=ink, linewidth=1.5, label=row)
+        left.plot(curve["step"], curve["alpha_first"], color=color, linewidth=1.3, label=row)
+        right.plot(curve["step"], curve["sink_rate"], color=color, linewidth=1.3, label=row)
         if curve["virtual_sink_rate"].notna().any():
-            right.plot(
-                curve["step"], curve["virtual_sink_rate"], "--", color=ink, linewidth=1.2, label=f"{row}: virtual"
-            )
-    left.axhline(runs.record["watch"]["uniform"], linestyle=":", color=colors.RAMP_LIGHT[-1], linewidth=1)
-    _framed(left, "Mean α₁")
-    _framed(right, f"Sink rate, % of heads × samples (ε = {runs.epsilon:g})")
-    return made
+            virtual = f"{row}: virtual"
+            right.plot(curve["step"], curve["virtual_sink_rate"], "--", color=color, linewidth=1.1, label=virtual)
+    left.axhline(tables.record["watch"]["uniform"], linestyle=":", color=colors.RAMP_LIGHT[-1], linewidth=1)
+    label_axes(left, "Mean α₁", "Step")
+    label_axes(right, f"Sink rate, % of heads × samples (ε = {tables.epsilon:g})", "Step")
+    return drawing
 
 
-def _framed(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlabel("Step")
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7, frameon=False)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write the page and the picture, or say whether the page is what the tables make."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is out of date")
-    given = parser.parse_args(arguments)
-    made = page()
-    if given.check:
-        return int(not PICTURE.exists() or not PAGE.exists() or PAGE.read_text(encoding="utf-8") != made)
-    PAGE.write_text(made, encoding="utf-8")
-    PICTURE.parent.mkdir(exist_ok=True)
-    picture(Runs.load(FOLDER)).savefig(PICTURE, dpi=DOTS_PER_INCH, metadata={"Software": None})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PAPER = Paper(
+    "sinks",
+    "When Attention Sink Emerges in Language Models (Gu et al. 2025, arXiv 2410.10781)",
+    "python -m experiments.sinks.run --data TEXT",
+    CLAIMS,
+    Tables.load,
+    make_page,
+)

@@ -23,11 +23,12 @@ import pandas as pd
 from rich.console import Console
 
 from regard.commands.pretrain.config import PretrainConfig, preset_config
-from regard.commands.pretrain.result import FINAL, PretrainResult, read_record
+from regard.commands.pretrain.result import FINAL, PretrainResult
 from regard.errors import UserError
 from regard.runs.launchers.jobs import Job
 from regard.runs.launchers.local import Local
 from regard.runs.launchers.run import JobEvent, run_jobs
+from regard.runs.result import read_metadata
 
 BASE = "pico"
 ROWS: dict[str, dict[str, Any]] = {
@@ -83,7 +84,7 @@ def folder(work: Path, name: str, seed: int) -> Path:
 def _finished(place: Path, wanted: PretrainConfig) -> bool:
     """Whether a folder holds a run of this recipe."""
     try:
-        return PretrainConfig.from_dict(read_record(place)["recipe"]) == wanted
+        return PretrainConfig.from_dict(read_metadata(place, "pretrain")["config"]) == wanted
     except (UserError, KeyError):
         return False
 
@@ -137,7 +138,7 @@ def collected(
             if not record:
                 unchanged = preset_config(BASE).to_dict()
                 base = {field: unchanged[field] for field in ROWS[name]}
-                record = found.metadata | {"recipe": found.metadata["recipe"] | base}
+                record = found.metadata | {"recipe": found.metadata["config"] | base}
             step, seconds = found.metadata["emergence"]["step"], found.metadata["cost"]["seconds"]
             ends.append({"row": name, "seed": trial.seed, **found.final, "emergence_step": step, "seconds": seconds})
             histories.append(found.history.dropna(subset=["valid_loss"]))

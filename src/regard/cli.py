@@ -21,8 +21,8 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError
-from regard.runs.arguments import is_main_process
 from regard.runs.provenance import regard_version
+from regard.runs.rank import is_main_process
 
 COMMANDS = {
     "measure": measure,

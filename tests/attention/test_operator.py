@@ -169,3 +169,19 @@ def test_memory_is_linear_in_the_number_of_keys() -> None:
             ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS) - {"weights", "spectral_bound"}),
         )
     assert largest <= 2 * ROWS * 4096 * 4
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_first_keys_outside_of_a_call_have_no_mass(causal: bool) -> None:
+    """A sample may begin before the keys, whose first a cache has dropped, or less than three keys before their end."""
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(3, 2, 6, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    call = AttentionCall(query=query, key=key, value=value, scale=0.5, causal=causal, starts=(-2, 0, 4))
+    request = ReductionRequest(names=frozenset({"first_mass"}), num_first_keys=3)
+    assert supports_lse(call, request)
+    mass = attend(call, request)[1]["first_mass"]
+    matrix = reference.weights(call)
+    expected = torch.zeros(3, 2, 6, 3, dtype=torch.float64)
+    expected[0, ..., 2], expected[1], expected[2, ..., :2] = matrix[0, ..., 0], matrix[1, ..., :3], matrix[2, ..., 4:]
+    torch.testing.assert_close(mass, expected, rtol=1e-9, atol=1e-9)
+    assert_same(reduce_dense(call, request), {"first_mass": expected}, 1e-9)

@@ -65,7 +65,7 @@ def apart(environment: dict[str, str], tmp_path: Path) -> Callable[..., Ended]:
     def run(*arguments: object, given: str = "") -> Ended:
         command = [sys.executable, "-W", "error", "-m", "regard", *map(str, arguments)]
         ended = subprocess.run(
-            command, input=given, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=200
+            command, input=given, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=900
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 

@@ -14,7 +14,7 @@ STOPPING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-import regard.commands.measure.cli, regard.commands.measure.result
+import regard.commands.measure.result, regard.runs.command_line
 from contextlib import contextmanager
 
 def stop(*_):
@@ -22,11 +22,11 @@ def stop(*_):
     time.sleep(300)
 
 @contextmanager
-def stopping_after_a_batch(shown):
+def stopping_after_a_batch():
     yield stop
 
 if sys.argv[1] == "measuring":
-    regard.commands.measure.cli._progress = stopping_after_a_batch
+    regard.runs.command_line.show_progress = stopping_after_a_batch
 else:
     regard.commands.measure.result.measure_page = stop
 from regard.cli import main
@@ -34,6 +34,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place,number", [("measuring", signal.SIGINT), ("writing", signal.SIGTERM)])
 def test_an_interrupted_run(
     place: str,
@@ -53,7 +54,7 @@ def test_an_interrupted_run(
         assert process.stdout.readline() == "there\n"
         half = [path.name for path in (tmp_path / "runs").iterdir()] if place == "writing" else []
         process.send_signal(number)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=900)
     assert (process.returncode, out, err) == (2, "", "regard measure: interrupted; nothing was written\n")
     assert [name[0] for name in half] == ([] if place == "measuring" else ["."])
     assert os.listdir(tmp_path) == []

@@ -59,22 +59,22 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--statistics", ""), "unknown statistic ''"),
         (("--samples", 0), "samples: expected a whole number of at least 1, got 0"),
         (("--length", -3), "length: expected a whole number of at least 1, got -3"),
-        (("--epsilon", 2), "epsilon: expected numbers between 0 and 1, got 2.0"),
-        (("--epsilon", "0.3,,0.5"), "--epsilon: expected a number, got ''"),
-        (("--epsilon", "nan"), "epsilon: expected numbers between 0 and 1, got nan"),
-        (("--layer-ids", "x"), "--layer-ids: expected all, or numbers and ranges such as 0,3,8-11, got 'x'"),
-        (("--layer-ids", "-1"), "--layer-ids: expected all, or numbers and ranges such as 0,3,8-11, got '-1'"),
-        (("--layer-ids", "4-2"), "--layer-ids: expected all, or numbers and ranges such as 0,3,8-11, got '4-2'"),
+        (("--epsilon", 2), "epsilon: expected numbers over 0 and below 1, got 2.0"),
+        (("--epsilon", "0.3,,0.5"), "epsilon: expected numbers over 0 and below 1, got '0.3,,0.5'"),
+        (("--epsilon", "nan"), "epsilon: expected numbers over 0 and below 1, got nan"),
+        (("--layer-ids", "x"), "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got 'x'"),
+        (("--layer-ids", "-1"), "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got '-1'"),
+        (("--layer-ids", "4-2"), "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got '4-2'"),
         (
             ("--layer-ids", "0-999999999999"),
-            "--layer-ids: expected all, or numbers and ranges such as 0,3,8-11, got '0-9",
+            "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got '0-9",
         ),
-        (("--batch-size", 0), "batch-size: expected a whole number of at least 1, got 0"),
-        (("--batch-size", "few"), "--batch-size: expected a number, got 'few'"),
-        (("--seed", -1), "seed: expected a number from 0 to 2**63 - 1, got -1"),
+        (("--batch-size", 0), "batch-size: expected a whole number of at least 1 or auto, got 0"),
+        (("--batch-size", "few"), "batch-size: expected a whole number of at least 1 or auto, got 'few'"),
+        (("--seed", -1), "seed: expected a whole number of at least 0, got -1"),
         (("--input", "noise"), "input: expected one of natural, random, repeated, got 'noise'"),
         (("--bos", "maybe"), "bos: expected one of keep, drop, add, got 'maybe'"),
-        (("--input", "random"), "--text: expected --input natural beside it, for random tokens are of no text; got "),
+        (("--input", "random"), "--text cannot be used with --input random, whose tokens are not taken from text."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
@@ -207,6 +207,7 @@ def test_models_that_cannot_be_observed(refused: Callable[..., str], changed: Ca
     assert refused("--random-weights", model=folder).startswith("cannot observe MambaModel: ")
 
 
+@pytest.mark.exhaustive
 def test_a_mistake_in_a_process_of_its_own(apart: Regard, tmp_path: Path) -> None:
     ended = apart("measure", "minilm", "--statistics", "charm")
     assert ended.complaint.startswith("regard measure: unknown statistic 'charm'; expected ")

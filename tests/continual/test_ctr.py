@@ -353,6 +353,7 @@ def test_what_a_run_changes_and_what_not() -> None:
     assert set(method.state.tensors) == {f"{number}.{layer}" for number in range(4) for layer in ("first", "second")}
 
 
+@pytest.mark.exhaustive
 def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
     learner, method = begun()
     whole = run_stream(learner, method)

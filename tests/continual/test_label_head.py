@@ -61,6 +61,7 @@ def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> Non
     assert learner.network.eval()(rows).shape == (3, 7)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TAKE_IT)
 def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]

@@ -118,6 +118,16 @@ def test_a_model_is_told_by_its_weights(tmp_path: Path) -> None:
         rebuild_network(tmp_path, 1, replace(loaded(seed=1), name="other"))
 
 
+def test_a_changed_bit_of_a_delta_is_noticed(tmp_path: Path) -> None:
+    learnt("probe", tmp_path)
+    path = delta_path(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"models: .*after-0001\.safetensors is damaged"):
+        rebuild_network(tmp_path, 2, loaded())
+
+
 @pytest.mark.parametrize(
     "name, content, told",
     [

@@ -54,6 +54,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     return export_network(network, model.tokenizer, about, folder / "model")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name, said",
     [("sapt", "router_warmup_steps=20"), ("sapt", "top_k=1"), ("sapt-task-free", "router_warmup_steps=20")],

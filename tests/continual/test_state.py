@@ -1,4 +1,4 @@
-"""What a run is after a task, on disk: whole or not at all, the last one alone."""
+"""The state of a run after a task, on disk: whole or not at all, the last two."""
 
 from __future__ import annotations
 
@@ -38,14 +38,17 @@ KEPT = MethodState([ExampleRef(0, 3), ExampleRef(1, 2)], {"means": torch.arange(
 
 
 def saved(folder: Path, learnt: int, network: nn.Module | None = None) -> None:
-    state.save_state(folder, learnt, network or Tied(), KEPT, {"matrix": [{"score": 50.0}], "about": ABOUT})
+    state.save(folder, learnt, network or Tied(), KEPT, {"matrix": [{"score": 50.0}], "identity": ABOUT})
 
 
 def test_saved_and_restored(tmp_path: Path) -> None:
     network, other = Tied(), Tied()
     network.get_buffer("seen").add_(1)
     saved(tmp_path, 2, network)
-    kept, found = state.restore_state(tmp_path, 2, other, ABOUT)
+    restored = state.restore_state(tmp_path, other, ABOUT)
+    assert restored is not None
+    learnt, kept, found = restored
+    assert learnt == 2
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
     assert other.first.weight is other.second.weight
     assert kept.examples == KEPT.examples
@@ -59,12 +62,11 @@ def test_tied_weights_are_written_once() -> None:
     assert set(state.collect_tensors(Tied())) == {"first.weight", "first.bias", "second.bias", "seen"}
 
 
-def test_the_last_state_alone_is_kept(tmp_path: Path) -> None:
-    assert state.find_latest(tmp_path, 3) == 0
-    for learnt in (1, 2):
+def test_the_last_two_states_are_kept(tmp_path: Path) -> None:
+    assert state.restore_state(tmp_path, Tied(), ABOUT) is None
+    for learnt in (1, 2, 3):
         saved(tmp_path, learnt)
-        assert [path.name for path in tmp_path.iterdir()] == [f"after-{learnt:04d}"]
-        assert state.find_latest(tmp_path, 3) == learnt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after-00000002", "after-00000003"]
 
 
 def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,25 +79,26 @@ def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(state, "save_file", full)
     with pytest.raises(UserError, match="No space left on device"):
         saved(tmp_path, 2)
-    assert state.find_latest(tmp_path, 3) == 1
-    state.restore_state(tmp_path, 1, Tied(), ABOUT)
+    restored = state.restore_state(tmp_path, Tied(), ABOUT)
+    assert restored is not None
+    assert restored[0] == 1
 
 
 def test_a_state_of_another_network(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(UserError, match=r"resume: expected the network of this run, .* does not fit it"):
-        state.restore_state(tmp_path, 1, nn.Linear(2, 2), ABOUT)
+        state.restore_state(tmp_path, nn.Linear(2, 2), ABOUT)
 
 
 def test_a_state_of_other_settings(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    with pytest.raises(UserError, match=r"resume: expected the settings .*; seed was 1 and is 2"):
-        state.restore_state(tmp_path, 1, Tied(), {**ABOUT, "seed": 2})
+    with pytest.raises(UserError, match=r"cannot resume: seed was 1 when the run started and is 2 now"):
+        state.restore_state(tmp_path, Tied(), {**ABOUT, "seed": 2})
 
 
 def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen between two tasks is the same, and what was trained can still be asked for its gradient."""
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
         method = Sapt(SaptConfig(r=2, router_warmup_steps=2))

@@ -19,6 +19,7 @@ from regard.constants import Constants, Head, Origin, make_data_free
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
+from tests.contracts.families import CASES, FAMILIES
 
 LENGTH = 24
 
@@ -110,19 +111,16 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
             config._attn_implementation_internal = implementation
 
 
-def supported(family: Any) -> None:
-    if family.name.startswith("Deberta"):
-        pytest.skip("DeBERTa asks for no attention function: see test_deberta")
+# DeBERTa asks for no attention function: see test_deberta. Padding on the left: see test_padding_changes_nothing.
+ASKING = [(f, padding) for f, padding in CASES if not f.name.startswith("Deberta") and padding != "left"]
 
 
+@pytest.mark.parametrize("case", ASKING, ids=lambda case: f"{case[0]}-{case[1]}")
 @pytest.mark.parametrize("thin", [True, False], ids=["prune_projections", "whole projections"])
 def test_output_is_that_of_weights_written_over(
     case: tuple[Any, str], thin: bool, build: Callable, inputs: Callable, run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, padding = case
-    supported(family)
-    if padding == "left":
-        pytest.skip("positions begin at the first real token: see the test on padding")
     model = build(family, "", torch.float64)
     constants = constants_for(model)
     heads = some_heads(constants)
@@ -291,10 +289,10 @@ def test_deberta(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+# The layers of ALBERT share one projection, of which each needs other heads.
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "Albert"], ids=str)
 def test_queries_and_keys_of_constant_heads_are_not_computed(family: Any, build: Callable) -> None:
     """In every family some projection is thinned, and what is left are the rows of dynamic heads."""
-    if family.name == "Albert":
-        pytest.skip("its layers share one projection, of which each needs other heads")
     model = build(family)
     constants = constants_for(model)
     before = sum(p.numel() for p in model.parameters())

@@ -20,6 +20,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDES
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.registration import find_configs
+from tests.contracts.families import CASES, CAUSAL, PADDED, SWAPPED
 
 WINDOW, EPSILON = 5, 1e-8
 OPERATIONS: dict[str, AttentionSpec | str] = {
@@ -118,23 +119,20 @@ def by_hand(model: nn.Module, name: str, wanted: Callable[[Any], bool]) -> Itera
             config._attn_implementation_internal = implementation
 
 
-def to_swap(family: Any) -> None:
-    """Skips our decoders whose attention is no plain softmax: see test_a_decoder_of_another_operation_is_refused."""
-    if family.name.startswith("Regard") and family.name != "Regard":
-        pytest.skip("its attention is another operation already")
+# DeBERTa asks for no attention function: see test_deberta. For our decoder: see test_our_decoder.
+ASKING = [(family, padding) for family, padding in CASES if not family.name.startswith(("Deberta", "Regard"))]
 
 
 def is_self(place: Any) -> bool:
     return not place.site.startswith("cross")
 
 
+@pytest.mark.parametrize("case", ASKING, ids=lambda case: f"{case[0]}-{case[1]}")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_output_is_that_of_the_formula_written_out(
     name: str, case: tuple[Any, str], build: Callable, inputs: Callable, run: Callable
 ) -> None:
     family, padding = case
-    if family.name.startswith(("Deberta", "Regard")):
-        pytest.skip("asks for no attention function: see test_deberta, test_our_decoder")
     model, given = build(family, "", torch.float64), inputs(family, padding)
     untouched = run(model, given)
     with by_hand(model, name, is_self):
@@ -199,12 +197,14 @@ def test_a_decoder_of_another_operation_is_refused(name: str, build: Callable) -
         pass
 
 
+@pytest.mark.parametrize(
+    "padded", [case for case in PADDED if case[0] in SWAPPED], ids=lambda case: f"{case[0]}-{case[1]}"
+)
 @pytest.mark.parametrize("name", ["sigmoid-log-length", "window"])
 def test_padding_changes_nothing(
     name: str, padded: tuple[Any, str], build: Callable, inputs: Callable, singles: Callable, run: Callable
 ) -> None:
     family, padding = padded
-    to_swap(family)
     model, batch = build(family, "", torch.float64), inputs(family, padding)
     with regard.replacing(model, OPERATIONS[name]):
         found = run(model, batch)
@@ -212,11 +212,11 @@ def test_padding_changes_nothing(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("causal", [family for family in CAUSAL if family in SWAPPED], ids=str)
 @pytest.mark.parametrize("name", ["sigmoid-log-length", "elu-kernel-normalised", "window"])
 def test_generation_with_a_cache_is_generation_without(
     name: str, causal: Any, build: Callable, inputs: Callable
 ) -> None:
-    to_swap(causal)
     model = build(causal, "", torch.float64)
     given = inputs(causal, "none" if causal.name == "Bart" else "left")
     batch = {name: values for name, values in given.items() if name in ("input_ids", "attention_mask")}
@@ -234,8 +234,8 @@ def test_generation_with_a_cache_is_generation_without(
     assert not torch.allclose(cached, logits(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", SWAPPED, ids=str)
 def test_the_model_is_restored_exactly(family: Any, build: Callable, inputs: Callable, run: Callable) -> None:
-    to_swap(family)
     model = build(family)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = dict(model.named_modules())
@@ -310,9 +310,9 @@ def test_watching_measures_what_is_computed(
         torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("causal", [family for family in CAUSAL if family in SWAPPED], ids=str)
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_watching_changes_nothing(padding: str, causal: Any, build: Callable, inputs: Callable, run: Callable) -> None:
-    to_swap(causal)
     model, given = build(causal, "", torch.float64), inputs(causal, padding)
     for name in ("sigmoid-window", "elu-kernel-normalised"):
         with regard.replacing(model, OPERATIONS[name]):

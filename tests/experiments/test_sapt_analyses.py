@@ -149,6 +149,7 @@ def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "average_performance cil" in found
 
 
+@pytest.mark.exhaustive
 def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once; what it then writes is scored, and its blocks are weighed."""
     (tmp_path / "prose.txt").write_text("a cat sat on the mat, and the dog ran far away . " * 80, encoding="utf-8")
@@ -181,6 +182,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", list(sapt_decoder.STANDING))
 def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sapt_decoder, "pretrained", lambda work, seed: small_pseudo.writer())
@@ -221,7 +223,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
 def test_a_decoder_has_room_for_texts_and_answers() -> None:
     budget = sapt_decoder.TAUGHT
     assert sapt_decoder.RECIPE["length"] >= budget.length + budget.target_length
-    assert preset_config("nano", **sapt_decoder.RECIPE).training_config().max_steps == sapt_decoder.RECIPE["steps"]
+    assert preset_config("nano", **sapt_decoder.RECIPE).training_config().max_steps == sapt_decoder.RECIPE["max_steps"]
 
 
 def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:

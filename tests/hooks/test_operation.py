@@ -165,8 +165,8 @@ def test_rows_of_each_operation_and_seed(found: ReplaceResult) -> None:
     assert found.scores["score"].between(0, 1).all()
     assert found.matrices == {}
     assert found.constants is None
-    assert found.metadata["settings"]["attention"] == list(NAMES)
-    assert found.metadata["settings"]["constants"] == []
+    assert found.metadata["config"]["attention"] == list(NAMES)
+    assert found.metadata["config"]["constants"] == []
 
 
 def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews: Path, found: ReplaceResult) -> None:

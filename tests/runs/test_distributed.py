@@ -105,7 +105,7 @@ def together(
         for rank in (0, 1)
     ]
     try:
-        ended = [(*process.communicate(timeout=240), process.returncode) for process in started]
+        ended = [(*process.communicate(timeout=900), process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -172,6 +172,7 @@ def test_a_mistake_is_told_once_and_nobody_waits(together: Any) -> None:
     assert said[5] == ["regard measure: --text: several processes cannot share standard input; expected files"]
 
 
+@pytest.mark.exhaustive
 def test_accelerate_launch(
     commands: dict[str, list[str]], alone: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -186,7 +187,7 @@ def test_accelerate_launch(
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(home)},
         cwd=tmp_path,
-        timeout=240,
+        timeout=900,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Written to run") == 1

@@ -110,6 +110,7 @@ def assert_same(found: Statistic, expected: Statistic, by_place: Callable[..., d
         assert found.tokens() == expected.tokens()
 
 
+@pytest.mark.sample(10)
 @everywhere
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
@@ -171,6 +172,7 @@ def test_rows_are_well_formed(
             assert row.n > 1
 
 
+@pytest.mark.sample(10)
 @averages
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
@@ -206,6 +208,7 @@ def test_a_value_is_the_mean_over_samples_with_its_standard_error(
             assert rows[place].standard_error == pytest.approx(expected, rel=1e-6, abs=1e-6), place
 
 
+@pytest.mark.sample(10)
 @everywhere
 def test_a_state_is_a_snapshot_and_loading_touches_no_other(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]]
@@ -226,6 +229,7 @@ def test_a_state_is_a_snapshot_and_loading_touches_no_other(
     assert again.result() == before
 
 
+@pytest.mark.sample(10)
 @everywhere
 def test_merging_nothing_changes_nothing(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
     statistic = measured(new, seen([(1, 5, 5, True)]))
@@ -242,6 +246,7 @@ def test_merging_nothing_changes_nothing(new: Callable[[], Statistic], seen: Cal
     assert empty.result() == before
 
 
+@pytest.mark.sample(10)
 @everywhere
 def test_samples_of_padding_alone_do_not_count(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]], by_place: Callable[..., dict]
@@ -254,6 +259,7 @@ def test_samples_of_padding_alone_do_not_count(
     assert_same(found, expected, by_place)
 
 
+@pytest.mark.sample(10)
 @everywhere
 def test_what_a_model_gives_in_single_precision_is_enough(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]], by_place: Callable[..., dict]

@@ -19,7 +19,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from regard.errors import UserError
-from regard.training import checkpoint
+from regard.runs.integrity import seal
+from regard.runs.snapshots import Snapshots
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
 from tests.training.small import batch, count, loss, net
@@ -48,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        timeout=240,
+        timeout=900,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[dict[str, Any]]] = {}
@@ -177,9 +178,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit of the model": lambda path: flip(path / "model.safetensors"),
     "half of the optimiser": lambda path: os.truncate(path / "optimizer.safetensors", 1000),
     "no model": lambda path: (path / "model.safetensors").unlink(),
-    "an empty state": lambda path: (path / "state.json").write_text(""),
-    "a state of another kind": lambda path: (path / "state.json").write_text("[]"),
-    "a later format": lambda path: (path / "state.json").write_text('{"format": 2}'),
+    "an empty manifest": lambda path: (path / "manifest.json").write_text(""),
+    "a manifest of another kind": lambda path: (path / "manifest.json").write_text("[]"),
+    "a later format": lambda path: (path / "manifest.json").write_text(json.dumps(seal({"schema_version": 2}))),
 }
 
 
@@ -187,26 +188,25 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_the_one_before_a_damaged_one(damage: Callable[[Path], object], stopped: Path, whole: nn.Module) -> None:
     damage(stopped / "step-00000009")
     model = net()
-    with pytest.warns(UserWarning, match=r"step-00000009 is damaged \(.*\); the one before it is taken"):
+    with pytest.warns(UserWarning, match=r"step-00000009 is damaged \(.*\); the state before it is used"):
         trained(model, stopped, resume=True)
     assert same(model, whole)
     assert names(stopped) == ["step-00000006", "step-00000009", "step-00000012"]
-    assert checkpoint.read(stopped) is not None
-    assert checkpoint.latest(stopped) == stopped / "step-00000012"
+    assert Snapshots(stopped).latest_path() == stopped / "step-00000012"
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged:UserWarning")
 def test_all_damaged(stopped: Path) -> None:
     for path in stopped.iterdir():
         flip(path / "model.safetensors")
-    with pytest.raises(UserError, match="expected a good checkpoint, each of the 3 is damaged; start a new run"):
+    with pytest.raises(UserError, match=r"cannot resume: each of the 3 states in .* is damaged"):
         trained(net(), stopped, resume=True)
 
 
 def test_what_comes_after_a_resumed_step_goes(stopped: Path) -> None:
     """A checkpoint of a later step is of a run that this one is not."""
     shutil.copytree(stopped / "step-00000009", stopped / "step-00000011")
-    (stopped / "step-00000011" / "state.json").unlink()
+    (stopped / "step-00000011" / "manifest.json").unlink()
     with pytest.warns(UserWarning, match="step-00000011 is damaged"), pytest.raises(KeyError):
         trained(net(), stopped, replace(PLAN, save_steps=1), resume=True, batch=lambda step: {9: batch(9)}[step])
     assert names(stopped) == ["step-00000006", "step-00000009", "step-00000010"]
@@ -222,7 +222,7 @@ class Wordy:
         return {"number" * 2000: 0.0}
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
 def test_a_full_disk(file: str, stopped: Path, whole: nn.Module) -> None:
     """Whichever file there is no place for, the checkpoints are those from before, and the run goes on from them.
 
@@ -230,7 +230,7 @@ def test_a_full_disk(file: str, stopped: Path, whole: nn.Module) -> None:
     """
     sizes = {path.name: path.stat().st_size for path in (stopped / "step-00000009").iterdir()}
     assert sizes["model.safetensors"] < sizes["optimizer.safetensors"] < 12_000
-    limit = 12_000 if file == "state.json" else sizes[file] - 1
+    limit = 12_000 if file == "manifest.json" else sizes[file] - 1
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
@@ -239,9 +239,9 @@ def test_a_full_disk(file: str, stopped: Path, whole: nn.Module) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     told = str(raised.value)
-    assert told.startswith(f"cannot write the checkpoint of step 12 to {stopped}: ")
+    assert told.startswith(f"cannot write the state of step 12 to {stopped}: ")
     assert "File too large" in told
-    assert told.endswith(f"; the last good checkpoint is {stopped / 'step-00000009'}")
+    assert told.endswith(f"; the last good state is {stopped / 'step-00000009'}")
     assert names(stopped) == ["step-00000003", "step-00000006", "step-00000009"]
     model = net()
     trained(model, stopped, resume=True)
@@ -250,7 +250,7 @@ def test_a_full_disk(file: str, stopped: Path, whole: nn.Module) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write the checkpoint of step 3 to .*; there is no checkpoint"):
+    with pytest.raises(UserError, match=r"cannot write the state of step 3 to .*; there is no saved state"):
         trained(net(), tmp_path / "file" / "run")
 
 
@@ -277,7 +277,6 @@ def test_a_model_can_be_loaded_from_a_checkpoint(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path / "run" / "step-00000002")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "run" / "step-00000002")
     assert same(loaded, model)
-    state = json.loads((tmp_path / "run" / "step-00000002" / "state.json").read_text())
-    assert state["versions"].keys() == {"regard", "torch", "accelerate", "python"}
+    state = json.loads((tmp_path / "run" / "step-00000002" / "manifest.json").read_text())["record"]
     assert (state["step"], state["items"], state["processes"]) == (2, 80, 1)
     assert TrainingConfig.from_dict(state["plan"]) == replace(PLAN, max_steps=2)

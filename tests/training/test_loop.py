@@ -334,6 +334,7 @@ def test_bfloat16_computes_and_float32_keeps() -> None:
     assert not torch.equal(rounded.out.weight, exact.out.weight)
 
 
+@pytest.mark.exhaustive
 def test_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The loss is of the compiled model, watchers see the plain one, and names are as they were."""
     compiled = torch.compile

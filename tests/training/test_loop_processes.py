@@ -45,7 +45,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
         for rank in (0, 1)
     ]
     try:
-        ended = [(process.communicate(timeout=240)[1], process.returncode) for process in started]
+        ended = [(process.communicate(timeout=900)[1], process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()

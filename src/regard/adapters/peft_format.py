@@ -17,7 +17,7 @@ from regard.adapters import saving
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
-from regard.runs.folder import atomic_folder
+from regard.runs.output_dir import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
 _PREFIX = "base_model.model."
@@ -65,7 +65,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
     }
     base = saving.base_of(adapters)
     origin = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
-    with atomic_folder(folder, sign=CONFIG, overwrite=overwrite, asked=saving.OPTION) as target:
+    with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
         (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         save_file(tensors, target / WEIGHTS, {"format": "pt", _HEADER: json.dumps(origin)})
         if router:

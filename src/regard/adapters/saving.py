@@ -23,7 +23,7 @@ from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.model_files import find_model_folder, find_weight_files
-from regard.runs.folder import atomic_folder
+from regard.runs.output_dir import atomic_folder
 
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
 OPTION = "folder"
@@ -36,7 +36,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
-    with atomic_folder(folder, sign=METADATA, overwrite=overwrite, asked=OPTION) as target:
+    with atomic_folder(folder, marker=METADATA, overwrite=overwrite, option=OPTION) as target:
         save_file(_collect_tensors(adapters), target / TENSORS, {"format": "pt"})
         metadata = {
             "format": FORMAT,

@@ -24,11 +24,14 @@ from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
-from regard.runs.folder import atomic_folder, write_file
+from regard.runs.integrity import is_sealed, seal, sha256_of_file
+from regard.runs.output_dir import atomic_folder, write_file
 from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
 
 LINEAGE = "lineage.json"
+INDEX = "index.json"
+"""Beside the deltas of a run: their checksums."""
 NETWORK, METHOD = "network.safetensors", "method.json"
 """Beside a saved classifier, where its method needs more than that: all its weights, and how to build it."""
 
@@ -68,6 +71,8 @@ class TaskDeltas:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(changed, path.with_suffix(".part"))
+            checksums = {**_checksums(self.folder), path.name: sha256_of_file(path.with_suffix(".part"))}
+            write_file(self.folder / INDEX, json.dumps(seal({"files": checksums})))
             path.with_suffix(".part").replace(path)
         except (OSError, SafetensorError) as error:
             path.with_suffix(".part").unlink(missing_ok=True)
@@ -78,8 +83,27 @@ class TaskDeltas:
         """Return the weights after so many tasks, from the files of a run that goes on."""
         weights = {name: value.cpu() for name, value in start.items()}
         for task in range(1, tasks_trained + 1):
-            weights |= _read_tensors(delta_path(self.folder, task))
+            weights |= _read_delta(self.folder, task)
         return weights
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the deltas in a folder by their names."""
+    if not (folder / INDEX).exists():
+        return {}
+    index = _read_json(folder / INDEX)
+    if not is_sealed(index):
+        raise UserError(f"models: {folder / INDEX} is damaged")
+    return dict(index["files"])
+
+
+def _read_delta(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
+    """Return what a task has changed. Raises UserError if the file is not as it was written."""
+    path = delta_path(folder, tasks_trained)
+    tensors = _read_tensors(path)
+    if _checksums(folder).get(path.name) != sha256_of_file(path):
+        raise UserError(f"models: {path} is damaged, it is not as written")
+    return tensors
 
 
 def add_model_hash(loaded: Loaded) -> Loaded:
@@ -122,7 +146,7 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     classifier = _build_classifier(loaded, metadata)
     network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
     for task in range(1, tasks_trained + 1):
-        load_tensors(network, _read_tensors(delta_path(folder, task)))
+        load_tensors(network, _read_delta(folder, task))
     tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
     classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
     return network.eval(), metadata
@@ -175,7 +199,7 @@ def export_network(
     refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
     `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
-    with atomic_folder(folder, overwrite=overwrite, sign=LINEAGE) as target:
+    with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (target / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with suppress_logging():

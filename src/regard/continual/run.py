@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory, reset_peak
+from regard.runs.rank import is_main_process
 from regard.training import TrainingConfig
 
 Rows = dict[str, Tensor]
@@ -144,14 +144,9 @@ def run_stream(
     return run
 
 
-def _is_main_process() -> bool:
-    """Return whether this is the process that writes."""
-    return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
-
-
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
     """Remove what an earlier run has left, and nothing else that may be there."""
-    if _is_main_process():
+    if is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)
     if dist.is_initialized():
@@ -194,24 +189,23 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resume(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> int:
-    """Return after how many tasks the run goes on, as it was then."""
-    tasks_trained = state.find_latest(checkpoint_dir, len(run.learner.stream))
-    if not tasks_trained:
+def _resume(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> int:
+    """Go on as after the last saved task. Returns how many tasks were trained."""
+    restored = state.restore_state(checkpoint_dir, run.learner.network, identity)
+    if restored is None:
         return 0
-    run.method.state, tables = state.restore_state(checkpoint_dir, tasks_trained, run.learner.network, fingerprint)
-    run.rows = {name: tables.get(name, []) for name in run.rows}
+    tasks_trained, run.method.state, rows = restored
+    run.rows = {name: rows.get(name, []) for name in run.rows}
     return tasks_trained
 
 
-def _save_state(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Write the state after the task at hand, whose checkpoints are no longer needed."""
+def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
+    """Write the state after the current task, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
-        if _is_main_process():
+        if is_main_process():
             tasks_trained = run.learner.task + 1
-            state.save_state(
-                checkpoint_dir, tasks_trained, run.learner.network, run.method.state, {**run.rows, "about": fingerprint}
-            )
+            rows = {**run.rows, "identity": identity}
+            state.save(checkpoint_dir, tasks_trained, run.learner.network, run.method.state, rows)
             shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 

@@ -1,9 +1,8 @@
-"""What a run is after a task: its network, what its method keeps, and what was found; on disk whole or not at all."""
+"""The state of a run between two tasks: its network, the state of its method, and the rows of its tables so far."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,99 +16,99 @@ from regard.adapters.lora import LoraAdapters
 from regard.continual.batches import ExampleRef
 from regard.continual.method import MethodState
 from regard.errors import UserError
-from regard.runs.folder import atomic_folder
-from regard.runs.journal import check_same
+from regard.runs.snapshots import Snapshots
+from regard.runs.work_dir import check_same_identity
 
-NETWORK, METHOD_STATE, STATE = "network.safetensors", "kept.safetensors", "state.json"
-FORMAT = 1
-
-
-def state_path(folder: Path, tasks_trained: int) -> Path:
-    """Return where the state after so many tasks lies."""
-    return folder / f"after-{tasks_trained:04d}"
+NETWORK, METHOD = "network.safetensors", "method.safetensors"
 
 
-def save_state(
-    folder: Path, tasks_trained: int, network: nn.Module, state: MethodState, tables: Mapping[str, Any]
-) -> None:
-    """Write the state after `tasks_trained` tasks, and remove the one before it."""
-    with atomic_folder(state_path(folder, tasks_trained), overwrite=False) as target:
-        save_file(collect_tensors(network), target / NETWORK)
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, target / METHOD_STATE
-        )
-        trainable = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        content = {
-            "format": FORMAT,
-            "items": [list(item) for item in state.examples],
-            "values": state.values,
-            "found": tables,
-        }
-        content["trained"] = trainable
-        (target / STATE).write_text(json.dumps(content), encoding="utf-8")
-    for task in range(tasks_trained):
-        shutil.rmtree(state_path(folder, task), ignore_errors=True)
+def snapshots_in(folder: Path) -> Snapshots:
+    """Return the states of a run, by the number of tasks trained."""
+    return Snapshots(folder, name="after")
 
 
-def find_latest(folder: Path, tasks: int) -> int:
-    """Return after how many tasks the last state in the folder is; 0 where there is none."""
-    numbers = (
-        tasks_trained for tasks_trained in range(tasks, 0, -1) if (state_path(folder, tasks_trained) / STATE).is_file()
-    )
-    return next(numbers, 0)
+def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, rows: Mapping[str, Any]) -> None:
+    """Write the state after `num_tasks` tasks.
+
+    Args:
+        folder: Where the states of the run are.
+        num_tasks: Tasks trained so far.
+        network: The network.
+        state: What the method keeps.
+        rows: The rows of the tables so far by table, and the identity of the run under `identity`.
+    """
+
+    def write(place: Path) -> None:
+        save_file(collect_tensors(network), place / NETWORK)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
+        save_file(tensors, place / METHOD)
+
+    record = {
+        "examples": [list(example) for example in state.examples],
+        "values": state.values,
+        "rows": rows,
+        "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+    }
+    snapshots_in(folder).save(num_tasks, write, record)
 
 
 def restore_state(
-    folder: Path, tasks_trained: int, network: nn.Module, fingerprint: Mapping[str, Any]
-) -> tuple[MethodState, dict[str, Any]]:
-    """Restore the network, and return the method's state and the tables, after `tasks_trained` tasks.
+    folder: Path, network: nn.Module, identity: Mapping[str, Any]
+) -> tuple[int, MethodState, dict[str, Any]] | None:
+    """Load the last good state into the network.
 
-    The network trains the same parameters as then.
+    Args:
+        folder: Where the states of the run are.
+        network: The network, which gets its weights of then, and trains what it trained then.
+        identity: What the numbers of the run depend on.
+
+    Returns:
+        How many tasks were trained, what the method kept, and the rows so far; None where there is no state.
 
     Raises:
-        UserError: The state cannot be read, or belongs to another run (`fingerprint`).
+        UserError: All states are damaged, or they are of a run of another identity.
     """
-    source = state_path(folder, tasks_trained)
+    latest = snapshots_in(folder).latest()
+    if latest is None:
+        return None
+    path, record = latest
+    rows = dict(record["rows"])
+    check_same_identity(rows.pop("identity"), json.loads(json.dumps(identity)))
     try:
-        content = json.loads((source / STATE).read_text(encoding="utf-8"))
-        weights, tensors = load_file(source / NETWORK), load_file(source / METHOD_STATE)
-        examples, values, tables = [ExampleRef(*item) for item in content["items"]], content["values"], content["found"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"resume: {source} cannot be read: {' '.join(str(error).split())}; run without resume"
-        ) from error
-    check_same(tables["about"], json.loads(json.dumps(fingerprint)))
-    load_tensors(network, weights)
-    if "trained" in content:  # states that earlier versions wrote do not say
-        _restore_trainable(network, content["trained"])
-    return MethodState(examples, tensors, values), tables
+        load_tensors(network, load_file(path / NETWORK))
+        tensors = load_file(path / METHOD)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot resume: {path} cannot be read: {' '.join(str(error).split())}") from error
+    _reopen(network, record["trained"])
+    state = MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
+    return snapshots_in(folder).index_of(path), state, rows
 
 
-def _restore_trainable(network: nn.Module, trainable: Sequence[str]) -> None:
+def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
     """Let the parameters of these names be trained, and no others."""
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in trainable)
+    for name, one in network.named_parameters():
+        one.requires_grad_(name in trained)
     for module in network.modules():
         if isinstance(module, LoraAdapters):
             module.reopen()
 
 
 def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the network's weights and buffers on the CPU, tied ones once."""
-    tensors: dict[str, Tensor] = {}
-    ids: set[int] = set()
+    """The network's weights and buffers on the CPU, tied ones once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
     for name, value in network.state_dict(keep_vars=True).items():
-        if id(value) not in ids:
-            ids.add(id(value))
-            tensors[name] = value.detach().cpu().contiguous()
-    return tensors
+        if id(value) not in seen:
+            seen.add(id(value))
+            found[name] = value.detach().cpu().contiguous()
+    return found
 
 
 @torch.no_grad()
 def load_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give the network these weights, which are those of `collect_tensors`, or some of them."""
-    current = network.state_dict(keep_vars=True)
+    there = network.state_dict(keep_vars=True)
     for name, value in weights.items():
-        if name not in current or current[name].shape != value.shape:
+        if name not in there or there[name].shape != value.shape:
             raise UserError(f"resume: expected the network of this run, {name} does not fit it")
-        current[name].copy_(value)
+        there[name].copy_(value)

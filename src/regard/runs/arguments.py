@@ -1,87 +1,104 @@
-"""What several commands read from their options in the same way."""
+"""Options of command lines: those of a configuration's fields, and those that several commands have."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import re
-from collections.abc import Callable, Collection
-from dataclasses import fields
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regard.errors import UserError
-from regard.runs.config import allowed_types
+from regard.runs.config import Config
+from regard.runs.options import Option
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-_SEVERAL = tuple[str, ...]
-
-
-def is_main_process() -> bool:
-    """Whether this is the process that speaks and writes, where several run the same command."""
-    return os.environ.get("RANK", "0") == "0"
+_PREFIX = "option:"
+"""How the attribute begins that holds the text of a field's option."""
+_METAVARS = {int: "N", float: "X"}
 
 
-def print_summary(summary: RenderableType, out: Path) -> None:
-    """Print what a run has found, and what it has written."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(summary)
-    written = ", ".join(sorted(path.name for path in out.iterdir()))
-    console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
-
-
-def add_fields(
-    parser: argparse._ActionsContainer, record: type[Any], prefix: str, *, without: Collection[str] = ()
+def add_config_options(
+    parser: argparse.ArgumentParser,
+    config: type[Config],
+    description: str | None = None,
+    *,
+    exclude: Collection[str] = (),
+    show_defaults: bool = True,
 ) -> None:
-    """One option for each field of a record but those `without`, unset unless it is given; see `parse_given_fields`."""
-    for one in fields(record):
-        shared: dict[str, Any] = {"dest": f"{prefix}_{one.name}", "default": argparse.SUPPRESS}
-        shared["help"] = one.metadata["help"].replace("%", "%%")
-        option = f"--{one.name.replace('_', '-')}"
-        if one.name in without:
+    """Add an option for each field of a configuration; `parse_config_options` reads them.
+
+    Args:
+        parser: Where they are added, as a group.
+        config: The configuration.
+        description: What is said above them.
+        exclude: Fields without an option.
+        show_defaults: Whether each option's help ends with its default.
+    """
+    group = parser.add_argument_group(f"options of {config.command}", description)
+    for name, option in config.options().items():
+        if name in exclude:
             continue
-        if isinstance(one.default, bool):
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, **shared)
+        default = _format_default(option) if show_defaults else ""
+        settings: dict[str, Any] = {"dest": f"{_PREFIX}{name}", "default": argparse.SUPPRESS}
+        settings["help"] = (option.help + default).replace("%", "%%")
+        if option.kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
         else:
-            more: dict[str, Any] = (
-                {"nargs": "+", "action": "extend"} if allowed_types(record, one.name)[0] == _SEVERAL else {}
-            )
-            parser.add_argument(option, metavar="X", **more, **shared)
+            settings["metavar"] = _METAVARS.get(option.kind, "NAME") + (",…" if option.size is None else "")
+        if option.declared["repeated"]:
+            settings |= {"nargs": "+", "action": "extend", "metavar": "VALUE"}
+        group.add_argument(f"--{option.label}", **settings)
 
 
-def parse_given_fields(given: argparse.Namespace, prefix: str, parsed: Callable[[str, str], Any]) -> dict[str, Any]:
-    """The fields that were given as options, by name: `parsed(name, text)` is the value of a text. Raises UserError."""
-    changes = {}
-    for option, said in vars(given).items():
-        name = option.removeprefix(f"{prefix}_")
-        if option != name:
-            changes[name] = (
-                tuple(said) if isinstance(said, list) else said if said in (True, False) else parsed(name, said)
-            )
-    return changes
+def _format_default(option: Option) -> str:
+    if option.default in (None, (), False) or "default" in option.help:
+        return ""
+    values = option.default if option.is_tuple else (option.default,)
+    return f" (default: {','.join(map(str, values))})"
 
 
-def default_work_dir(out: Path) -> Path:
-    """The folder OUT.work, where a long run is kept until it is done. Raises UserError for one that has no name."""
-    if not out.resolve().name:
-        raise UserError(f"--out: expected a folder that can be made, got {out}")
-    return (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
+def parse_config_options(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
+    """Return the fields that were given as options, by name. Raises UserError."""
+    texts = {name: getattr(args, f"{_PREFIX}{name}", None) for name in config.options()}
+    return {name: _parse(config.options()[name], text) for name, text in texts.items() if text is not None}
 
 
-def check_work_dir(work: Path, there: bool, given: argparse.Namespace) -> None:
-    """Nothing, or a UserError: there is what a run that was broken off has left, and it is not said what to do."""
-    if there and not (given.resume or given.overwrite):
-        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or give --overwrite")
+def _parse(option: Option, text: Any) -> Any:
+    if isinstance(text, bool):
+        return text
+    return (
+        tuple(value for part in text for value in option.parse(part)) if isinstance(text, list) else option.parse(text)
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the model to look at, and how it is loaded."""
+    parser.add_argument("model", metavar="MODEL", help="a hub id, a local folder, or minilm (embedded)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+
+
+def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume: bool = True) -> None:
+    """Add what every command has: `--config`, `--out`, `--overwrite` and, if it can be interrupted, `--resume`.
+
+    Args:
+        parser: Where they are added.
+        default_dir: The folder that is written to if `--out` is not given, for the help.
+        resume: Whether there is something to resume.
+    """
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options of an earlier run (its folder), or of a JSON file"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder to write (default: {default_dir})")
+    parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
+    if resume:
+        parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted, or begin")
 
 
 def parse_number(text: str, kind: type, option: str) -> float | int:
-    """The number that a text says. Raises UserError, which names the option."""
+    """Return the number that a text states. Raises UserError, which names the option."""
     try:
         value: float | int = kind(text)
     except ValueError:
@@ -89,8 +106,13 @@ def parse_number(text: str, kind: type, option: str) -> float | int:
     return value
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that a text lists, as `0,7`. Raises UserError."""
+    return [int(parse_number(part, int, "--seeds")) for part in text.split(",")]
+
+
 def check_model_folder(model: str) -> None:
-    """Nothing, or a UserError: this is the folder of a run, and the model is in a folder of it."""
+    """Check that a folder is that of a model. Raises UserError if it is that of a run, which has a model inside."""
     folder = Path(model) / "model"
     if not (Path(model) / "config.json").is_file() and (folder / "config.json").is_file():
         raise UserError(
@@ -98,13 +120,13 @@ def check_model_folder(model: str) -> None:
         )
 
 
-def model_slug(model: str) -> str:
-    """A model's name as a part of a file's name."""
-    if Path(model).is_dir():
-        model = Path(model).resolve().name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model)[:80].strip("-.") or "model"
+def file_slug(name: str) -> str:
+    """Return the name of a model, a stream or a folder as part of a file's name."""
+    if Path(name).is_dir():
+        name = Path(name).resolve().name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip("-.") or "model"
 
 
-def new_run_dir(verb: str, model: str) -> Path:
-    """A folder under runs/ that no run before had."""
-    return Path("runs") / f"{verb}-{model_slug(model)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+def new_run_dir(command: str, model: str) -> Path:
+    """Return a folder below `runs/` that has the present time in its name."""
+    return Path("runs") / f"{command}-{file_slug(model)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"

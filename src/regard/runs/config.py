@@ -1,113 +1,154 @@
-"""Frozen records whose fields are options: how a value is checked, and how a text or a file states it."""
+"""Configurations of commands: frozen records whose fields are options, checked when they are made."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
 from regard.errors import UserError
+from regard.runs.options import Option, config_field
+from regard.runs.output_dir import RESULTS
 
-LARGEST_SEED = 2**63 - 1
-_WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+__all__ = ["MAX_SEED", "UNSET", "Config", "Unset", "config_field", "explicit_arguments", "read_results"]
+
+MAX_SEED = 2**63 - 1
+C = TypeVar("C", bound="Config")
 
 
-def config_field(default: Any, said: str, **more: Any) -> Any:
-    """A field with the line that explains it, and its bounds: `least`, `above`, `most`."""
-    return dataclasses.field(default=default, metadata={"help": said, **more})
+class Unset:
+    """The type of `UNSET`: an argument that was not given, where None is a value."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+"""The value of an argument that was not given: the value of the configuration, the preset or the default holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that a run of a command depends on. Each field is an option of the command line.
+
+    Raises:
+        UserError: A value is of the wrong type, out of its bounds, or does not go with the others.
+    """
+
+    command: ClassVar[str]
+    """The command that this configures."""
+    resumable: ClassVar[frozenset[str]] = frozenset()
+    """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
+
+    def __post_init__(self) -> None:
+        """Check each field by its declaration, and then how they go together."""
+        for name, option in self.options().items():
+            object.__setattr__(self, name, option.validate(getattr(self, name)))
+        self.check()
+
+    def check(self) -> None:
+        """Check how the fields go together. Raises UserError."""
+
+    @classmethod
+    def options(cls) -> Mapping[str, Option]:
+        """Return the options by the names of their fields."""
+        return _options(cls)  # type: ignore[arg-type]  # a class is hashable
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Return the names of the fields."""
+        return tuple(cls.options())
+
+    @classmethod
+    def check_names(cls, names: Collection[str]) -> None:
+        """Check that all names are fields. Raises UserError, which lists the fields."""
+        unknown = sorted(set(names) - set(cls.field_names()))
+        if unknown:
+            raise UserError(
+                f"{cls.command}: there is no option {unknown[0]}; allowed are {', '.join(cls.field_names())}"
+            )
+
+    @classmethod
+    def parse_field(cls, name: str, text: str) -> Any:
+        """Return the value of a field that a text states, as `--name TEXT` does. Raises UserError."""
+        cls.check_names([name])
+        return cls.options()[name].parse(text)
+
+    @classmethod
+    def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
+        """Return the configuration with these fields. Raises UserError for unknown ones."""
+        cls.check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls: type[C], path: str | Path) -> C:
+        """Return the configuration of a run, from its folder or its `results.json`, or of a JSON object of fields.
+
+        Raises:
+            UserError: The file cannot be read, or is of a run of another command.
+        """
+        metadata = read_results(path, cls.command)
+        values = metadata.get("config", metadata)
+        if not isinstance(values, dict):
+            raise UserError(f"config: expected an object of fields in {path}, got {type(values).__name__}")
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_options(cls: type[C], path: str | Path | None, options: Mapping[str, Any]) -> C:
+        """Return the configuration in a file, or the default one, with some fields changed. Raises UserError."""
+        config = cls() if path is None else cls.from_file(path)
+        return config.replace(**options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by its name, as JSON holds it."""
+        values = {name: getattr(self, name) for name in self.options()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a resumed run may not change."""
+        return {name: value for name, value in self.to_dict().items() if name not in self.resumable}
+
+    def replace(self: C, **changes: Any) -> C:
+        """Return the configuration with some fields changed. Raises UserError for unknown ones."""
+        self.check_names(changes)
+        return dataclasses.replace(self, **changes)
 
 
 @cache
-def _hints(record: type) -> dict[str, Any]:
-    return get_type_hints(record)
+def _options(config: type[Config]) -> Mapping[str, Option]:
+    hints = get_type_hints(config)
+    return {field.name: Option.of(field, hints[field.name]) for field in fields(config)}
 
 
-def allowed_types(record: type, name: str) -> tuple[Any, ...]:
-    """The types that a field may have."""
-    hint = _hints(record)[name]
-    return get_args(hint) if type(None) in get_args(hint) else (hint,)
+def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:
+    """Return those of a function's arguments that are fields of a configuration and were given.
 
-
-def validate_field(record: type, one: dataclasses.Field[Any], value: Any) -> Any:
-    """The value as its field wants it. Raises UserError."""
-    types, told = allowed_types(record, one.name), one.name.replace("_", "-")
-    if value is None and type(None) in types:
-        return None
-    kind = types[0]
-    if get_args(kind):
-        return _parts(one, kind, value)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise UserError(f"{told}: expected {_WANTED[kind]}, got {value!r}")
-    if kind in (int, float):
-        _check_bounds(one, value)
-    return value
-
-
-def _parts(one: dataclasses.Field[Any], kind: Any, value: Any) -> tuple[Any, ...]:
-    """The value of a field that is a tuple."""
-    parts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
-    inner = get_args(kind)
-    fits = parts is not None and (inner[-1] is Ellipsis or len(parts) == len(inner))
-    if parts is None or not fits or not all(type(part) is inner[0] for part in parts):
-        raise UserError(f"{one.name.replace('_', '-')}: {one.metadata['help']}; got {value!r}")
-    return parts
-
-
-def _check_bounds(one: dataclasses.Field[Any], value: float) -> None:
-    """Nothing, or a UserError: the number lies outside of what its field allows."""
-    said, told = one.metadata, one.name.replace("_", "-")
-    above, least, most = said.get("above"), said.get("least", 1), said.get("most", float("inf"))
-    fits = value > above if above is not None else value >= least
-    if not fits or value > most or value == float("inf"):
-        low = f"over {above}" if above is not None else f"of at least {least}"
-        high = "" if most == float("inf") else f" and at most {most}"
-        raise UserError(f"{told}: expected a number {low}{high}, got {value}")
-
-
-def parse_field(record: type, name: str, text: str, told: str) -> Any:
-    """The value of a field that a text states, as `--name TEXT` does; `told` names the record. Raises UserError."""
-    names = [one.name for one in dataclasses.fields(record)]
-    if name not in names:
-        raise UserError(f"{told}: there is no field {name}; allowed are {', '.join(names)}")
-    types = allowed_types(record, name)
-    if type(None) in types and text.lower() == "none":
-        return None
-    kind = types[0]
-    try:
-        if get_args(kind):
-            return (text,)
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise UserError(f"{name.replace('_', '-')}: expected {_WANTED[kind]}, got {text!r}") from None
-
-
-def read_file(path: str | Path, *, verb: str, field: str) -> dict[str, Any]:
-    """The fields that a run's folder holds, or the file it has written there (its `field`), or a JSON object of them.
-
-    Raises UserError for what cannot be read, and for a run of another verb.
+    Args:
+        arguments: What `locals()` is at the beginning of the function.
+        config: The configuration.
     """
-    whole = read_object(path, verb=verb)
-    said = whole.get(field, whole)
-    if not isinstance(said, dict):
-        raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
-    return said
+    return {name: arguments[name] for name in config.field_names() if not isinstance(arguments.get(name, UNSET), Unset)}
 
 
-def read_object(path: str | Path, *, verb: str) -> dict[str, Any]:
-    """What a run's folder holds as its record, or a file of JSON. Raises UserError as `read_file`."""
-    path = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
+def read_results(path: str | Path, command: str) -> dict[str, Any]:
+    """Read the metadata in a run's folder, or a file of JSON.
+
+    Raises:
+        UserError: It cannot be read, or is of a run of another command.
+    """
+    path = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        metadata = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"config: cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"config: expected JSON in {path}: {error}") from error
-    if not isinstance(said, dict):
-        raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
-    if said.get("verb", verb) != verb:
-        raise UserError(f"config: expected a run of {verb} in {path}, got one of {said['verb']}")
-    return said
+    if not isinstance(metadata, dict):
+        raise UserError(f"config: expected an object of fields in {path}, got {type(metadata).__name__}")
+    if metadata.get("command", command) != command:
+        raise UserError(f"config: expected a run of {command} in {path}, got one of {metadata['command']}")
+    return metadata

@@ -42,11 +42,6 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def is_main_process() -> bool:
-    """Whether this is the process that writes and prints."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def local_shard(samples: Tensor) -> Tensor:
     """The share of this process of the samples: every n-th."""
     return samples[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else samples

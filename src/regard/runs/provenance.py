@@ -1,4 +1,4 @@
-"""Where numbers come from: the versions they were made with, when, and what they cost in memory."""
+"""Where numbers come from: what the metadata of every run says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,72 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from regard.runs.rank import num_processes
+
 if TYPE_CHECKING:
     import torch
+
+    from regard.runs.config import Config
+
+SCHEMA_VERSION = 1
+"""The version of what a run leaves: its files, the columns of its tables, the keys of its metadata."""
+
+
+def describe_run(config: Config, **sections: Any) -> dict[str, Any]:
+    """Return what the metadata of a run begins with.
+
+    Args:
+        config: The configuration as it was used.
+        sections: What the command adds, by key.
+    """
+    return {
+        "command": config.command,
+        "schema_version": SCHEMA_VERSION,
+        "version": regard_version(),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "config": config.to_dict(),
+        **sections,
+        "versions": library_versions(),
+    }
+
+
+def describe_model(model: Any, name: str, sha256: str | None) -> dict[str, Any]:
+    """Return what the metadata says of a model from Hugging Face.
+
+    Args:
+        model: The model.
+        name: What it was loaded as.
+        sha256: The hash of its weight files.
+    """
+    config = model.config
+    return {
+        "name": name,
+        "class": type(model).__name__,
+        "type": config.model_type,
+        "sha256": sha256,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "layers": getattr(config, "num_hidden_layers", None),
+        "heads": getattr(config, "num_attention_heads", None),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+
+
+def describe_cost(device: torch.device, seconds: float, *, tokens: int | None = None) -> dict[str, Any]:
+    """Return what a run cost.
+
+    Args:
+        device: Where it ran.
+        seconds: How long it took.
+        tokens: How many tokens went through the model, for the speed.
+    """
+    speed = {} if tokens is None else {"tokens_per_second": round(tokens / seconds, 1) if seconds else None}
+    return {
+        "seconds": round(seconds, 3),
+        **speed,
+        "peak_memory_mib": round(peak_memory(device), 1),
+        "device": str(device),
+        "processes": num_processes(),
+    }
 
 
 def regard_version() -> str:
@@ -19,8 +83,8 @@ def regard_version() -> str:
     return metadata.version("regard")
 
 
-def versions() -> dict[str, str]:
-    """The versions of what took part."""
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, PyTorch, Transformers and the operating system."""
     import torch
     import transformers
 
@@ -32,11 +96,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def now() -> str:
-    """The time, in UTC, to the second."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
 def reset_peak(device: torch.device) -> None:
     """Count `peak_memory` of a GPU anew from here on; that of a process goes on."""
     import torch
@@ -46,7 +105,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """MiB at the most: on the GPU since `reset_peak`, or of this process since it began where it runs on none."""
+    """Return the largest memory in MiB: of the GPU since `reset_peak`, else of this process since it began."""
     import torch
 
     if device.type == "cuda":
@@ -56,11 +115,11 @@ def peak_memory(device: torch.device) -> float:
 
 
 def sha256_of_weights(model: Any) -> str:
-    """The sha256 over the weights as they are, by name, for a model that no file tells of."""
+    """Return the SHA-256 over a model's weights and their names, for a model without files."""
     import torch
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

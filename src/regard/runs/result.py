@@ -1,27 +1,141 @@
-"""What every saved run has: its record, its page."""
+"""What every finished run leaves: its folder, written whole or not at all, and checked when it is read."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import pandas as pd
 
 from regard.errors import UserError
-from regard.runs.folder import RESULTS
+from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
+from regard.runs.output_dir import RESULTS, atomic_folder
+from regard.runs.provenance import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 PAGE = "report.html"
 """The page that every run leaves."""
+R = TypeVar("R", bound="RunResult")
 
 
-def read_record(folder: str | Path, *, verb: str, told: str) -> dict[str, Any]:
-    """The record of a finished run of a verb in a folder; `told` names what such a run is of. Raises UserError."""
+class RunResult(ABC):
+    """The result of a command: tables, metadata, and a page.
+
+    A folder holds `results.json` (the metadata, with the checksums of all other files), each table as Parquet,
+    `report.html`, and what the command adds.
+    """
+
+    command: ClassVar[str]
+    """The command whose result this is."""
+    tables: ClassVar[Mapping[str, str]]
+    """The attributes that are tables, and under what name each is kept, as NAME.parquet."""
+    metadata: dict[str, Any]
+    """Where the numbers come from: `describe_run`, and what the command adds."""
+
+    @abstractmethod
+    def page(self) -> str:
+        """Return the report as one HTML file that fetches nothing."""
+
+    @abstractmethod
+    def summary(self) -> RenderableType:
+        """Return the few lines that a terminal shows, for rich's `print`."""
+
+    def write_artifacts(self, folder: Path) -> None:  # noqa: B027 - most results have nothing more
+        """Write what the folder holds beside tables, metadata and page."""
+
+    @classmethod
+    def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `write_artifacts` wrote, as arguments of the class."""
+        return {}
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the result to a folder, whole or not at all.
+
+        Args:
+            folder: Where to write.
+            overwrite: Replace an earlier result of the same command.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UserError: The folder holds something else, or cannot be written.
+        """
+        with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
+            self.write_files(path)
+        return Path(folder)
+
+    def write_files(self, folder: Path) -> None:
+        """Write all files of the result into an empty folder."""
+        for name, file in self.tables.items():
+            getattr(self, name).to_parquet(folder / f"{file}.parquet", index=False)
+        self.write_artifacts(folder)
+        (folder / PAGE).write_text(self.page(), encoding="utf-8")
+        text = json.dumps({**self.metadata, "files": sha256_of_files(folder)}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(seal(json.loads(text)), indent=2, ensure_ascii=False)
+        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls: type[R], folder: str | Path) -> R:
+        """Read a result that `save` wrote.
+
+        Raises:
+            UserError: There is none, it is of another command or version, or a file is not as it was written.
+        """
+        folder = Path(folder)
+        metadata = read_metadata(folder, cls.command)
+        try:
+            tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in cls.tables.items()}
+            artifacts = cls.read_artifacts(folder, metadata)
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
+        make: Callable[..., R] = cls
+        return make(**tables, **artifacts, metadata=metadata)
+
+
+def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
+    """Read the metadata of a finished run, and check that its files are those that were written.
+
+    The page, and what lies in folders below, is not read again and not checked.
+
+    Args:
+        folder: The folder of the run.
+        command: The command that it has to be of.
+
+    Returns:
+        The metadata, with the checksums of the files under `files`.
+
+    Raises:
+        UserError: There is no such run, or it is damaged.
+    """
     path = Path(folder) / RESULTS
     if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RESULTS}, as `regard {verb} --out` writes it")
+        raise UserError(f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or record.get("verb") != verb:
-        raise UserError(f"the run in {folder} is not one of {told}")
-    return record
+    if not isinstance(metadata, dict) or metadata.get("command") != command:
+        other = metadata.get("command") if isinstance(metadata, dict) else None
+        what = f"is one of `regard {other}`" if other else f"has no command in its {RESULTS}"
+        raise UserError(f"the run in {folder} {what}: expected one of `regard {command}`")
+    if metadata.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(
+            f"the run in {folder} has schema version {metadata.get('schema_version')}, this version of Regard reads "
+            f"{SCHEMA_VERSION}"
+        )
+    if not is_sealed(metadata):
+        raise UserError(f"the run in {folder} is damaged: {RESULTS} is not as written")
+    tables = {name: sha256 for name, sha256 in metadata["files"].items() if "/" not in name and name != PAGE}
+    damaged = find_damaged_files(Path(folder), tables)
+    if damaged:
+        raise UserError(f"the run in {folder} is damaged: {', '.join(damaged)} missing, or not as written")
+    return metadata

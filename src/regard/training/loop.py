@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.runs.journal import Journal
+from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
 from regard.training.placement import (
     Placement,
@@ -70,7 +72,8 @@ class _Run:
     batch: Callable[[int], Rows]
     loss: Callable[[nn.Module, Rows], Tensor]
     count: Callable[[Rows], int]
-    folder: Path | None
+    snapshots: Snapshots | None
+    journal: Journal | None
     watchers: Sequence[Monitor]
     on_progress: OnProgress | None
     correct: TransformGradients | None
@@ -119,6 +122,7 @@ def train(
     count: Callable[[Rows], int],
     folder: str | Path | None = None,
     resume: bool = False,
+    journal: Journal | None = None,
     watchers: Sequence[Monitor] = (),
     on_progress: OnProgress | None = None,
     correct: TransformGradients | None = None,
@@ -138,6 +142,7 @@ def train(
         count: Returns the number of losses of some rows.
         folder: Folder of checkpoints that all processes see, or None.
         resume: Continue from the last checkpoint, if there is one.
+        journal: Journal of the monitors; a checkpoint keeps its head, and a resumed run checks it.
         watchers: Monitors, called in evaluation mode in all processes before the first step (0) and after steps.
         on_progress: Called in the main process after each step with step, all steps and metrics, also `seconds_left`.
         correct: Changes the gradient of the batch in place before clipping, in all processes alike.
@@ -149,10 +154,10 @@ def train(
         `step`, `items` (losses), `loss` (before the update), `learning_rate`, `gradient_norm` (before clipping),
         `items_per_second`, `seconds` (in steps), and metrics of monitors.
     """
-    checkpoint_folder = None if folder is None else Path(folder)
+    snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
     with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, checkpoint_folder, watchers, on_progress, correct, accelerator)
+        run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct, accelerator)
         progress = _restore_progress(run, resume)
         with isolated_rng(placed.device), _run_trackers(run):
             _take_steps(run, progress)
@@ -257,7 +262,7 @@ def _check_finite(run: _Run, rows: Rows, step: int, mean: float, norm: float) ->
     """Raise UserError for a loss or gradient that is not finite, with step, rows and the last checkpoint."""
     if torch.tensor([mean, norm]).isfinite().all():
         return
-    last = checkpoint.describe_latest(None if run.folder is None else checkpoint.latest(run.folder))
+    last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
     if torch.tensor(mean).isfinite():
         raise UserError(f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}")
     rows_at_fault = _rows_without_finite_loss(run, rows, step)
@@ -351,15 +356,17 @@ def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     """Write a checkpoint from the main process; if that fails all processes stop, unless it is `alone`."""
-    if run.folder is None:
+    if run.snapshots is None:
         return
     placed, error = run.placed, None
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
     if placed.first:
         state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+        if run.journal is not None:
+            state["journal"] = run.journal.head
         try:
             with _delay_interrupts():
-                checkpoint.save(run.folder, weights, state, keep=run.plan.save_total_limit)
+                checkpoint.save(run.snapshots, weights, state)
                 progress.saved = progress.step
         except UserError as caught:
             error = caught
@@ -370,14 +377,14 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
 
 def _restore_progress(run: _Run, resume: bool) -> _Progress:
     """Restore the last checkpoint, or begin."""
-    if run.folder is None:
+    if run.snapshots is None:
         return _Progress()
     latest, refusal = None, None
     try:
-        latest = _read_checkpoint(run, run.folder, resume)
+        latest = _read_checkpoint(run, run.snapshots, resume)
     except UserError as error:
         refusal = error
-    check_same_start(run.placed, run.folder, 0 if latest is None else latest[1]["step"], refusal)
+    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"], refusal)
     if latest is None:
         return _Progress()
     path, state = latest
@@ -385,16 +392,18 @@ def _restore_progress(run: _Run, resume: bool) -> _Progress:
     return _Progress(**{name: state[name] for name in _STATE_FIELDS}, saved=state["step"])
 
 
-def _read_checkpoint(run: _Run, folder: Path, resume: bool) -> tuple[Path, dict[str, Any]] | None:
-    """Read the last good checkpoint of a run to resume."""
-    checkpoints = checkpoint.checkpoints(folder)
-    if checkpoints and not resume:
+def _read_checkpoint(run: _Run, snapshots: Snapshots, resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """Return the last good checkpoint of a run to resume, as this process sees the folder."""
+    paths = snapshots.paths()
+    if paths and not resume:
         raise UserError(
-            f"{folder}: expected no checkpoints, got {checkpoints[-1].name}; resume, or name another folder"
+            f"{snapshots.folder}: expected no checkpoints, got {paths[-1].name}; resume, or name another folder"
         )
     if run.placed.first:
-        checkpoint.clear_unfinished(folder)
-    latest = checkpoint.read(folder)
-    if latest is not None:
-        run.plan.check_resumes(latest[1]["plan"], latest[1]["step"])
-    return latest
+        snapshots.clear_unfinished()
+    read = snapshots.latest()
+    if read is not None:
+        run.plan.check_resumes(read[1]["plan"], read[1]["step"])
+        if run.journal is not None:
+            run.journal.check_contains(read[1]["journal"])
+    return read

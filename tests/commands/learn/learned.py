@@ -204,10 +204,11 @@ def record(**changed: Any) -> dict[str, Any]:
         for index, name in enumerate(TASKS)
     ]
     return {
-        "regard": "0.4.0",
-        "verb": "learn",
+        "command": "learn",
+        "schema_version": 1,
+        "version": "0.4.0",
         "created": "2025-11-21T12:00:00Z",
-        "course": {"num_epochs": 3, "batch_size": 32, "learning_rate": 2e-5, "max_length": 128},
+        "config": {"num_epochs": 3, "batch_size": 32, "learning_rate": 2e-5, "max_length": 128},
         "runs": [
             {
                 **{"method": method, "seed": seed, "order": ORDER, "key": f"{method}-{seed}"},

@@ -1,27 +1,25 @@
 """`regard learn` end to end, interrupted and taken up again, and what it refuses: code 2, one line, nothing kept."""
 
-import argparse
 import importlib
-import io
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from regard import LearnResult
+from regard.cli import parser
 from regard.commands.learn import cli as command
 from regard.commands.learn.config import SCALES
 from regard.commands.learn.one_run import PROTOCOLS
 from regard.commands.learn.run import TASK_END, Progress
 from regard.continual.run_state import ProgressEvent
+from regard.runs.progress import PlainProgress
 from tests.data.test_derived_streams import DIFFERENCE, published
 
 MODULE = importlib.import_module("regard.commands.learn.run")
@@ -67,8 +65,8 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ..
     assert "report.html" in ended.out
     assert not (tmp_path / "run.work").exists()
     found = LearnResult.load(tmp_path / "run")
-    assert found.metadata["command"].startswith("regard learn ")
-    assert found.metadata["command"].endswith("--order 2-0-1 --set scaling=uniform --out run")
+    assert found.metadata["command_line"].startswith("regard learn ")
+    assert found.metadata["command_line"].endswith("--order 2-0-1 --set scaling=uniform --out run")
     told = [(run["method"], run["seed"], run["order"]) for run in found.metadata["runs"]]
     methods = ("finetune", "prescale scaling=uniform")
     assert told == [(method, seed, "2-0-1") for seed in (39, 123) for method in methods]
@@ -84,7 +82,7 @@ def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple
     runs = ("run 1 of 2, finetune, seed 1", "run 2 of 2, prescale, seed 1")
     lines = [text.partition(", learnt; ")[0] for text in ended.err.splitlines()]
     assert lines == [f"{run}: {task}" for run in runs for task in tasks]
-    assert ended.err.endswith("; 0:00:00 left\n")
+    assert ended.err.endswith("; 0:00:00 left (6 of 6)\n")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [one for one in FOLDER if one != "models"]
 
 
@@ -147,15 +145,15 @@ def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, lea
 
 
 def test_it_stands_above_the_progress_on_a_terminal() -> None:
-    shown: list[Progress] = []
-    console = Console(file=io.StringIO(), width=40)
-    tell = command.with_protocols(console, shown.append)
+    lines: list[str] = []
+    report = command.describe_progress(PlainProgress(lines.append))
     for run in (1, 2):
-        tell(Progress("finetune", run, run, 2, 2, ProgressEvent(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
-        tell(progress(run, 1, TASK_END))
-    assert [told.told.phase for told in shown] == [TASK_END, TASK_END]
-    assert console.file.getvalue().count("11 of dev") == 1  # type: ignore[attr-defined]
-    assert len(console.file.getvalue().splitlines()) == 3  # type: ignore[attr-defined]
+        report(Progress("finetune", run, run, 2, 2, ProgressEvent(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
+        report(progress(run, 1, TASK_END))
+    note, *others = lines
+    assert note.count("11 of dev") == 1
+    assert len(note.splitlines()) == 3
+    assert [line.partition(",")[0] for line in others] == ["run 1 of 2", "run 2 of 2"]
 
 
 # -- how far it is ------------------------------------------------------------------------------------------------
@@ -171,12 +169,12 @@ def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
     clock = command.Clock(lambda: next(times))
     for told in (progress(1, 3, "head"), progress(1, 3, "all")):
         clock.tick(told)
-    assert clock.said(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
-    assert clock.said(progress(1, 3, TASK_END)) == (
+    assert clock.describe(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
+    assert clock.describe(progress(1, 3, TASK_END)) == (
         "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"  # 10 s for the one, three are left
     )
-    assert clock.said(progress(2, 1, TASK_END)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
-    assert clock.said(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
+    assert clock.describe(progress(2, 1, TASK_END)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
+    assert clock.describe(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
 
 
 def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any
     assert ended.code == 0, ended.err
     one, two = (record(tmp_path / name) for name in ("one", "two"))
     assert [(run["method"], run["seed"]) for run in two["runs"]] == [("finetune", 39), ("finetune", 123)]
-    assert {name for name in one["course"] if one["course"][name] != two["course"][name]} == {"method"}
+    assert {name for name in one["config"] if one["config"][name] != two["config"][name]} == {"method"}
     first, second = (LearnResult.load(tmp_path / name).accuracy_matrix for name in ("one", "two"))
     kept = first[first["method"] == "finetune"].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, second)
@@ -193,8 +191,8 @@ def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any
 
 def test_another_scale_gives_what_it_has_to_a_course_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "course.json").write_text(json.dumps({"stream": "ag-split", "num_epochs": 2, "samples_per_class": 60}))
-    given = argparse.Namespace(config=tmp_path / "course.json", stream=None, seeds="7", course_scale="paper")
-    course, seeds = command.given_course(given)
+    args = parser().parse_args(["learn", "--config", str(tmp_path / "course.json"), "--seeds", "7", "--scale", "paper"])
+    course, seeds = command.parse_config(args)
     assert seeds == [7]
     assert (course.stream, course.num_epochs, course.samples_per_class, course.learning_rate) == (
         "ag-split",
@@ -210,15 +208,14 @@ def test_another_scale_gives_what_it_has_to_a_course_from_a_file(tmp_path: Path)
 def stopping(number: signal.Signals, run: int, position: int) -> Any:
     """Progress that sends this process a signal while a task is being learnt."""
 
-    @contextmanager
-    def progress() -> Iterator[Callable[[Progress], None]]:
-        def tell(told: Progress) -> None:
-            if (told.run, told.told.task_index) == (run, position) and told.told.phase != TASK_END:
+    def describe(_: Any) -> Callable[[Progress], None]:
+        def report(progress: Progress) -> None:
+            if (progress.run, progress.told.task_index) == (run, position) and progress.told.phase != TASK_END:
                 os.kill(os.getpid(), number)
 
-        yield tell
+        return report
 
-    return progress
+    return describe
 
 
 @pytest.fixture
@@ -232,7 +229,7 @@ def stopped(
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with monkeypatch.context() as patched:
-            patched.setattr(command, "_progress", stopping(number, at_run, position))
+            patched.setattr(command, "describe_progress", stopping(number, at_run, position))
             return str(regard(*line).complaint)
 
     yield run
@@ -240,6 +237,7 @@ def stopped(
         signal.signal(number, handler)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "number,run,position",
     [(signal.SIGTERM, 1, 3), (signal.SIGINT, 2, 1)],
@@ -256,10 +254,10 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
 ) -> None:
     line = (*line, "--seeds", "5", "--out", "run")
     assert stopped(line, number, run, position) == (
-        "regard learn: interrupted; what was learnt is kept in run.work: the same command with --resume goes on"
+        "regard learn: interrupted; what was done is kept in run.work. Continue with the same command and --resume."
     )
     assert not (tmp_path / "run").exists()
-    assert "go on with --resume, or give --overwrite" in regard(*line).complaint
+    assert "Continue it with --resume, or start again with --overwrite." in regard(*line).complaint
     ended = regard(*line, "--resume")
     assert ended.code == 0, ended.err
     assert len(ended.err.splitlines()) == 6 - (3 * (run - 1) + position - 1)
@@ -288,9 +286,12 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
     [
         (
             ("--num-epochs", 2),
-            "resume: expected the settings of the run that was broken off; course.num_epochs was 1 and is 2",
+            "cannot resume: config.num_epochs was 1 when the run started and is 2 now.",
         ),
-        (("stdlib-split", "--samples-per-class", 4), "course.samples_per_class was 60 and is 4"),
+        (
+            ("stdlib-split", "--samples-per-class", 4),
+            "cannot resume: config.samples_per_class was 60 when the run started and is 4 now.",
+        ),
     ],
     ids=["num_epochs", "stream"],
 )
@@ -318,7 +319,7 @@ def test_rows_that_were_changed_meanwhile_are_not_mixed_with_what_was_learnt(
     assert "is kept in run.work" in stopped(line, signal.SIGINT, 2, 1)
     own.write_text(own.read_text().replace("the", "a"))
     complaint = regard(*line, "--resume").complaint
-    assert "expected the settings of the run that was broken off; tasks.cat-dog." in complaint
+    assert "cannot resume: tasks.cat-dog." in complaint
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------
@@ -348,13 +349,13 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--seeds", "few"), "--seeds: expected a number, got 'few'"),
         (("--seeds", "1,,2"), "--seeds: expected a number, got ''"),
         (("--seeds", "3,3"), "at least one and each once, got [3, 3]"),
-        (("--seeds", "-1"), "seed: expected a number of at least 0"),
+        (("--seeds", "-1"), "seed: expected a whole number of at least 0"),
         (("--order", "0-1"), "order: expected each number from 0 to 6 once, got 0-1"),
         (("--order", "backwards"), "order: expected paper, random or numbers"),
         (("--scale", "huge"), f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         (("--protocol", "dirty"), "protocol: expected one of clean, paper, got 'dirty'"),
-        (("--num-epochs", "many"), "epochs: expected a whole number, got 'many'"),
-        (("--batch-size", 0), "batch-size: expected a number of at least 1, got 0"),
+        (("--num-epochs", "many"), "epochs: expected a whole number of at least 1 or none, got 'many'"),
+        (("--batch-size", 0), "batch-size: expected a whole number of at least 1 or none, got 0"),
         (("--search-learning-rates", "1e-3,fast"), "search-learning-rates: expected learning rates apart by commas"),
         (("db-split", "--data", "nowhere"), "nowhere"),
         (("--config", "none.json"), "config: cannot read none.json"),
@@ -365,7 +366,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_gets_one_line(options: tuple[object, ...], said: str, regard: Regard, tmp_path: Path) -> None:
-    (tmp_path / "pretrained.json").write_text('{"verb": "pretrain", "recipe": {}}')
+    (tmp_path / "pretrained.json").write_text('{"command": "pretrain", "config": {}}')
     ended = regard("learn", *options)
     assert ended.complaint.startswith("regard learn: ")
     assert said in ended.complaint
@@ -386,11 +387,12 @@ def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
 ) -> None:
     (tmp_path / "run.work").mkdir()
     (tmp_path / "run.work" / "thesis.tex").write_text("precious")
-    assert "--length" not in regard(*line, "--out", "run").complaint
-    assert "expected" in regard(*line, "--lora-rank", 0, "--out", "run", "--overwrite").complaint
-    assert "model: " in regard(*line, "--model", "nowhere", "--out", "run", "--overwrite").complaint
-    assert regard(*line, "--method", "finetune", "--out", "run", "--overwrite").code == 0
+    for options in ((), ("--overwrite",), ("--resume",)):
+        assert "run.work holds other files" in regard(*line, "--out", "run", *options).complaint
+    assert "lora-rank" in regard(*line, "--lora-rank", 0, "--out", "run", "--overwrite").complaint
     assert [path.name for path in (tmp_path / "run.work").iterdir()] == ["thesis.tex"]
+    assert "model: " in regard(*line, "--model", "nowhere", "--out", "other", "--overwrite").complaint
+    assert os.listdir(tmp_path) == ["run.work"]
 
 
 def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
@@ -398,8 +400,8 @@ def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[
     assert regard(*line, "--resume").code == 0  # or begins
     assert "run exists; choose another folder, or give --overwrite" in regard(*line).complaint
     assert regard(*line, "--resume").complaint == (
-        "regard learn: --resume: the run in run is finished, there is nothing to resume; choose another folder with "
-        "--out, or begin again with --overwrite"
+        "regard learn: --resume: the run in run is finished. Choose another folder with --out, or start again with "
+        "--overwrite."
     )
     assert regard(*line, "--resume", "--overwrite").code == 0
     assert os.listdir(tmp_path) == ["run"]

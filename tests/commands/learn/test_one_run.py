@@ -249,7 +249,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
-    assert gated.metadata["course"]["head"] == "labels"
+    assert gated.metadata["config"]["head"] == "labels"
     fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnostic_samples": 0}
     plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
     scores = gated.accuracy_matrix[gated.accuracy_matrix["method"] == "finetune"]["score"]
@@ -291,7 +291,7 @@ def test_others_learn_with_the_words_of_labels(method: str) -> None:
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
     fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
-    with pytest.raises(UserError, match=r"resume: .*; course.head was "):
+    with pytest.raises(UserError, match=r"cannot resume: config.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
 
 

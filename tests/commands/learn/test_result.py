@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regard.commands.learn.result import COLUMNS, LATER, TABLES, LearnResult, make_table, read_record
+from regard.commands.learn.result import COLUMNS, TABLES, LearnResult, make_table
 from regard.commands.learn.run import learn
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -51,23 +51,14 @@ def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> 
     assert found.summary() is not None
 
 
-def test_the_folder_of_a_version_without_gates_is_loaded(found: LearnResult, tmp_path: Path) -> None:
-    folder = found.save(tmp_path / "run")
-    (folder / "gate.parquet").unlink()
-    back = LearnResult.load(folder)
-    assert tuple(back.gate) == COLUMNS["gate"]
-    assert back.gate.empty
-    assert back.accuracy_matrix.equals(found.accuracy_matrix)
-
-
 @pytest.mark.parametrize(
     "name, content, told",
     [
         ("results.json", None, "no run in "),
         ("results.json", "{", "the run in "),
-        ("results.json", json.dumps({"verb": "replace"}), "the run in "),
+        ("results.json", json.dumps({"command": "replace"}), "the run in "),
         ("results.json", "[]", "the run in "),
-        *((f"{name}.parquet", None, "the run in ") for name in TABLES if name not in LATER),
+        *((f"{name}.parquet", None, "the run in ") for name in TABLES),
         ("gate.parquet", "short", "the run in "),
         ("matrix.parquet", "short", "the run in "),
     ],
@@ -83,6 +74,6 @@ def test_what_is_no_run(name: str, content: Any, told: str, found: LearnResult, 
 
 
 def test_the_record_of_another_verb(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"verb": "measure"}))
-    with pytest.raises(UserError, match="is not one of learning"):
-        read_record(tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps({"command": "measure"}))
+    with pytest.raises(UserError, match="is one of `regard measure`: expected one of `regard learn`"):
+        LearnResult.load(tmp_path)

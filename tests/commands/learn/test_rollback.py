@@ -86,4 +86,4 @@ def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds something else"):
         rollback(run, 1, out, method="finetune", seed=1, model=loaded())
-    assert json.loads((run / "results.json").read_text())["verb"] == "learn"
+    assert json.loads((run / "results.json").read_text())["command"] == "learn"

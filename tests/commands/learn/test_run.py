@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.result import COLUMNS, LATER, TABLES, LearnResult
+from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual.methods import METHODS as KNOWN
 from regard.continual.run import make_learner, run_stream
@@ -63,8 +64,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> LearnResult:
 
 def test_the_tables(whole: LearnResult) -> None:
     assert {name: tuple(table_of(whole, name)) for name in TABLES} == COLUMNS
-    assert all(getattr(whole, name).empty for name in LATER)
-    for name in (one for one in TABLES if one not in LATER):
+    assert whole.gate.empty
+    assert whole.pseudo.empty
+    for name in (one for one in TABLES if one not in ("gate", "pseudo")):
         table = table_of(whole, name)
         assert set(table["method"]) == set(METHODS)
         assert {*table["stream"]} == {"words"}
@@ -90,7 +92,7 @@ def test_the_matrix_is_that_of_each_run(whole: LearnResult) -> None:
 
 def test_the_record(whole: LearnResult) -> None:
     record = whole.metadata
-    assert record["verb"] == "learn"
+    assert record["command"] == "learn"
     assert [(one["method"], one["seed"], one["order"]) for one in record["runs"]] == [
         ("finetune", 1, "0-1-2"),
         ("prescale", 1, "0-1-2"),
@@ -100,7 +102,7 @@ def test_the_record(whole: LearnResult) -> None:
     assert first["labels"] == ["red", "blue", "green"]
     assert first["rows"] == {"train": 18, "dev": 9, "test": 12}
     assert len(record["model"]["sha256"]) == 64
-    assert record["course"]["num_epochs"] == 1
+    assert record["config"]["num_epochs"] == 1
     assert json.loads(json.dumps(record)) == record
 
 
@@ -113,7 +115,7 @@ def test_saved_and_loaded(whole: LearnResult, tmp_path: Path) -> None:
     assert back.metadata == whole.metadata
     assert back.models == folder / "models"
     assert {path.name for path in (folder / "models").iterdir()} == {"finetune-1", "prescale-1"}
-    assert repr(back).startswith("Learning(words: finetune ")
+    assert repr(back).startswith("LearnResult(words: finetune ")
     with pytest.raises(UserError, match="exists"):
         whole.save(folder)
 
@@ -158,8 +160,9 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
     for probed in (second, fourth):
         assert (probed["method"], probed["search"]) == ("probe", [])
-        assert probed["learning_rate"] == found.metadata["course"]["probing_learning_rate"] == 1e-2
-    told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-learning-rate 0.01"
+        assert probed["learning_rate"] == found.metadata["config"]["probing_learning_rate"] == 1e-2
+    told = "search-learning-rates: 1e-9,5e-3 was not used, probe is trained at a rate of its own: "
+    told += "--probing-learning-rate 0.01"
     said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.metadata["runs"]]
     assert said == [[], [told], [], []], "once for all seeds"
 
@@ -191,7 +194,7 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     ):
         found = learn(turned, "probe", loaded(), seeds=[1, 3], **fields, **said)
         assert {run["seed"]: run["order"] for run in found.metadata["runs"]} == orders
-        assert found.metadata["course"]["order"] == (said.get("order") or "given")
+        assert found.metadata["config"]["order"] == (said.get("order") or "given")
         names = {run["seed"]: run["tasks"] for run in found.metadata["runs"]}
         published = [task.name for task in stream().tasks]
         assert names == {seed: [published[int(one)] for one in order.split("-")] for seed, order in orders.items()}
@@ -216,7 +219,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
-        timeout=400,
+        timeout=900,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[int]] = {}
@@ -231,6 +234,7 @@ def unbroken(whole: LearnResult, tmp_path_factory: pytest.TempPathFactory) -> di
     return {"two": whole, "sapt": compared(tmp_path_factory.mktemp("sapt"), **COMPARED["sapt"])}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, LearnResult]) -> None:
@@ -272,16 +276,108 @@ def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
     assert again.cost["seconds"].tolist()[:3] == first.cost["seconds"].tolist()
 
 
-def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
+def listing(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_work_folder_that_holds_something_else_is_refused_and_stays(tmp_path: Path, resume: bool) -> None:
+    for name in ("models", "journal", "states"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine")
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match="holds other files"):
+        learn(stream(), "probe", loaded(), work_dir=tmp_path, resume=resume, **FIELDS)
+    assert listing(tmp_path) == before
+
+
+class Broken(Exception):
+    pass
+
+
+def stopped_run(work: Path, **options: Any) -> None:
+    """Leave in a folder what a run that is interrupted in its third task leaves."""
+
+    def stop(progress: Progress) -> None:
+        if progress.told.task_index == 3:
+            raise Broken
+
+    with pytest.raises(Broken):
+        learn(stream(), "finetune", loaded(), work_dir=work, on_progress=stop, **{**SMALL, **options})
+
+
+SMALL = {**FIELDS, "diagnostic_samples": 0}
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_epochs": 0}, {"method": "oblivion"}, {"order": "2-0"}, {"method": "lfpt5"}],
+    ids=str,
+)
+def test_a_refused_call_deletes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    stopped_run(tmp_path)
+    before = listing(tmp_path)
+    with pytest.raises(UserError):
+        learn(stream(), **{"method": "probe", "model": loaded(), "work_dir": tmp_path, **SMALL, **changes})
+    assert listing(tmp_path) == before
+
+
+def test_a_new_comparison_deletes_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    stopped_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    learn(stream(), "probe", loaded(), work_dir=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
+    found = learn(stream(), "probe", loaded(), work_dir=tmp_path, **SMALL)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {f"probe-{found.metadata['runs'][0]['seed']}"}
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_state_is_passed_over(tmp_path: Path) -> None:
+    whole = learn(stream(), "finetune", loaded(), **SMALL)
+    stopped_run(tmp_path)
+    (last,) = tmp_path.glob("states/*/after-00000002")
+    flip_byte(last / "network.safetensors")
+    with pytest.warns(UserWarning, match="after-00000002 is damaged .network.safetensors: not what was written."):
+        found = learn(stream(), "finetune", loaded(), work_dir=tmp_path, resume=True, **SMALL)
+    check_same(found, whole)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "work.json"])
+def test_damaged_bookkeeping_is_refused(name: str, tmp_path: Path) -> None:
+    learn(stream(), "probe", loaded(), work_dir=tmp_path, **SMALL)
+    flip_byte(tmp_path / name)
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        learn(stream(), "probe", loaded(), work_dir=tmp_path, resume=True, **SMALL)
+    assert listing(tmp_path) == before
+
+
+def test_one_comparison_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    def second(_: Progress) -> None:
+        learn(stream(), "probe", loaded(), work_dir=tmp_path, **SMALL)
+
+    with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on .* .regard learn, since "):
+        learn(stream(), "probe", loaded(), work_dir=tmp_path, on_progress=second, **SMALL)
+
+
+def test_every_option_stands_in_the_signature() -> None:
+    parameters = inspect.signature(learn).parameters
+    assert set(LearnConfig.field_names()) <= parameters.keys()
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"num_epochs": 2}, "course.num_epochs was 1 and is 2"),
+        ({"num_epochs": 2}, "config.num_epochs was 1 when the run started and is 2 now. Restore it, or start again"),
         ({"model": loaded(seed=1)}, "model was "),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
         ({"stream": stream(5)}, "tasks.cat-dog.train was "),
@@ -299,7 +395,7 @@ def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_pa
     given |= change
     with pytest.raises(UserError) as raised:
         learn(**{**given, "stream": hashed(given["stream"])}, **call, resume=True)
-    assert str(raised.value).startswith("resume: expected the settings of the run that was broken off; " + told)
+    assert str(raised.value).startswith("cannot resume: " + told)
 
 
 def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = False) -> Stream:
@@ -316,7 +412,7 @@ def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
     hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
     learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
-    with pytest.raises(UserError, match=r"resume: .*; tasks.cat-dog.train was "):
+    with pytest.raises(UserError, match=r"cannot resume: tasks.cat-dog.train was "):
         learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
 
 
@@ -361,7 +457,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        ended = [(process.communicate(timeout=400)[1], process.returncode) for process in started]
+        ended = [(process.communicate(timeout=900)[1], process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -372,9 +468,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         check_same(found, alone, check_exact=False, rtol=1e-9, atol=1e-9)
         assert found.metadata["cost"]["processes"] == 2
         assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.accuracy_matrix["score"].tolist()
-        assert (
-            (tmp_path / f"refused-{rank}").read_text().startswith("resume: expected the settings of the run that was")
-        )
+        assert (tmp_path / f"refused-{rank}").read_text().startswith("cannot resume: config.num_epochs was")
 
 
 # -- bad input ------------------------------------------------------------------------------------------
@@ -383,12 +477,12 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"seeds": ["a"]}, "seed: expected a whole number, got 'a'"),
-        ({"seeds": [1.5]}, "seed: expected a whole number, got 1.5"),
-        ({"seeds": [-1]}, "seed: expected a number of at least 0"),
+        ({"seeds": ["a"]}, "seed: expected a whole number of at least 0, got 'a'"),
+        ({"seeds": [1.5]}, "seed: expected a whole number of at least 0, got 1.5"),
+        ({"seeds": [-1]}, "seed: expected a whole number of at least 0"),
         ({"seeds": 508}, "seeds: expected a list of whole numbers, at least one and each once, got 508"),
         ({"seeds": "508"}, "seeds: expected a list of whole numbers, at least one and each once, got '508'"),
-        ({"seeds": [[1]]}, "seed: expected a whole number, got [1]"),
+        ({"seeds": [[1]]}, "seed: expected a whole number of at least 0, got [1]"),
         ({"seeds": []}, "seeds: expected a list of whole numbers, at least one and each once, got []"),
         ({"seeds": [1, 2, 1]}, "seeds: expected a list of whole numbers, at least one and each once, got [1, 2, 1]"),
         ({"method": "er"}, "method: expected one of finetune, "),
@@ -397,9 +491,8 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": [1]}, "method: expected one of finetune, "),
         ({"samples_per_class": 3}, "samples-per-class: expected none with a stream that is given, which has its rows"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
-        ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
-        ({"num_epochs": 0}, "num-epochs: expected a number of at least 1, got 0"),
+        ({"num_epochs": 0}, "num-epochs: expected a whole number of at least 1 or none, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
         ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
         ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),

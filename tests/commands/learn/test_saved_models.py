@@ -26,6 +26,7 @@ from regard.models.pretrained import Loaded
 from tests.commands.learn import learn_runs
 from tests.continual import small_tasks, small_text_tasks
 
+pytestmark = pytest.mark.exhaustive  # four comparisons are learnt first
 FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnostic_samples": 0, "seeds": [1]}
 TEXTS = {
     "num_epochs": 1,

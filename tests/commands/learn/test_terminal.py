@@ -199,7 +199,7 @@ def test_names_of_many_tasks_are_told_apart() -> None:
 
 
 def test_names_of_methods_take_the_room_that_there_is() -> None:
-    name = "sapt-task-free reuse_threshold=1 gate=published gradient_balance=1"
+    name = "sapt-task-free reuse_threshold=1 gate=published"
     scores = learned.matrix((name, "finetune"), (39,), settings=("til",))
     lines = terminal(learned.tables(scores), {}).splitlines()
     assert any(line.startswith(f"{name}     1   91.50") for line in lines)

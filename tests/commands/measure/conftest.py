@@ -35,8 +35,9 @@ def record(statistics: list[str] | None = None, **data: Any) -> dict[str, Any]:
     """A record of such a measurement; `data` overrides what it says of the text."""
     names = statistics or ["sink_rate", "column_mass", "entropy", "over_smoothing", "hidden_norm", "key_norm"]
     return {
-        "regard": "0.1.0",
-        "verb": "measure",
+        "command": "measure",
+        "schema_version": 1,
+        "version": "0.1.0",
         "created": "2025-11-20T12:00:00Z",
         "model": {
             "name": "example/tiny-lm",
@@ -53,7 +54,7 @@ def record(statistics: list[str] | None = None, **data: Any) -> dict[str, Any]:
             "length": 64,
             **data,
         },
-        "settings": {"epsilon": [0.3], "batch_size": 8, "position": None},
+        "config": {"epsilon": [0.3], "batch_size": 8, "position": None},
         "versions": {"python": "3.11.2", "torch": "2.9.0", "transformers": "5.0.0", "platform": "Linux"},
         "cost": {"seconds": 12.345, "tokens_per_second": 518.4, "batch_size": 8, "device": "cpu", "processes": 1},
         "statistics": {name: _about(name) for name in names},

@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from regard.commands.measure import cli as command
+from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
 from regard.runs.arguments import new_run_dir
+from regard.runs.progress import ProgressEvent, show_progress
 
 Tiny = Callable[[str], Path]
 Regard = Callable[..., Any]
@@ -39,6 +40,7 @@ def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regar
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
 
 
+@pytest.mark.exhaustive
 def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard: Regard, tmp_path: Path) -> None:
     arguments = ("measure", tiny("llama"), *FEW, "--statistics", "column_mass")
     given = " ".join(documents)
@@ -70,7 +72,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
     ended = regard("measure", tiny("llama"), *(word for pair in options.items() for word in pair))
     assert (ended.code, ended.err) == (0, "")
     found = MeasureResult.load(tmp_path / "run")
-    assert found.metadata["settings"] == {
+    assert found.metadata["config"] == {
         "statistics": ["sink_rate", "entropy"],
         "input": "random",
         "bos": "drop",
@@ -136,14 +138,15 @@ def test_progress_on_a_terminal_only(tiny: Tiny, text_file: Path, regard: Regard
     "text,expected", [("all", None), ("3", (3,)), ("0,2-4", (0, 2, 3, 4)), (" 1 , 1,0-1", (1, 0)), ("5-5", (5,))]
 )
 def test_layers_are_numbers_and_ranges(text: str, expected: tuple[int, ...] | None) -> None:
-    assert command._layers(text) == expected
+    assert MeasureConfig.parse_field("layer_ids", text) == expected
 
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_only_the_first_process_shows_progress(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    disabled: list[bool] = []
+    started: list[Any] = []
+    monkeypatch.setenv("RANK", "0" if shown else "1")
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
-    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: disabled.append(bar.disable))
-    with command._progress(shown) as on_batch:
-        on_batch(1, 2)
-    assert disabled == [not shown]
+    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: started.append(bar))
+    with show_progress() as on_progress:
+        on_progress(ProgressEvent(phase="measuring", step=1, steps=2))
+    assert len(started) == shown

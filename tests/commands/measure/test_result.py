@@ -16,7 +16,7 @@ import regard
 from regard import UserError
 from regard.commands.measure.compare import compare
 from regard.commands.measure.result import MeasureResult
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 from regard.statistics.table import COLUMNS, TOKEN_COLUMNS, make_table
 
 FILES = ["mean_attention.safetensors", "report.html", "results.json", "statistics.parquet", "tokens.parquet"]
@@ -216,7 +216,7 @@ def test_overwriting_replaces_the_whole_run(run: MeasureResult, other: MeasureRe
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: MeasureResult, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "results.json").write_text('{"verb": "learn"}')
+    (tmp_path / "run" / "results.json").write_text('{"command": "learn"}')
     (tmp_path / "run" / "matrix.parquet").write_text("days of work")
     with pytest.raises(UserError, match=r"^--out: expected a new folder or a run of `regard measure`, .*run is"):
         run.save(tmp_path / "run", overwrite=overwrite)
@@ -315,7 +315,7 @@ def a_list(path: Path) -> None:
 def test_a_broken_run(name: str, damage: Callable[[Path], None], run: MeasureResult, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     damage(folder / name)
-    with pytest.raises(UserError, match=r"the run in .*run (cannot be read: .|is not one of measurements)") as caught:
+    with pytest.raises(UserError, match=r"the run in .*run (cannot be read: .|is damaged: .|has no command)") as caught:
         MeasureResult.load(folder)
     assert "\n" not in str(caught.value)
 
@@ -323,7 +323,7 @@ def test_a_broken_run(name: str, damage: Callable[[Path], None], run: MeasureRes
 def test_a_table_of_something_else(run: MeasureResult, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     pd.DataFrame({"value": [1.0]}).to_parquet(folder / "statistics.parquet")
-    with pytest.raises(UserError, match="is not one of measurements: expected columns statistic, layer"):
+    with pytest.raises(UserError, match=r"is damaged: statistics\.parquet missing, or not as written"):
         MeasureResult.load(folder)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard import UserError, data, models
+from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
-from regard.commands.measure.run import MeasureConfig
 from regard.statistics import DEFAULT, STATISTICS, SinkRate
 from regard.statistics.table import COLUMNS
 
@@ -178,6 +178,7 @@ def test_the_mean_attention_and_the_sink_tokens(tiny: Tiny, documents: list[str]
 # -- what the numbers depend on -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["llama", "bart"])
 def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, documents: list[str]) -> None:
     one = measured(tiny(kind), documents, statistics="all", batch_size=1)
@@ -202,7 +203,7 @@ def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
     whole = measured(tiny("llama"), documents, statistics="all")
     some = measured(tiny("llama"), documents, statistics="all", layer_ids=[2, 0, 2])
     assert set(some.table["layer"].dropna()) - {-1} == {0, 2}
-    assert some.metadata["settings"]["layer_ids"] == [2, 0]
+    assert some.metadata["config"]["layer_ids"] == [2, 0]
 
     def of_layers(found: MeasureResult) -> pd.DataFrame:
         table = found.table[found.table["layer"].isin([0, 2])]
@@ -216,7 +217,7 @@ def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
 
 def test_several_thresholds(tiny: Tiny, documents: list[str]) -> None:
     several = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=[0.2, 0.05, 0.2])
-    assert several.metadata["settings"]["epsilon"] == [0.2, 0.05]
+    assert several.metadata["config"]["epsilon"] == [0.2, 0.05]
     for epsilon in (0.2, 0.05):
         alone = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=epsilon)
         pd.testing.assert_frame_equal(several.frame("sink_rate", epsilon=epsilon), alone.table)
@@ -241,8 +242,8 @@ def test_a_model_and_its_tokenizer_as_the_user_holds_them(tiny: Tiny, documents:
 
 
 def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> None:
-    told: list[tuple[int, int]] = []
-    measured(tiny("llama"), documents, batch_size=3, on_batch=lambda done, all_: told.append((done, all_)))
+    told: list[tuple[int, int | None]] = []
+    measured(tiny("llama"), documents, batch_size=3, on_progress=lambda event: told.append((event.step, event.steps)))
     assert told == [(3, 7), (6, 7), (7, 7)]
 
 
@@ -254,7 +255,8 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
     record = found.metadata
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert set(record) == {
-        *("regard", "verb", "created", "model", "data", "settings", "versions", "cost", "statistics")
+        *("command", "schema_version", "version", "created", "config", "model", "data", "cost", "versions"),
+        "statistics",
     }
     loaded = models.load(str(tiny("llama")))
     assert record["model"] == {
@@ -267,7 +269,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "heads": 4,
         "dtype": "float32",
     }
-    assert record["settings"] == {
+    assert record["config"] == {
         "statistics": ["sink_rate", "massive_activations"],
         "input": "natural",
         "bos": "keep",
@@ -325,24 +327,29 @@ def test_the_embedded_model_on_the_default_text() -> None:
     [
         ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
         ({"length": -3}, "length: expected a whole number of at least 1, got -3"),
-        ({"batch_size": 0}, "batch-size: expected a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch-size: expected a whole number of at least 1 or auto, got 0"),
         ({"samples": 2.5}, "samples: expected a whole number of at least 1, got 2.5"),
         ({"length": None}, "length: expected a whole number of at least 1, got None"),
-        ({"seed": 1.5}, "seed: expected a number from 0 to 2**63 - 1, got 1.5"),
-        ({"epsilon": "few"}, "epsilon: expected a number or several, got 'few'"),
-        ({"layer_ids": [0.5]}, "layer-ids: expected a number or several, got 0.5"),
-        ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
+        ({"seed": 1.5}, "seed: expected a whole number of at least 0, got 1.5"),
+        ({"epsilon": "few"}, "epsilon: expected numbers over 0 and below 1, got 'few'"),
+        ({"layer_ids": [0.5]}, "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got 0.5"),
+        (
+            {"statistics": None},
+            "statistics: expected names, or statistics that are set up such as SinkRate(); got None",
+        ),
         ({"statistics": [SinkRate]}, "statistics: expected names, or statistics that are set up such as SinkRate()"),
-        ({"texts": ["a b"], "input": "random"}, "texts: expected input natural beside them, for random tokens are of"),
+        (
+            {"texts": ["a b"], "input": "random"},
+            "texts: expected none with input random, whose tokens are not taken from text",
+        ),
         ({"tokenizer": ["a b"]}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
         ({"tokenizer": "minilm"}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
-        ({"epsilon": 2}, "epsilon: expected numbers between 0 and 1, got 2.0"),
-        ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers between 0 and 1, got 0.3, nan"),
-        ({"epsilon": []}, "epsilon: expected numbers between 0 and 1, got none"),
-        ({"layer_ids": []}, "layer-ids: expected layers counted from 0 (-1: the embeddings), got none"),
-        ({"layer_ids": [0, -2]}, "layer-ids: expected layers counted from 0 (-1: the embeddings), got 0, -2"),
-        ({"sample": 2}, "unknown setting sample; expected some of: statistics, input, bos, samples"),
-        ({"seed": -1}, "seed: expected a number from 0 to 2**63 - 1, got -1"),
+        ({"epsilon": 2}, "epsilon: expected numbers over 0 and below 1, got 2.0"),
+        ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers over 0 and below 1, got nan"),
+        ({"epsilon": []}, "epsilon: expected numbers over 0 and below 1, got none"),
+        ({"layer_ids": []}, "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got none"),
+        ({"layer_ids": [0, -2]}, "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got -2"),
+        ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         ({"input": "noise"}, "input: expected one of natural, random, repeated, got 'noise'"),
         ({"bos": "maybe"}, "bos: expected one of keep, drop, add, got 'maybe'"),
         ({"statistics": "sink_rate,charm"}, "unknown statistic 'charm'; expected default, all, or some of: sink_rate"),
@@ -372,9 +379,9 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"layer_ids": [1, 3, 99]}, "layer-ids: expected layers of this model, counted from 0; it has no 3, 99"),
         (
             {"layer_ids": (-1,), "statistics": "entropy"},
-            "statistics: nothing to tell of entropy from layer -1: the embeddings have no attention; expected ",
+            "statistics: entropy has no data in layer -1: the embeddings have no attention. Choose ",
         ),
-        ({"length": 7}, "statistics: nothing to tell of sink_rate from 7 windows of 7 tokens in this model"),
+        ({"length": 7}, "statistics: sink_rate has no data: 7 windows of 7 tokens are too few"),
     ],
     ids=str,
 )
@@ -386,10 +393,12 @@ def test_what_does_not_fit_the_model(settings: dict[str, Any], message: str, tin
 
 
 def test_layers_that_the_model_lacks_are_refused_before_it_runs(tiny: Tiny, documents: list[str]) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int | None]] = []
     for kind in KINDS:
         with pytest.raises(UserError, match="it has no 3"):
-            measured(tiny(kind), documents, layer_ids=[3], on_batch=lambda *done: told.append(done))
+            measured(
+                tiny(kind), documents, layer_ids=[3], on_progress=lambda event: told.append((event.step, event.steps))
+            )
     assert told == []
 
 
@@ -456,7 +465,7 @@ def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny
     assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
     assert set(found.frame("sink_rate")["epsilon"]) == {0.1}
     assert found.frame("sink_rate")["position"].max() == 12 - 3
-    assert found.metadata["settings"]["statistics"] == ["sink_rate", "entropy"]
+    assert found.metadata["config"]["statistics"] == ["sink_rate", "entropy"]
     json.dumps(found.metadata)
 
 

@@ -82,13 +82,14 @@ def record(**changed: Any) -> dict[str, Any]:
         **{"learning_rate": 0.001, "weight_decay": 0.1, "batch_size": 16, "steps": 1000, "seed": 0},
     }
     return {
-        "regard": "0.3.0",
-        "verb": "pretrain",
+        "command": "pretrain",
+        "schema_version": 1,
+        "version": "0.3.0",
         "created": "2025-11-20T12:00:00Z",
         "name": "nano",
-        "recipe": {**defaults, "weight_decay": 0.5, "fixed_token": [0, 7]},
-        "recipe_defaults": {**defaults, "fixed_token": None},
-        "command": "regard pretrain nano --weight-decay 0.5 --fixed-token 0",
+        "config": {**defaults, "weight_decay": 0.5, "fixed_token": [0, 7]},
+        "config_defaults": {**defaults, "fixed_token": None},
+        "command_line": "regard pretrain nano --weight-decay 0.5 --fixed-token 0",
         "model": {"parameters": 1_050_624, "parameters_without_embeddings": 786_432, "sha256": "ab" * 32},
         "data": {
             "domains": [

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from safetensors import SafetensorError
 
+from regard.commands.pretrain.result import PretrainResult
 from regard.models import RegardForCausalLM
 
 Regard = Callable[..., Any]
@@ -40,8 +41,8 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, prose: Path, tmp_pa
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FOLDER
     assert "Written to run: history.parquet, model, report.html" in ended.out
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert record["recipe"]["attention"] == "sigmoid"
-    assert record["recipe"]["data"] == [str(prose)]
+    assert record["config"]["attention"] == "sigmoid"
+    assert record["config"]["data"] == [str(prose)]
     assert pd.read_parquet(tmp_path / "run" / "history.parquet")["step"].iloc[-1] == 4
     assert not (tmp_path / "run.work").exists()
 
@@ -50,7 +51,7 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
     assert regard("pretrain", *SMALL, "--data", prose, "--out", "one").code == 0
     ended = regard("pretrain", "--config", "one/results.json", "--seed", 1, "--out", "two")
     assert ended.code == 0, ended.err
-    one, two = (json.loads((tmp_path / name / "results.json").read_text())["recipe"] for name in ("one", "two"))
+    one, two = (json.loads((tmp_path / name / "results.json").read_text())["config"] for name in ("one", "two"))
     assert {name for name in one if one[name] != two[name]} == {"seed"}
 
 
@@ -60,14 +61,14 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
         (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
         (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
         (("--attention", "sigmoid", "--backend", "fused"), "backend=fused cannot compute weighting=sigmoid"),
-        (("--max-steps", "many"), "max-steps: expected a whole number, got 'many'"),
-        (("--random-tokens", "5"), "random-tokens: expected A:B, got '5'"),
-        (("--window", "0"), "window: expected a number of at least 1"),
+        (("--max-steps", "many"), "max-steps: expected a whole number of at least 1, got 'many'"),
+        (("--random-tokens", "5"), "random-tokens: expected A:B or none, got '5'"),
+        (("--window", "0"), "window: expected a whole number of at least 1 or none, got 0"),
         (("--data", "none.txt"), "there is no none.txt"),
         (("--config", "none.json"), "config: cannot read none.json"),
         (("--tokenizer", "nowhere"), "tokenizer"),
         (("--length", "100000"), "expected"),
-        (("nano", "--config", "x.json"), "expected a recipe's name or a file"),
+        (("nano", "--config", "x.json"), "expected a preset's name or a file"),
         (("--resume", "--out", "prose.txt"), "is a file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -84,13 +85,29 @@ def test_a_mistake_gets_one_line(
     assert not list(tmp_path.glob("runs/*/results.json"))
 
 
-def test_a_broken_off_run_is_not_written_over_unasked(regard: Regard, prose: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.work" / "checkpoints" / "step-00000002").mkdir(parents=True)
+def test_a_broken_off_run_is_not_written_over_unasked(
+    regard: Regard, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("pretrain", *SMALL, "--data", prose, "--out", "run")
-    assert "go on with --resume, or give --overwrite" in regard(*options).complaint
+    with monkeypatch.context() as patched:
+        patched.setattr(PretrainResult, "save", interrupt)
+        assert "Continue with the same command and --resume" in regard(*options).complaint
+    assert "Continue it with --resume, or start again with --overwrite" in regard(*options).complaint
     assert regard(*options, "--overwrite").code == 0
     assert "run exists; choose another folder, or give --overwrite" in regard(*options).complaint
     assert regard(*options, "--overwrite").code == 0
+
+
+def interrupt(*_args: object, **_options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_work_folder_of_something_else_is_refused_and_stays(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.work" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run.work" / "checkpoints" / "mine.txt").write_text("mine")
+    for option in ((), ("--resume",), ("--overwrite",)):
+        assert "holds other files" in regard("pretrain", *SMALL, "--data", prose, "--out", "run", *option).complaint
+    assert (tmp_path / "run.work" / "checkpoints" / "mine.txt").read_text() == "mine"
 
 
 def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(regard: Regard, prose: Path, tmp_path: Path) -> None:
@@ -108,7 +125,7 @@ def test_a_vocabulary_that_is_too_small_for_a_tokenizer_is_refused(regard: Regar
     assert regard("pretrain", *other, "--out", "own").code == 0
     record = json.loads((tmp_path / "own" / "results.json").read_text())
     assert record["model"]["vocabulary"] == 270
-    assert record["recipe"]["vocab_size"] is None
+    assert record["config"]["vocab_size"] is None
 
 
 def test_a_full_disk_at_the_end_is_one_line(

@@ -162,7 +162,7 @@ def test_differing_fields_stand_before_the_others(parsed: Parsed) -> None:
     assert parsed.text.index("fixed token") < parsed.text.index("As in the base recipe")
     assert parsed.text.index("As in the base recipe") < parsed.text.index("hidden size")
     same = pretrain_run.record()
-    page = Parsed(pretrain_page(*RUN[:2], {**same, "recipe": same["recipe_defaults"]}))
+    page = Parsed(pretrain_page(*RUN[:2], {**same, "config": same["config_defaults"]}))
     assert "Every field is the base recipe’s." in page.text
 
 
@@ -221,7 +221,7 @@ def test_what_is_not_finite_is_not_drawn() -> None:
 def test_hostile_texts_are_escaped() -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     record = pretrain_run.record(name=evil, command=f"regard pretrain --data {evil}")
-    record["recipe"][evil] = evil
+    record["config"][evil] = evil
     record["data"]["domains"][0] |= {"name": evil, "source": evil, "sha256": evil}
     record["cost"]["device"] = evil
     page = Parsed(pretrain_page(pretrain_run.history(domains=(evil, "python")), RUN[1], record))

@@ -1,12 +1,13 @@
 """Pre-training end to end on tiny models: the record, resuming, what is put in the place of text, and refusals."""
 
+import inspect
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import regard
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import IGNORED, Text, _cache, _count, _text
+from regard.commands.pretrain.run import _count
+from regard.commands.pretrain.text import Text, cache_dir, prepare_text
+from regard.data.examples import IGNORE_INDEX
 from regard.data.sampling import BatchSampler
 from regard.errors import UserError
+from regard.runs.progress import ProgressEvent
 
 SMALL: dict[str, Any] = {
     "num_layers": 2,
@@ -80,7 +84,7 @@ def test_a_run_tells_its_losses_and_sinks(finished: PretrainResult) -> None:
 
 def test_the_record_says_what_was_done(finished: PretrainResult, small: PretrainConfig) -> None:
     record = finished.metadata
-    assert PretrainConfig.from_dict(record["recipe"]) == small
+    assert PretrainConfig.from_dict(record["config"]) == small
     own = sum(p.numel() for p in finished.model.parameters())
     assert record["model"]["parameters"] == own
     assert record["model"]["parameters_without_embeddings"] == own - 2 * 280 * 16
@@ -121,16 +125,20 @@ def test_the_same_recipe_gives_the_same_numbers(finished: PretrainResult, small:
     _equal(regard.pretrain(small, cache=cache), finished)
 
 
+def interrupt_at(stop: int) -> Callable[[ProgressEvent], None]:
+    def interrupt(event: ProgressEvent) -> None:
+        if event.phase == "training" and event.step == stop:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_a_run_broken_off_goes_on_to_the_same_numbers(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path, stop: int
 ) -> None:
-    def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        if step == stop:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        regard.pretrain(small, work_dir=tmp_path / "work", cache=cache, on_progress=interrupt)
+        regard.pretrain(small, work_dir=tmp_path / "work", cache=cache, on_progress=interrupt_at(stop))
     resumed = regard.pretrain(small, work_dir=tmp_path / "work", cache=cache, resume=True)
     _equal(resumed, finished)
     assert not (tmp_path / "work").exists()
@@ -139,28 +147,104 @@ def test_a_run_broken_off_goes_on_to_the_same_numbers(
 def test_a_line_that_was_cut_off_does_not_count(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
 ) -> None:
-    def at(stop: int) -> Callable[..., None]:
-        def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-            if step == stop:
-                raise KeyboardInterrupt
-
-        return interrupt
-
     for stop, resume in ((4, False), (5, True)):
         with pytest.raises(KeyboardInterrupt):
-            regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=resume, on_progress=at(stop))
-        with (tmp_path / "watched" / "journal.jsonl").open("a") as kept:
+            regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=resume, on_progress=interrupt_at(stop))
+        with (tmp_path / "journal.jsonl").open("a") as kept:
             kept.write('{"name": "6", "val')
     _equal(regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True), finished)
 
 
 def test_going_on_with_another_recipe_names_the_field(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
     regard.pretrain(small, work_dir=tmp_path, cache=cache, keep_work_dir=True, max_steps=2)
-    with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
+    with pytest.raises(UserError, match=r"resume: .*weight_decay was 0.1 when the run started and is 0.5 now"):
         regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True, max_steps=2, weight_decay=0.5)
     regard.pretrain(
         small, work_dir=tmp_path, cache=cache, resume=True, max_steps=2, micro_batch_size=2, logging_steps=1
     )
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def stopped_run(small: PretrainConfig, cache: Path, work: Path, step: int = 5) -> None:
+    """Leave in a folder what a run that is interrupted after a step leaves."""
+    with pytest.raises(KeyboardInterrupt):
+        regard.pretrain(small, work_dir=work, cache=cache, on_progress=interrupt_at(step))
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_work_folder_that_holds_something_else_is_refused_and_stays(
+    small: PretrainConfig, cache: Path, tmp_path: Path, resume: bool
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000002" / "model.safetensors").write_text("mine")
+    (tmp_path / "thesis.txt").write_text("mine")
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match="holds other files"):
+        regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=resume)
+    assert listing(tmp_path) == before
+
+
+def test_what_others_put_into_a_work_folder_stays(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
+    stopped_run(small, cache, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    regard.pretrain(small, work_dir=tmp_path, cache=cache)
+    assert listing(tmp_path) == {"notes.txt": b"mine"}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [({"max_steps": -1}, "max-steps"), ({"data": "none.txt"}, "none.txt"), ({"attention": "foo"}, "attention")],
+)
+def test_a_refused_call_deletes_nothing(
+    small: PretrainConfig, cache: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    stopped_run(small, cache, tmp_path)
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match=message):
+        regard.pretrain(small, work_dir=tmp_path, cache=cache, **changes)
+    assert {name: content for name, content in listing(tmp_path).items() if name != ".lock"} == {
+        name: content for name, content in before.items() if name != ".lock"
+    }
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
+) -> None:
+    stopped_run(small, cache, tmp_path)
+    last = max((tmp_path / "checkpoints").glob("step-*"))
+    flip_byte(last / "model.safetensors")
+    with pytest.warns(UserWarning, match=f"{last.name} is damaged"):
+        resumed = regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True)
+    _equal(resumed, finished)
+
+
+@pytest.mark.parametrize("damage", ["delete", "empty", "flip"])
+def test_a_damaged_journal_of_sinks_is_noticed(small: PretrainConfig, cache: Path, tmp_path: Path, damage: str) -> None:
+    stopped_run(small, cache, tmp_path)
+    journal = tmp_path / "journal.jsonl"
+    if damage == "flip":
+        journal.write_text(journal.read_text().replace("sink_rate", "sink_rats", 1))
+    else:
+        journal.unlink() if damage == "delete" else journal.write_text("")
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match=r"cannot resume: .*journal.jsonl"):
+        regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True)
+    assert listing(tmp_path).keys() == before.keys()
+
+
+def test_every_option_stands_in_the_signature() -> None:
+    parameters = inspect.signature(regard.pretrain).parameters
+    assert set(PretrainConfig.field_names()) <= parameters.keys()
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: PretrainResult) -> None:
@@ -172,7 +256,7 @@ def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: Pretr
 
 @pytest.fixture
 def text(small: PretrainConfig, cache: Path) -> Text:
-    return _text(small, cache)
+    return prepare_text(small, cache)
 
 
 def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> None:
@@ -184,18 +268,18 @@ def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> N
 
 def test_a_fixed_token_stands_everywhere_and_is_no_target(small: PretrainConfig, cache: Path) -> None:
     chosen = preset_config(small, fixed_token=2)
-    text = _text(chosen, cache)
+    text = prepare_text(chosen, cache)
     eos = text.tokenizer.eos_token_id
     rows = text.batches(chosen)(0)
     assert (rows["input_ids"][:, 2] == eos).all()
-    assert (rows["labels"][:, 2] == IGNORED).all()
+    assert (rows["labels"][:, 2] == IGNORE_INDEX).all()
     assert (text.held_out(chosen, 5, 10)["prose"][:, 2] == eos).all()
     assert _count(rows) == 4 * 14
 
 
 def test_random_tokens_stand_in_training_alone(small: PretrainConfig, cache: Path) -> None:
     chosen = preset_config(small, random_tokens=(1, 4))
-    text = _text(chosen, cache)
+    text = prepare_text(chosen, cache)
     plain = BatchSampler(text.corpus, 4, 0).rows(0)
     rows = text.batches(chosen)(0)
     torch.testing.assert_close(rows["input_ids"][:, 4:], plain[:, 4:])
@@ -214,12 +298,13 @@ def test_the_loss_of_a_prefix_skips_its_first_targets(small: PretrainConfig) -> 
 
 def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("REGARD_CACHE", raising=False)
-    assert _cache(None) == Path.home() / ".cache" / "regard"
+    assert cache_dir(None) == Path.home() / ".cache" / "regard"
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    assert _cache(None) == tmp_path
-    assert _cache("elsewhere") == Path("elsewhere")
+    assert cache_dir(None) == tmp_path
+    assert cache_dir("elsewhere") == Path("elsewhere")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -254,11 +339,12 @@ def test_text_that_is_none_or_too_little_is_refused(tmp_path: Path, cache: Path,
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run in"):
         PretrainResult.load(tmp_path)
-    (tmp_path / "results.json").write_text('{"verb": "measure"}')
-    with pytest.raises(UserError, match="not one of pre-training"):
+    (tmp_path / "results.json").write_text('{"command": "measure"}')
+    with pytest.raises(UserError, match="expected one of `regard pretrain`"):
         PretrainResult.load(tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_train_the_model_of_one(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
@@ -274,7 +360,7 @@ def test_two_processes_train_the_model_of_one(
         env = {**os.environ, **where, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         workers.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
     for worker in workers:
-        _, complaints = worker.communicate(timeout=300)
+        _, complaints = worker.communicate(timeout=900)
         assert worker.returncode == 0, complaints
     together = PretrainResult.load(tmp_path / "run")
     for name in ("valid_loss", "loss", "sink_rate", "alpha_first", "gradient_norm"):

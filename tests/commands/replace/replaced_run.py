@@ -60,12 +60,13 @@ def cost() -> pd.DataFrame:
 def record(**settings: Any) -> dict[str, Any]:
     """A record of such a run; `settings` overrides."""
     return {
-        "regard": "0.2.0",
-        "verb": "replace",
+        "command": "replace",
+        "schema_version": 1,
+        "version": "0.2.0",
         "created": "2025-11-20T12:00:00Z",
         "model": {"name": "example/tiny", "class": "BertModel", "sha256": "ab" * 32, "layers": 2, "heads": 3},
         "data": {"sst2": {"source": "glue, sst2", "sha256": "cd" * 32, "train": 100, "validation": 50}},
-        "settings": {"constants": ["average"], "rank_heads_by": ["lambda"], "num_seeds": 3, "length": 8, **settings},
+        "config": {"constants": ["average"], "rank_heads_by": ["lambda"], "num_seeds": 3, "length": 8, **settings},
         "patterns": {"has_diagonal": 0.875, "on_special": 0.375},
         "versions": {"python": "3.11.2", "torch": "2.9.0", "transformers": "5.0.0", "platform": "Linux"},
         "cost": {"seconds": 12.345, "batch_size": 8, "length": 64, "device": "cpu"},

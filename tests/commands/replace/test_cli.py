@@ -119,7 +119,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert len(told["order"]) == 12
     assert told["value"] == sorted(told["value"], reverse=True)
     record = json.loads((out / "results.json").read_text())
-    assert (record["verb"], record["data"]["train"], record["data"]["validation"]) == ("replace", 24, 8)
+    assert (record["command"], record["data"]["train"], record["data"]["validation"]) == ("replace", 24, 8)
     assert "<script" in (out / "report.html").read_text()
 
 
@@ -158,7 +158,7 @@ def test_constants_from_a_file(replaced: Regard, constants: Callable[..., Path],
     assert replaced("--constants-from", given).code == 0
     assert load_file(tmp_path / "out/run/constants.safetensors").keys() == load_file(given).keys()
     record = json.loads((tmp_path / "out" / "run" / "results.json").read_text())
-    assert record["settings"]["constants_from"] == str(given)
+    assert record["data"]["constants_from"] == str(given)
 
 
 def test_the_folder_of_the_tasks_may_come_from_the_environment(
@@ -182,26 +182,29 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
 @pytest.mark.parametrize(
     "options,message",
     [
-        (("--dynamic-fractions", "1,1.5"), "dynamic-fractions: expected numbers from 0 to 1, got 1, 1.5"),
+        (("--dynamic-fractions", "1,1.5"), "dynamic-fractions: expected numbers from 0 to 1, got 1.5"),
         (("--dynamic-fractions=-1/2",), "dynamic-fractions: expected numbers from 0 to 1, got -0.5"),
-        (("--dynamic-fractions", "1,half"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'half'"),
-        (("--dynamic-fractions", "1/0"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got '1/0'"),
-        (("--dynamic-fractions", ""), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got ''"),
-        (("--dynamic-fractions", "nan"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'nan'"),
-        (("--constants", "average,uniform"), f"constants: expected some of {SOURCES}, got uniform"),
-        (("--rank-heads-by", "size"), f"rank-heads-by: expected some of {ORDERS}, got size"),
+        (("--dynamic-fractions", "1,half"), "dynamic-fractions: expected numbers from 0 to 1, got '1,half'"),
+        (("--dynamic-fractions", "1/0"), "dynamic-fractions: expected numbers from 0 to 1, got '1/0'"),
+        (("--dynamic-fractions", ""), "dynamic-fractions: expected numbers from 0 to 1, got ''"),
+        (("--dynamic-fractions", "nan"), "dynamic-fractions: expected numbers from 0 to 1, got 'nan'"),
+        (("--constants", "average,uniform"), f"constants: expected some of {SOURCES}, got 'uniform'"),
+        (("--rank-heads-by", "size"), f"rank-heads-by: expected some of {ORDERS}, got 'size'"),
         (("--scale", "moon"), "scale: expected one of paper, laptop, got 'moon'"),
         (("--special-token-layout", "round"), "special-token-layout: expected one of paper, natural, got 'round'"),
-        (("--max-train-samples", "many"), "argument --max-train-samples: invalid int value: 'many'"),
-        (("--learning-rate", -1), "learning-rate: expected a number above 0, got -1.0"),
-        (("--learning-rate", "nan"), "learning-rate: expected a number above 0, got nan"),
+        (
+            ("--max-train-samples", "many"),
+            "max-train-samples: expected a whole number of at least 1 or none, got 'many'",
+        ),
+        (("--learning-rate", -1), "learning-rate: expected a number over 0 or none, got -1.0"),
+        (("--learning-rate", "nan"), "learning-rate: expected a number over 0 or none, got nan"),
         (
             ("--attention", "sigmoid"),
             "rank-heads-by: expected constants beside attention, for an operation is put into all heads at once; give ",
         ),
         (
             ("--attention", "sigmoid", "--rank-heads-by", "lambda"),
-            "dynamic-fractions: expected constants beside attention, for an operation is put into all heads at once; ",
+            "rank-heads-by: expected constants beside attention, for an operation is put into all heads at once; ",
         ),
         (
             ("--constants", "identity,zeros", "--rank-heads-by", "random", "--constants-from", "sst2"),
@@ -209,12 +212,12 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
             "for nothing else does; got constants identity, zeros and rank-heads-by "
             "random",
         ),
-        (("--max-train-samples", 0), "max-train-samples: expected at least 1, got 0"),
-        (("--max-eval-samples", 0), "max-eval-samples: expected at least 1, got 0"),
-        (("--num-seeds", 0), "num-seeds: expected at least 1, got 0"),
-        (("--length", 0), "length: expected at least 1, got 0"),
-        (("--num-epochs", -1), "num-epochs: expected at least 1, got -1"),
-        (("--batch-size", 0), "batch-size: expected at least 1, got 0"),
+        (("--max-train-samples", 0), "max-train-samples: expected a whole number of at least 1 or none, got 0"),
+        (("--max-eval-samples", 0), "max-eval-samples: expected a whole number of at least 1 or none, got 0"),
+        (("--num-seeds", 0), "num-seeds: expected a whole number of at least 1, got 0"),
+        (("--length", 0), "length: expected a whole number of at least 1 or none, got 0"),
+        (("--num-epochs", -1), "num-epochs: expected a whole number of at least 1 or none, got -1"),
+        (("--batch-size", 0), "batch-size: expected a whole number of at least 1 or none, got 0"),
         (("--task", "dreams"), "task: expected one of cola, sst2, mrpc, mnli, ner, pos, mlm, "),
         (("--task", "gone.jsonl"), "task: expected a file, there is no gone.jsonl"),
         (("--metric", "loss"), "metric: expected one of accuracy, f1, mcc, got 'loss'"),
@@ -349,7 +352,7 @@ def test_a_run_is_not_written_over(replaced: Regard, refused: Callable[..., str]
 @pytest.mark.usefixtures("no_model")
 def test_a_run_of_another_verb_is_not_written_over(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "measured").mkdir()
-    (tmp_path / "measured" / "results.json").write_text('{"verb": "measure"}')
+    (tmp_path / "measured" / "results.json").write_text('{"command": "measure"}')
     (tmp_path / "measured" / "statistics.parquet").write_text("numbers")
     told = "--out: expected a new folder or a run of `regard replace`, measured is one of `regard measure`; it is not "
     for more in ((), ("--overwrite",), ("--overwrite", "--resume")):
@@ -372,11 +375,11 @@ def test_a_refusal_on_the_way_leaves_nothing(
 
 def test_a_work_folder_without_finished_work_is_no_run_that_was_broken_off(replaced: Regard, tmp_path: Path) -> None:
     (tmp_path / "out" / "run.work").mkdir(parents=True)
-    (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
+    (tmp_path / "out" / "run.work" / ".lock").touch()
     few = ("--dynamic-fractions", "0", "--num-seeds", 1)
     assert replaced(*few).code == 0
     (tmp_path / "out" / "run.work").mkdir()
-    (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
+    (tmp_path / "out" / "run.work" / ".lock").touch()
     assert replaced(*few, "--resume", "--overwrite").code == 0
 
 
@@ -416,13 +419,17 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(
 ) -> None:
     assert replaced("--out", "out/whole").code == 0
     assert broken_off() == (
-        "regard replace: interrupted; what was found is kept in out/run.work: the same command with --resume goes on"
+        "regard replace: interrupted; what was done is kept in out/run.work. Continue with the same command and "
+        "--resume."
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.work", "whole"]
     line = refused()
-    assert line == "--out: out/run.work is of a run that was broken off; go on with --resume, or give --overwrite"
+    assert line == (
+        "--out: out/run.work holds a run that was interrupted. Continue it with --resume, or start again with "
+        "--overwrite."
+    )
     line = refused("--resume", "--num-seeds", 3)
-    assert line.startswith("resume: expected the settings of the run that was broken off; ")
+    assert line.startswith("cannot resume: config.num_seeds was 2 when")
     journal = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()
     assert journal.count("\n") == 4
     assert replaced("--resume").code == 0

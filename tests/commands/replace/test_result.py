@@ -118,31 +118,27 @@ def test_a_folder_in_use_is_kept(saved: Path) -> None:
 
 def test_a_record_that_json_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
     run = made()
+    result = ReplaceResult(run.scores, run.heads, run.cost, {**run.metadata, "cost": float("nan")})
     with pytest.raises(ValueError, match="JSON"):
-        ReplaceResult(run.scores, run.heads, run.cost, {"cost": float("nan")}).save(tmp_path / "run")
+        result.save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 # -- broken and foreign folders
 
 SPOILING: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no record": (lambda run: (run / "results.json").unlink(), "no run in .*results.json"),
-    "another verb": (lambda run: (run / "scores.parquet").unlink(), "not one of replacing heads: expected scores"),
-    "no order": (lambda run: (run / "heads.json").unlink(), "cannot be read"),
-    "half an order": (lambda run: (run / "heads.json").write_text('{"order": [], "value": [1]}'), "cannot be read"),
-    "a list for an order": (lambda run: (run / "heads.json").write_text("[]"), "cannot be read"),
-    "a short head": (
-        lambda run: (run / "heads.json").write_text('{"order": [[1, 2]], "value": [1], "pattern": [""]}'),
-        "cannot be read",
+    "no metadata": (lambda run: (run / "results.json").unlink(), "no run in .*results.json"),
+    "cut metadata": (lambda run: (run / "results.json").write_text('{"version'), "cannot be read"),
+    "a list for metadata": (lambda run: (run / "results.json").write_text("[]"), "has no command in its results.json"),
+    "changed metadata": (
+        lambda run: (run / "results.json").write_text((run / "results.json").read_text().replace("tiny", "huge", 1)),
+        "is damaged: results.json is not as written",
     ),
-    "cut record": (lambda run: (run / "results.json").write_text('{"regard'), "cannot be read"),
-    "a list for a record": (lambda run: (run / "results.json").write_text("[]"), "results.json holds no record"),
-    "cut scores": (lambda run: (run / "scores.parquet").write_bytes(b"PAR1"), "cannot be read"),
-    "cut constants": (lambda run: (run / "constants.safetensors").write_bytes(b"\0" * 9), "cannot be read"),
-    "other costs": (
-        lambda run: pd.DataFrame({"flops": [1.0]}).to_parquet(run / "cost.parquet"),
-        "cost.parquet lacks dynamic_fraction, latency_ms",
-    ),
+    "no scores": (lambda run: (run / "scores.parquet").unlink(), "is damaged: scores.parquet missing"),
+    "no order": (lambda run: (run / "heads.json").unlink(), "is damaged: heads.json missing"),
+    "changed order": (lambda run: (run / "heads.json").write_text("[]"), "is damaged: heads.json missing, or not as"),
+    "cut scores": (lambda run: (run / "scores.parquet").write_bytes(b"PAR1"), "is damaged: scores.parquet"),
+    "cut constants": (lambda run: (run / "constants.safetensors").write_bytes(b"0" * 9), "is damaged: constants.saf"),
 }
 
 

@@ -1,5 +1,6 @@
 """The verb end to end, on a tiny model and a tiny task."""
 
+import inspect
 import json
 import random
 import subprocess
@@ -19,6 +20,7 @@ from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.result import ReplaceResult
 from regard.constants import Constants
 from regard.data import encode, read_task
+from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -91,7 +93,7 @@ def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: 
     pd.testing.assert_frame_equal(again.scores, found.scores)
     constants = Constants.load(tmp_path / "run" / "constants.safetensors")
     assert constants.origin.layout == "paper"
-    assert constants.origin.separators == tuple(found.metadata["settings"]["separators"])
+    assert constants.origin.separators == tuple(found.metadata["data"]["separators"])
     assert found.metadata["data"]["train"] == 24
     assert (found.cost["flops"].diff().dropna() < 0).all(), "fewer dynamic heads, less to compute"
 
@@ -154,8 +156,8 @@ def test_trained_constants_differ_from_their_start(
 def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     loaded = models.load(str(tiny("bert")))
 
-    def broken_off(step: str) -> None:
-        if step.startswith("scoring average"):
+    def broken_off(event: ProgressEvent) -> None:
+        if event.phase.startswith("scoring average"):
             raise KeyboardInterrupt
 
     def run(**options: Any) -> ReplaceResult:
@@ -164,11 +166,11 @@ def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Pa
         )
 
     with pytest.raises(KeyboardInterrupt):
-        run(on_step=broken_off)
+        run(on_progress=broken_off)
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(1.01)
-    with pytest.raises(regard.UserError, match=r"resume: expected the settings of the run .* model\.sha256 was"):
+    with pytest.raises(regard.UserError, match=r"cannot resume: model\.sha256 was"):
         run(resume=True)
 
 
@@ -181,6 +183,7 @@ def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Pa
     assert (values != 0.5).all(), "every gate has moved"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_resumes_to_the_same_scores(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     whole = replaced(tiny, reviews, tmp_path / "whole", dynamic_fractions=(1, 0.5, 0))
     script = f"""
@@ -192,29 +195,93 @@ def step(name):
     if steps == 8:
         os.kill(os.getpid(), 9)
 regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work_dir={str(tmp_path / "work")!r},
-               dynamic_fractions=(1, 0.5, 0), on_step=step, **{SMALL!r})
+               dynamic_fractions=(1, 0.5, 0), on_progress=step, **{SMALL!r})
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr.decode()
     kept = (tmp_path / "work" / "journal.jsonl").read_text().splitlines()
     assert kept
     seen: list[str] = []
-    again = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0), resume=True, on_step=seen.append)
+    again = replaced(
+        tiny,
+        reviews,
+        tmp_path / "work",
+        dynamic_fractions=(1, 0.5, 0),
+        resume=True,
+        on_progress=lambda event: seen.append(event.phase),
+    )
     assert "averaging attention" not in seen, "what was done is not done again"
     pd.testing.assert_frame_equal(again.scores, whole.scores)
 
 
 def test_other_settings_do_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    def broken_off(step: str) -> None:
-        if step.startswith("scoring"):
+    def broken_off(event: ProgressEvent) -> None:
+        if event.phase.startswith("scoring"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replaced(tiny, reviews, tmp_path / "work", on_step=broken_off)
-    with pytest.raises(
-        regard.UserError, match="resume: expected the settings of the run that was broken off; settings"
-    ):
+        replaced(tiny, reviews, tmp_path / "work", on_progress=broken_off)
+    with pytest.raises(regard.UserError, match=r"cannot resume: config\.num_seeds was 2 when the run started"):
         replaced(tiny, reviews, tmp_path / "work", resume=True, num_seeds=1)
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def stopped_run(tiny: Tiny, reviews: Path, work: Path) -> None:
+    """Leave in a folder what a run leaves that is interrupted before the last scores."""
+
+    def stop(event: ProgressEvent) -> None:
+        if "0 dynamic" in event.phase:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replaced(tiny, reviews, work, dynamic_fractions=(1, 0), on_progress=stop)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_work_folder_that_holds_something_else_is_refused_and_stays(
+    tiny: Tiny, reviews: Path, tmp_path: Path, resume: bool
+) -> None:
+    for name in ("states", "constants"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine")
+    before = listing(tmp_path)
+    with pytest.raises(regard.UserError, match="holds other files"):
+        replaced(tiny, reviews, tmp_path, resume=resume)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_seeds": 0}, {"length": 2}, {"metric": "loss"}, {"constants_from": "none.safetensors"}], ids=str
+)
+def test_a_refused_call_deletes_nothing(tiny: Tiny, reviews: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    stopped_run(tiny, reviews, tmp_path)
+    before = listing(tmp_path)
+    with pytest.raises(regard.UserError):
+        replaced(tiny, reviews, tmp_path, **changes)
+    assert listing(tmp_path) == before
+
+
+def test_damaged_constants_are_noticed(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    stopped_run(tiny, reviews, tmp_path)
+    path = tmp_path / "constants" / "average.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(regard.UserError, match=r"cannot resume: .*average.safetensors is damaged"):
+        replaced(tiny, reviews, tmp_path, dynamic_fractions=(1, 0), resume=True)
+
+
+def test_every_option_stands_in_the_signature() -> None:
+    parameters = inspect.signature(regard.replace).parameters
+    assert set(ReplaceConfig.field_names()) <= parameters.keys()
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
@@ -238,9 +305,8 @@ def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> Non
         ({"dynamic_fractions": ()}, "dynamic-fractions: expected numbers from 0 to 1, got none"),
         ({"constants": "uniform"}, "constants: expected some of average, identity"),
         ({"rank_heads_by": "size"}, "rank-heads-by: expected some of lambda, input-dependence"),
-        ({"num_seeds": 0}, "num-seeds: expected at least 1, got 0"),
+        ({"num_seeds": 0}, "num-seeds: expected a whole number of at least 1, got 0"),
         ({"scale": "moon"}, "scale: expected one of paper, laptop, got 'moon'"),
-        ({"colour": 1}, "unknown setting colour; expected some of: constants"),
         ({"length": 2}, "length"),
     ],
     ids=str,
@@ -352,11 +418,11 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"num_seeds": "3"}, "num-seeds: expected a whole number, got '3'"),
-        ({"max_train_samples": 10.5}, "max-train-samples: expected a whole number, got 10.5"),
+        ({"num_seeds": "3"}, "num-seeds: expected a whole number of at least 1, got '3'"),
+        ({"max_train_samples": 10.5}, "max-train-samples: expected a whole number of at least 1 or none, got 10.5"),
         ({"dynamic_fractions": "1/2"}, "dynamic-fractions: expected numbers from 0 to 1, got '1/2'"),
-        ({"learning_rate": "fast"}, "learning-rate: expected a number above 0, got 'fast'"),
-        ({"learning_rate": -1}, "learning-rate: expected a number above 0, got -1"),
+        ({"learning_rate": "fast"}, "learning-rate: expected a number over 0 or none, got 'fast'"),
+        ({"learning_rate": -1}, "learning-rate: expected a number over 0 or none, got -1"),
         (
             {"attention": "sigmoid", "dynamic_fractions": (1, 0)},
             "dynamic-fractions: expected constants beside attention",
@@ -376,7 +442,10 @@ def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:
         regard.replace(loaded, pd.DataFrame({"text": ["w1"]}))  # type: ignore[arg-type]
     with pytest.raises(regard.UserError, match=r"as in replace\(model, task, tokenizer=tokenizer\); got \w+, str$"):
         regard.replace(loaded.model, loaded.tokenizer, str(reviews))
-    with pytest.raises(regard.UserError, match=r"^tokenizer: expected one as AutoTokenizer loads it, got str"):
+    with pytest.raises(
+        regard.UserError,
+        match=r"^tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a model; got str",
+    ):
         regard.replace(loaded.model, str(reviews), tokenizer="minilm")
 
 
@@ -400,7 +469,7 @@ def test_the_package_of_a_metric_is_asked_for_first(
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     seen: list[str] = []
     with pytest.raises(regard.UserError, match="f1 needs the package scikit-learn"):
-        replaced(tiny, reviews, tmp_path / "work", metric="f1", on_step=seen.append)
+        replaced(tiny, reviews, tmp_path / "work", metric="f1", on_progress=lambda event: seen.append(event.phase))
     assert seen == ["reading the task"]
 
 

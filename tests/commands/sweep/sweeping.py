@@ -22,15 +22,14 @@ from pathlib import Path
 file, folder = map(Path, sys.argv[1:3])
 said = json.loads(file.read_text())
 begun, ended, kept = (folder.with_suffix(end) for end in (".begun", ".ended", ".kept"))
-with begun.open("a") as note:
-    note.write(f"{os.getpid()}\\n")
-if len(begun.read_text().splitlines()) <= said["failures"]:
-    print("a warning\\nthe disk is full\\n", file=sys.stderr)
-    sys.exit(2)
-if said["deaf"]:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+# Before it says that it has begun: whoever waits for that may send the signal at once.
+signal.signal(signal.SIGTERM, signal.SIG_IGN if said["deaf"] else signal.default_int_handler)
 try:
-    signal.signal(signal.SIGTERM, signal.default_int_handler) if not said["deaf"] else None
+    with begun.open("a") as note:
+        note.write(f"{os.getpid()}\\n")
+    if len(begun.read_text().splitlines()) <= said["failures"]:
+        print("a warning\\nthe disk is full\\n", file=sys.stderr)
+        sys.exit(2)
     time.sleep(said["seconds"])
     while said["gate"] and not Path(said["gate"]).exists():
         time.sleep(0.02)
@@ -40,7 +39,7 @@ except KeyboardInterrupt:
 with ended.open("a") as note:
     note.write(f"{os.getpid()}\\n")
 folder.mkdir(exist_ok=True)
-record = {"verb": "fake", "recipe": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
+record = {"command": "fake", "config": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
 (folder / "new.json").write_text(json.dumps(record))
 (folder / "new.json").rename(folder / "results.json")
 """
@@ -128,8 +127,8 @@ def alive(process: int) -> bool:
         return False
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for something to become true."""
+def until(true: Callable[[], bool], seconds: float = 600) -> None:
+    """Wait for something to become true: for longer than any machine takes, however busy."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -184,7 +184,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(environment: dict[str, str], tmp
     )
     until(lambda: len(counted(tmp_path / "o", "begun")) == 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (2, "")
     assert err == "regard sweep: interrupted; what is done is kept in o: the same command goes on\n"
 
@@ -194,7 +194,7 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
 ) -> None:
     """The options that each trial is begun with, and a setting for each field of a recipe."""
     from regard.commands.pretrain import cli as pretrain
-    from regard.commands.pretrain.config import field_names
+    from regard.commands.pretrain.config import PretrainConfig
 
     verb = sweeps.COMMANDS["pretrain"]()
     parser = argparse.ArgumentParser()
@@ -202,8 +202,9 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
     arguments = verb.command(Path("settings.json"), Path("folder"))
     assert arguments[:3] == ["-m", "regard", "pretrain"]
     given = parser.parse_args([*arguments[3:], "--cache", "c"])
-    assert (given.config, given.out, given.resume, given.overwrite) == ("settings.json", Path("folder"), True, True)
-    assert set(verb.fields) == set(field_names())
+    assert (given.config, given.out) == (Path("settings.json"), Path("folder"))
+    assert (given.resume, given.overwrite) == (True, True)
+    assert set(verb.fields) == set(PretrainConfig.field_names())
     line = ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt"]
     asked = command._parser(verb).parse_args([*line, "--tie-word-embeddings"])
     monkeypatch.chdir(tmp_path)
@@ -218,7 +219,7 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
 def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     """The options that each trial is begun with, and a setting for each field of a course."""
     from regard.commands.learn import cli as learn
-    from regard.commands.learn.config import field_names
+    from regard.commands.learn.config import LearnConfig
 
     verb = sweeps.COMMANDS["learn"]()
     parser = argparse.ArgumentParser()
@@ -226,9 +227,9 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     arguments = verb.command(Path("settings.json"), Path("folder"))
     assert arguments[:3] == ["-m", "regard", "learn"]
     given = parser.parse_args(arguments[3:])
-    assert (given.config, given.out) == ("settings.json", Path("folder"))
+    assert (given.config, given.out) == (Path("settings.json"), Path("folder"))
     assert (given.resume, given.overwrite, given.no_save_models) == (True, True, True)
-    assert set(verb.fields) == set(field_names())
+    assert set(verb.fields) == set(LearnConfig.field_names())
     line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
     asked = command._parser(verb).parse_args(line)
     assert command.values(verb, asked.vary) == {"method": ["finetune", "der++"]}

@@ -149,8 +149,8 @@ def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> Non
 
 def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp_path: Path) -> None:
     keys = list(swept(tmp_path, {"rate": [0.0, 1.0, 2.0]}).table["key"])
-    (tmp_path / "trials" / keys[0] / "results.json").write_text('{"verb": "fake", "recipe": {')
-    (tmp_path / "trials" / keys[1] / "results.json").write_text('{"verb": "fake", "recipe": {"rate": 9}}')
+    (tmp_path / "trials" / keys[0] / "results.json").write_text('{"command": "fake", "config": {')
+    (tmp_path / "trials" / keys[1] / "results.json").write_text('{"command": "fake", "config": {"rate": 9}}')
     swept(tmp_path, {"rate": [0.0, 1.0, 2.0]})
     assert [counted(tmp_path, "begun")[key] for key in keys] == [2, 2, 1]
 
@@ -284,6 +284,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
     number: signal.Signals, tmp_path: Path
@@ -294,7 +295,7 @@ def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
     until(lambda: len(counted(out, "ended")) == 2 and len(counted(out, "begun")) == 4)
     until(lambda: [one["state"] for one in told_state(out)["trials"]].count("finished") == 2)
     process.send_signal(number)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=600)
     assert process.returncode == (2 if number == signal.SIGINT else -number)
     assert complaints == b""
     until(lambda: len(counted(out, "kept")) == 2)  # the trials at work were asked to end, and kept what they had

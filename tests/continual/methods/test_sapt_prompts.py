@@ -123,6 +123,7 @@ def states_of(network: SaptNetwork) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in network.state_dict().items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
     def learner_of() -> tuple[Learner, Sapt]:

@@ -141,6 +141,7 @@ def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
         assert float(generator._loss(writing, rows).detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_what_is_written_is_a_function_of_the_seed(kind: Any) -> None:
     first, second = (generate_inputs(started(kind), 0, 3, RECIPE) for _ in range(2))

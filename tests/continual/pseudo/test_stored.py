@@ -35,6 +35,7 @@ def classes(**config: Any) -> tuple[Learner, Sapt]:
     return make_learner(small_tasks.stream(4), method, small_tasks.loaded(), small_tasks.BUDGET, seed=1), method
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     learner, method = begun(kind, of=tasks(3), memory_size=2)
@@ -60,6 +61,7 @@ def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
     assert torch.equal(stored.compute_query_vectors(learner, 1, written), real)
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     learner, method = begun(of=tasks(3), memory_size=2)
     whole = run_stream(learner, method, folder=tmp_path / "whole").rows["matrix"]

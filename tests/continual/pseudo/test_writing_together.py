@@ -13,6 +13,7 @@ from tests.training.test_loop_processes import free_port
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_have_the_same_pseudo_samples(tmp_path: Path) -> None:
     shared = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
@@ -28,7 +29,7 @@ def test_two_processes_have_the_same_pseudo_samples(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        ended = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+        ended = [(process.communicate(timeout=900)[1], process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.errors import UserError
-from regard.runs.arguments import (
-    add_fields,
-    check_work_dir,
-    default_work_dir,
-    is_main_process,
-    model_slug,
-    parse_given_fields,
-    parse_number,
-    print_summary,
-)
+from regard.commands.learn.config import LearnConfig, parse_recorded_seeds, split_methods
+from regard.runs.arguments import add_config_options, add_run_options, file_slug, parse_config_options, parse_seeds
+from regard.runs.progress import ProgressEvent
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from regard.commands.learn.config import LearnConfig
+    from regard.commands.learn.result import LearnResult
     from regard.commands.learn.run import Progress
+    from regard.runs.progress import OnProgress
 
 HELP = "Learn task after task, and see what is kept of each."
 EXAMPLES = """streams:
@@ -63,12 +50,10 @@ the other. `regard sweep learn` gives each a process of its own.
 """
 BY_SCALE = """Rows, lengths, batch, epochs, rates, schedule and precision that are not given
 are those of --scale."""
-OTHERWISE = ("stream", "seed")
-"""Fields of a course that the command takes in another way than as an option of their name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command: one for each field of a course, and where to write."""
+    """Add the options of the command."""
     parser.add_argument(
         "stream",
         nargs="?",
@@ -77,165 +62,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "task, text and label, or a folder with a folder for each task",
     )
     parser.add_argument("--seeds", metavar="A,B,…", help="of rows, order, weights and batches (default: 508)")
-    parser.add_argument("--config", metavar="FILE", help="course and seeds of a run: its folder, or results.json")
-    _add_course(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: runs/learn-STREAM-METHOD)")
-    parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was broken off, or begin")
+    add_run_options(parser, "runs/learn-STREAM-METHOD")
     parser.add_argument("--no-save-models", action="store_true", help="keep no model of every task's end, for rollback")
+    add_config_options(parser, LearnConfig, BY_SCALE, exclude=("stream", "seed"), show_defaults=False)
 
 
-def _add_course(parser: argparse.ArgumentParser) -> None:
-    """One option for each field of a course, unset unless it is given."""
-    from regard.commands.learn.config import LearnConfig
-
-    group = parser.add_argument_group("course", BY_SCALE)
-    add_fields(group, LearnConfig, "course", without=OTHERWISE)
-
-
-def given_course(given: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
-    """What is to be learnt and how, and with which seeds, from options and file. Raises UserError."""
-    from regard.commands.learn.config import LearnConfig, parse_field, parse_seeds, split_methods
-
-    changes = parse_given_fields(given, "course", parse_field)
-    if given.stream is not None:
-        changes["stream"] = given.stream
-    base = LearnConfig() if given.config is None else LearnConfig.from_file(given.config)
-    course = base.replace(**changes)
-    split_methods(course)
-    if given.seeds is not None:
-        return course, [int(parse_number(part, int, "--seeds")) for part in given.seeds.split(",")]
-    return course, [*(parse_seeds(given.config) if given.config is not None else ())] or [course.seed]
+def parse_config(args: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
+    """Return the configuration, and the seeds, from options and file. Raises UserError."""
+    changes = parse_config_options(args, LearnConfig)
+    if args.stream is not None:
+        changes["stream"] = args.stream
+    config = LearnConfig.from_options(args.config, changes)
+    split_methods(config)
+    if args.seeds is not None:
+        return config, parse_seeds(args.seeds)
+    recorded = () if args.config is None else parse_recorded_seeds(args.config)
+    return config, [*recorded] or [config.seed]
 
 
-def run(given: argparse.Namespace) -> None:
-    """Learn, print, write; everything that can be refused is refused before."""
-    course, seeds = given_course(given)
-    from regard.commands.learn.run import can_resume, learn
-    from regard.runs.folder import check_output_dir
+def run(args: argparse.Namespace) -> None:
+    """Learn, save, print. What can be refused is refused before the model is loaded."""
+    config, seeds = parse_config(args)
+    from regard.commands.learn.run import PARTS, learn
+    from regard.runs.command_line import run_command
 
-    named = f"{model_slug(Path(course.stream).stem)}-{model_slug(course.method)}"
-    out = given.out or Path("runs") / f"learn-{named}"
-    work = default_work_dir(out)
-    if is_main_process():
-        _check_unfinished(out, work, given)
-        check_output_dir(out, overwrite=given.overwrite, verb="learn")
-        check_work_dir(work, work.exists(), given)
-    try:
-        with _progress() as on_progress:
-            found = learn(
-                course,
-                seeds=seeds,
-                work_dir=work,
-                resume=given.resume,
-                save_models=not given.no_save_models,
-                on_progress=on_progress,
-            )
-        if not is_main_process():
-            return
-        replace(found, metadata={**found.metadata, "command": given.line}).save(out, overwrite=given.overwrite)
-    except KeyboardInterrupt:
-        if not can_resume(work):
-            raise
-        raise UserError(
-            f"interrupted; what was learnt is kept in {work}: the same command with --resume goes on"
-        ) from None
-    finally:
-        if is_main_process() and not can_resume(work):
-            _clear(work)
-    _clear(work)
-    print_summary(found.summary(), out)
-
-
-def _check_unfinished(out: Path, work: Path, given: argparse.Namespace) -> None:
-    """Nothing, or a UserError: a run is to be gone on with that is finished."""
-    from regard.commands.learn.run import can_resume
-    from regard.runs.folder import RESULTS
-
-    if given.resume and not given.overwrite and (out / RESULTS).is_file() and not can_resume(work):
-        raise UserError(
-            f"--resume: the run in {out} is finished, there is nothing to resume; choose another folder with --out, "
-            "or begin again with --overwrite"
+    def run_learn(work_dir: Path, on_progress: OnProgress) -> LearnResult:
+        return learn(
+            config,
+            seeds=seeds,
+            work_dir=work_dir,
+            resume=args.resume,
+            save_models=not args.no_save_models,
+            on_progress=describe_progress(on_progress),
         )
 
-
-def _clear(work: Path) -> None:
-    """Remove what a run keeps while it is at work, and the folder if that was all."""
-    from regard.commands.learn.result import MODELS
-    from regard.commands.learn.run import JOURNAL, STATES
-
-    for part in (JOURNAL, STATES, MODELS):
-        shutil.rmtree(work / part, ignore_errors=True)
-    with suppress(OSError):
-        work.rmdir()
+    name = f"{file_slug(Path(config.stream).stem)}-{file_slug(config.method)}"
+    run_command(args, "learn", args.out or Path("runs") / f"learn-{name}", run_learn, parts=PARTS)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None] | None]:
-    """What a run tells on the way, on standard error: all of it on a terminal, else a line for each finished task."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
+def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
+    """Return a callback that describes each event of a comparison in words.
 
-    console = Console(stderr=True)
-    if not is_main_process():
-        yield None
-        return
-    clock = Clock()
-    if not console.is_terminal:
-        yield with_protocols(console, lambda told: _line(clock, told))
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("tasks"))
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task("reading the stream", total=None)
-
-        def show(told: Progress) -> None:
-            clock.tick(told)
-            bar.update(task, description=clock.said(told), completed=finished(told), total=told.runs * told.tasks)
-
-        yield with_protocols(console, show)
-
-
-def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """What shows how far a run is, and prints on the console what the stream's protocols differ in, once for all runs.
-
-    That is told by each run before its first task; the files are not read again for it.
+    What the stream's protocols differ in, which every run says before its first task, becomes a note.
     """
-    from regard.commands.learn.one_run import PROTOCOLS
-    from regard.data.protocols import format_protocol_differences as in_words
+    from regard.commands.learn.one_run import PROTOCOLS, TASK_END
+    from regard.data.protocols import format_protocol_differences
 
-    said: set[str] = set()
+    clock = Clock()
 
-    def tell(told: Progress) -> None:
-        if told.told.phase != PROTOCOLS:
-            show(told)
+    def report(progress: Progress) -> None:
+        if progress.told.phase == PROTOCOLS:
+            on_progress(
+                ProgressEvent(phase="reading the stream", note=format_protocol_differences(progress.told.metrics))
+            )
             return
-        lines = in_words(told.told.metrics)
-        if lines not in said:
-            console.print(lines, markup=False, highlight=False, soft_wrap=True)
-        said.add(lines)
+        clock.tick(progress)
+        on_progress(
+            ProgressEvent(
+                phase=clock.describe(progress),
+                step=finished(progress),
+                steps=progress.runs * progress.tasks,
+                milestone=progress.told.phase == TASK_END,
+            )
+        )
 
-    return tell
-
-
-def _line(clock: Clock, told: Progress) -> None:
-    """Say that a task is learnt."""
-    from regard.commands.learn.run import TASK_END
-
-    clock.tick(told)
-    if told.told.phase == TASK_END:
-        print(clock.said(told), file=sys.stderr, flush=True)
+    return report
 
 
 def finished(told: Progress) -> int:
-    """How many tasks of all runs are done."""
-    from regard.commands.learn.run import TASK_END
+    """Return how many tasks of all runs are done."""
+    from regard.commands.learn.one_run import TASK_END
 
     return (told.run - 1) * told.tasks + told.told.task_index - (told.told.phase != TASK_END)
 
 
 class Clock:
-    """Measures how long a task takes, and says how far a run is."""
+    """Measures how long a task takes, and describes how far a run is."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -243,20 +145,20 @@ class Clock:
         self._first = 0
 
     def tick(self, told: Progress) -> None:
-        """Begin to measure with the first thing that is told."""
+        """Begin to measure with the first event."""
         if self._began is None:
             self._began, self._first = self._now(), finished(told)
 
     def left(self, told: Progress) -> datetime.timedelta | None:
-        """The time that the tasks that are left will take, as those that are done took; None before one is done."""
+        """Return the time for the tasks that are left, if they take as long as the finished ones; None at first."""
         done = finished(told) - self._first
         if self._began is None or done < 1:
             return None
         each = (self._now() - self._began) / done
         return datetime.timedelta(seconds=round(each * (told.runs * told.tasks - finished(told))))
 
-    def said(self, told: Progress) -> str:
-        """How far a run is, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
+    def describe(self, told: Progress) -> str:
+        """Return how far a run is, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
         one, left = told.told, self.left(told)
         place = f"run {told.run} of {told.runs}, {told.method}, seed {told.seed}: task {one.task_index} of {told.tasks}"
         step = f" {one.step}/{one.steps}" if one.steps else ""

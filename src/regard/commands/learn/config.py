@@ -1,19 +1,16 @@
-"""What a run of learning is made of: one frozen record, the scales, and how a file or a command line states it.
+"""The configuration of `regard learn`, and the scales.
 
-Cheap to import: what the values mean is looked up when a course is made.
+Cheap to import: what the values mean is looked up when a configuration is made.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError
-from regard.runs import config as settings
-from regard.runs.config import LARGEST_SEED, config_field
+from regard.runs.config import MAX_SEED, Config, config_field, read_results
 
 if TYPE_CHECKING:
     from regard.continual.method import Method
@@ -58,35 +55,24 @@ which the rates are larger: a run of seven tasks takes about a minute.
 `sapt-…` are those with which arXiv 2401.08295 trains T5 and LLaMA-2 on `superni` and `long-sequence`. Its ranks and its
 λ are settings of the method; the rates of heads that are probed, which it has none of, are those of `paper`.
 """
-CHOICES: dict[str, tuple[str, ...]] = {
-    "scale": tuple(SCALES),
-    "protocol": ("clean", "paper"),
-    "precision": ("float32", "bfloat16"),
-    "head": ("labels",),
-    "task_type": ("auto", "classification", "generation"),
-    "missing_tasks": ("refuse", "skip"),
-    "lr_scheduler_type": ("linear", "constant"),
-}
-"""What may be said where there is a choice; None, where a field may be that, besides."""
 PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
 """The seeds of arXiv 2410.05648."""
 SAPT_SEED = 42
 """The seed of arXiv 2401.08295."""
 AS_GIVEN = "given"
 """The order of a `Stream` that is given, as it is; one by its name has none."""
-RESUMABLE_FIELDS = frozenset({"micro_batch_size", "save_steps", "data"})
-"""Fields in which a run that goes on may differ from what it was.
-
-They change no number but by rounding; where something is dropped out, `micro_batch_size` also what that is.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnConfig:
+class LearnConfig(Config):
     """Everything that a run of `regard learn` depends on. Each field is an option of the command line.
 
-    What is None where `SCALES` has a value becomes that of the `scale`. Raises UserError for values that cannot be.
+    A field that is None becomes what the `scale` has for it.
     """
+
+    command: ClassVar[str] = "learn"
+    # they change numbers by rounding only; with dropout `micro_batch_size` also changes what is dropped
+    resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
 
     stream: str = config_field("stdlib-split", "stream by its name, or a table or folder of your own")
     method: str = config_field("prescale", "method by its name, or several apart by commas (default: prescale)")
@@ -95,58 +81,58 @@ class LearnConfig:
     order: str = config_field(
         "random", "paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1"
     )
-    seed: int = config_field(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
+    seed: int = config_field(508, "of rows, order, weights and batches", minimum=0, maximum=MAX_SEED)
     scale: str = config_field(
-        "laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)"
+        "laptop",
+        f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)",
+        choices=tuple(SCALES),
     )
-    protocol: str = config_field("clean", "clean, or paper: nothing in common between splits is dropped")
-    task_type: str = config_field(
+    protocol: Literal["clean", "paper"] = config_field(
+        "clean", "clean, or paper: nothing in common between splits is dropped"
+    )
+    task_type: Literal["auto", "classification", "generation"] = config_field(
         "auto", "what is learnt: classification, generation (of answers), or auto (the first that the stream has)"
     )
-    missing_tasks: str = config_field("refuse", "tasks whose files are not there: refuse, or skip")
+    missing_tasks: Literal["refuse", "skip"] = config_field(
+        "refuse", "tasks whose files are not there: refuse, or skip"
+    )
     instructions: bool = config_field(False, "put the task's definition before each text, in classification")
     samples_per_class: int | None = config_field(None, "training rows a class, at most")
     max_eval_samples: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
-    length: int | None = config_field(None, "tokens of a text, at most", least=4)
+    length: int | None = config_field(None, "tokens of a text, at most", minimum=4)
     target_length: int | None = config_field(None, "tokens of an answer that is written, at most")
     batch_size: int | None = config_field(None, "rows an update")
     micro_batch_size: int | None = config_field(None, "rows a forward (default: all)")
     num_epochs: int | None = config_field(None, "epochs of training everything")
     max_steps: tuple[str, ...] | None = config_field(
-        None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none"
+        None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none", repeated=True, none_word=""
     )
-    learning_rate: float | None = config_field(None, "of training everything, at its peak", above=0)
-    lr_scheduler_type: str | None = config_field(
+    learning_rate: float | None = config_field(None, "of training everything, at its peak", exclusive_minimum=0)
+    lr_scheduler_type: Literal["linear", "constant"] | None = config_field(
         None, "of the learning rate after the warm-up: linear (to 0), or constant"
     )
     warmup_ratio: float | None = config_field(
-        None, "share of a stage's steps in which the learning rate grows", least=0, most=1
+        None, "share of a stage's steps in which the learning rate grows", minimum=0, maximum=1
     )
-    weight_decay: float | None = config_field(None, "AdamW's, of matrices", least=0)
+    weight_decay: float | None = config_field(None, "AdamW's, of matrices", minimum=0)
     search_learning_rates: str | None = config_field(
         None, "learning rates apart by commas, of which the first task's dev rows choose"
     )
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
-    probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", above=0)
-    precision: str | None = config_field(None, "float32, or bfloat16 (autocast)")
-    head: str | None = config_field(
+    probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", exclusive_minimum=0)
+    precision: Literal["float32", "bfloat16"] | None = config_field(None, "float32, or bfloat16 (autocast)")
+    head: Literal["labels"] | None = config_field(
         None, "labels (a text's state against those of the labels' words), or none: the method's"
     )
     lora_rank: int | None = config_field(None, "rank of low-rank adapters that are trained in place of the model")
-    set: tuple[str, ...] = config_field((), "settings of the method, each NAME=VALUE")
+    set: tuple[str, ...] = config_field((), "settings of the method, each NAME=VALUE", repeated=True)
     diagnostic_samples: int = config_field(
-        32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0
+        32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", minimum=0
     )
     save_steps: int | None = config_field(None, "steps between two checkpoints within a task (default: none)")
 
-    def __post_init__(self) -> None:
-        """Check each value, and take from the scale what is not said."""
-        for one in fields(self):
-            object.__setattr__(self, one.name, settings.validate_field(LearnConfig, one, getattr(self, one.name)))
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise UserError(f"{name.replace('_', '-')}: expected one of {', '.join(allowed)}, got {value!r}")
+    def check(self) -> None:
+        """Take from the scale what is not given, and check how the fields go together. Raises UserError."""
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -156,7 +142,7 @@ class LearnConfig:
         _limits(self.max_steps or ())
 
     def _check_search(self) -> None:
-        """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
+        """Check that learning rates can be, and are not chosen on test rows. Raises UserError."""
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
                 "search-learning-rates: expected the protocol clean, with paper the dev rows are those that are "
@@ -232,9 +218,9 @@ class LearnConfig:
             max_eval_samples=self.max_eval_samples,
             order=self.order,
             seed=self.seed,
-            protocol=self.protocol,  # type: ignore[arg-type]  # checked above
-            task_type=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
-            missing_tasks=self.missing_tasks,  # type: ignore[arg-type]
+            protocol=self.protocol,
+            task_type=None if self.task_type == "auto" else self.task_type,
+            missing_tasks=self.missing_tasks,
             instructions=self.instructions,
         )
 
@@ -245,45 +231,23 @@ class LearnConfig:
             raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
 
     def replace(self, **changes: Any) -> LearnConfig:
-        """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
+        """Return the configuration with some fields changed; what was of its scale becomes that of the new scale."""
         return LearnConfig.from_dict({**self.explicit_fields(), **changes})
 
     def explicit_fields(self) -> dict[str, Any]:
-        """Every field by name but those that are as the scale has them."""
-        given = SCALES[self.scale]
-        every = self.to_dict().items()
-        return {name: value for name, value in every if name not in given or getattr(self, name) != given[name]}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field by name, as a file holds it."""
-        found = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-    @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> LearnConfig:
-        """The course that a file states. Raises UserError for unknown fields."""
-        return cls(**_known(said))
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> LearnConfig:
-        """The course in a run's folder, in the file that it has written there, or in a JSON object of fields."""
-        return cls.from_dict(settings.read_file(path, verb="learn", field="course"))
+        """Return the fields by name but for those that are as the scale has them."""
+        defaults = SCALES[self.scale]
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in defaults or getattr(self, name) != defaults[name]
+        }
 
 
-def parse_seeds(path: str | Path) -> tuple[int, ...]:
-    """The seeds of the runs that a run's folder or file tells of; none where it has fields of a course alone."""
-    runs = settings.read_object(path, verb="learn").get("runs", ())
+def parse_recorded_seeds(path: str | Path) -> tuple[int, ...]:
+    """Return the seeds of the runs in a folder or file; none if it has a configuration only."""
+    runs = read_results(path, "learn").get("runs", ())
     return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
-
-
-def field_names() -> tuple[str, ...]:
-    """The fields of a course."""
-    return tuple(one.name for one in fields(LearnConfig))
-
-
-def parse_field(name: str, text: str) -> Any:
-    """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
-    return settings.parse_field(LearnConfig, name, text, "course")
 
 
 def split_methods(course: LearnConfig) -> list[LearnConfig]:
@@ -335,10 +299,3 @@ def _limits(max_steps: tuple[str, ...]) -> dict[str, int]:
             raise UserError(f"max-steps: expected each task once, got {name!r} twice")
         found[name] = int(steps)
     return found
-
-
-def _known(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = sorted(set(said) - set(field_names()))
-    if unknown:
-        raise UserError(f"course: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
-    return said

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +33,10 @@ from regard.data.splits import check_disjoint
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
-from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
+from regard.runs.rank import is_main_process
 from regard.training.states import eval_mode
 
 TASK_END = "learnt"
@@ -71,21 +71,21 @@ def run_method(
     own = method.own_learning_rate(course.budget())
     budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
-    if tell is not None and processes.is_main_process() and (numbers := describe_protocol_differences(stream)):
+    if tell is not None and is_main_process() and (numbers := describe_protocol_differences(stream)):
         tell(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     deltas = None if models is None else TaskDeltas(models)
     with processes.raise_on_all_ranks():
-        if deltas is not None and processes.is_main_process():
+        if deltas is not None and is_main_process():
             deltas.begin(learner, method, course.method)
     pairs: list[Row] = _interference(learner, course, learnt=0)
 
     def done(learner: Learner, learnt: int) -> None:
         with processes.raise_on_all_ranks():
-            if deltas is not None and processes.is_main_process():
+            if deltas is not None and is_main_process():
                 deltas.write(learner, learnt)
 
     def kept(learnt: int) -> None:
-        if tell is not None and processes.is_main_process():
+        if tell is not None and is_main_process():
             tell(ProgressEvent(learnt, stream.tasks[learnt - 1].name, TASK_END, 0, 0, {}))
 
     ran = run_stream(
@@ -118,6 +118,11 @@ def run_method(
         "blocks": blocks_of(ran.rows["gate"]),
         "warnings": [*warnings_of(ran.rows["gate"], method), *unlearnt(ran.rows["matrix"], stream, own)],
     }
+
+
+def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
+    """Check that a run can begin. Raises UserError."""
+    _begun(config, stream, config.make_method(), loaded, config.budget())
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -198,9 +203,7 @@ def _holding(config: Any) -> str:
 def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
     """A run before its first task, as its course has it."""
     lora = None if course.lora_rank is None else {"rank": course.lora_rank}
-    return make_learner(
-        stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head)
-    )
+    return make_learner(stream, method, loaded, budget, seed=course.seed, lora=lora, head=course.head)
 
 
 def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:

@@ -70,7 +70,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
             Section("gate", "Gate", [_gate(data), *gate.scores(table["gate"], matrix)], gate.about(table["gate"])),
             Section("pseudo", "Pseudo samples", _pseudo(table["pseudo"], matrix), pseudo.ABOUT),
             Section("stream", "Stream", _stream(record)),
-            Section("settings", "Settings", [Record(labels.section(record, "course"))]),
+            Section("settings", "Settings", [Record(labels.section(record, "config"))]),
             Section("again", "How to run it again", [Command(_command(matrix, record))], _AGAIN),
             Section("provenance", "Provenance", [Record(_rest(record))]),
         ],
@@ -238,8 +238,8 @@ _AGAIN = "results.json of this run holds every setting; the same data, seeds and
 
 def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
     """The command line in the record, else one of stream, methods, model, seeds and protocol."""
-    if record.get("command"):
-        return str(record["command"])
+    if record.get("command_line"):
+        return str(record["command_line"])
     parts = ["regard", "learn", words.title(matrix, record), "--method", ",".join(learn_tables.methods(matrix))]
     model, protocol = labels.section(record, "model").get("name"), labels.section(record, "stream").get("protocol")
     parts += ["--model", str(model)] if model else []
@@ -248,7 +248,7 @@ def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
     return shlex.join(parts)
 
 
-_SHOWN = ("course", "stream", "command")
+_SHOWN = ("config", "stream", "command_line")
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:

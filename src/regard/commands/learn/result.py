@@ -1,33 +1,27 @@
-"""Frozen records of runs of continual learning, to and from disk."""
+"""The result of `regard learn`, to and from disk."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.terminal import learn_summary
 from regard.continual import comparison, forgetting, metrics
-from regard.errors import UserError
-from regard.runs import result as runs_result
-from regard.runs.folder import RESULTS, atomic_folder
-from regard.runs.result import PAGE
+from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-VERB, MODELS = "learn", "models"
+MODELS = "models"
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
-LATER = ("gate", "pseudo")
-"""Tables that the folders of earlier versions lack."""
 _PLACE = ("task_index", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
@@ -50,13 +44,25 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class LearnResult:
-    """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
+class LearnResult(RunResult):
+    """What methods made of a stream. `docs/design.md` describes tables and metadata.
 
-    `accuracy_matrix` (in matrix.parquet), `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods
-    without one, and `pseudo`, of what SAPT has generated, are tidy (`docs/design.md`); `metadata` is the provenance;
-    `models` is where what each task has changed lies, None where nothing was kept.
+    Attributes:
+        accuracy_matrix: The scores of every task after every task, of every run (in matrix.parquet).
+        cost: What each task of each run cost.
+        diagnostics: Sinks and over-smoothing along the way.
+        interference: Dot products of the tasks' gradients.
+        metadata: Where the numbers come from.
+        models: The folder of what each task has changed of the model; None if nothing was kept.
+        gate: What the gates of methods do that have one.
+        pseudo: The quality of what SAPT has generated.
     """
+
+    command: ClassVar[str] = "learn"
+    tables: ClassVar[Mapping[str, str]] = {
+        "accuracy_matrix": "matrix",
+        **{name: name for name in TABLES if name != "matrix"},
+    }
 
     accuracy_matrix: pd.DataFrame
     cost: pd.DataFrame
@@ -96,59 +102,40 @@ class LearnResult:
         told = self.summary_table
         told = told[(told["scenario"] == "til") & (told["metric"] == "average_performance")]
         means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(told["method"], told["mean"], strict=True))
-        return f"Learning({self.metadata['stream']['name']}: {means})"
+        return f"LearnResult({self.metadata['stream']['name']}: {means})"
 
     @property
-    def _tables(self) -> dict[str, pd.DataFrame]:
-        found = {"matrix": self.accuracy_matrix, **{name: getattr(self, name) for name in TABLES if name != "matrix"}}
-        return {**found, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
+    def _all_tables(self) -> dict[str, pd.DataFrame]:
+        tables = {file: getattr(self, name) for name, file in self.tables.items()}
+        return {**tables, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
 
     def summary(self) -> RenderableType:
-        """The few lines that a terminal shows, for rich's `print`."""
-        return learn_summary(self._tables, self.metadata)
+        return learn_summary(self._all_tables, self.metadata)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
-        with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
-            tables = self._tables
-            text = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RESULTS).write_text(text + "\n", encoding="utf-8")
-            for name in TABLES:
-                tables[name].to_parquet(place / f"{name}.parquet", index=False)
-            (place / PAGE).write_text(learn_page(tables, self.metadata), encoding="utf-8")
-            if self.models is not None:
-                shutil.copytree(self.models, place / MODELS, copy_function=_linked)
-        return Path(folder)
+    def page(self) -> str:
+        return learn_page(self._all_tables, self.metadata)
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write what the tasks have changed of the model, if it was kept."""
+        if self.models is not None:
+            shutil.copytree(self.models, folder / MODELS, copy_function=_link)
 
     @classmethod
-    def load(cls, folder: str | Path) -> LearnResult:
-        """The run in a folder. Raises UserError if it is not there, or not whole."""
-        folder = Path(folder)
-        record = read_record(folder)
-        there = [name for name in TABLES if name not in LATER or (folder / f"{name}.parquet").exists()]
-        try:
-            found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in there}
-        except (OSError, ValueError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-        models, matrix = folder / MODELS, found.pop("matrix")
-        return cls(accuracy_matrix=matrix, **found, metadata=record, models=models if models.is_dir() else None)
+    def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Find what `write_artifacts` wrote."""
+        return {"models": folder / MODELS if (folder / MODELS).is_dir() else None}
 
 
-def _linked(source: str, target: str) -> None:
-    """The file under a second name, for it is never changed; a copy where the disk has no such thing."""
+def _link(source: str, target: str) -> None:
+    """Give a file a second name, for it is never changed; copy it if the disk has no such thing."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
-def read_record(folder: str | Path) -> dict[str, Any]:
-    """The record of a finished run in a folder. Raises UserError if there is none."""
-    return runs_result.read_record(folder, verb=VERB, told="learning")
-
-
 def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows of a table with its columns, those that a row lacks null."""
+    """Return rows as a table with all its columns; what a row lacks is null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
     whole = [one for one in ("layer", "adapter") if one in frame]
     return frame.astype(dict.fromkeys(whole, "Int64"))

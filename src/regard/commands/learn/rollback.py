@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.commands.learn.result import MODELS, read_record
+from regard.commands.learn.result import MODELS
 from regard.continual.models import LINEAGE, export_network, rebuild_network
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
-from regard.runs.folder import check_output_dir
+from regard.runs.output_dir import check_output_dir
+from regard.runs.result import read_metadata
 
 
 def rollback(
@@ -31,8 +32,8 @@ def rollback(
     the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
     it. With `overwrite` it may take the place of another such model. Raises UserError.
     """
-    check_output_dir(out, overwrite=overwrite, sign=LINEAGE)
-    record = read_record(run)
+    check_output_dir(out, overwrite=overwrite, marker=LINEAGE)
+    record = read_metadata(run, "learn")
     chosen = _chosen(record["runs"], method, seed)
     folder = Path(run) / MODELS / chosen["key"]
     if not folder.is_dir():

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from regard.runs.arguments import parse_number, print_summary
+from regard.runs.arguments import parse_number
 
 HELP = "Write a learnt model as it was after one of its tasks."
 EXAMPLES = """examples:
@@ -36,6 +36,7 @@ def run(given: argparse.Namespace) -> None:
     seed = None if given.seed is None else int(parse_number(given.seed, int, "--seed"))
     from regard.commands.learn.rollback import rollback
     from regard.continual.models import LINEAGE
+    from regard.runs.command_line import print_summary
 
     out = rollback(given.run, given.task, given.out, method=given.method, seed=seed, overwrite=given.overwrite)
     lineage = json.loads((out / LINEAGE).read_text(encoding="utf-8"))

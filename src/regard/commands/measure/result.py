@@ -1,41 +1,42 @@
-"""Frozen records of what was measured, to and from disk."""
+"""The result of `regard measure`, to and from disk."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from regard.commands.measure.figure import figure as measure_figure
 from regard.commands.measure.page import page as measure_page
 from regard.commands.measure.terminal import summary as measure_summary
-from regard.errors import UserError
-from regard.runs.folder import RESULTS, atomic_folder, command_of
-from regard.runs.result import PAGE
-from regard.statistics.table import COLUMNS, check_statistic, select_rows
+from regard.runs.result import RunResult
+from regard.statistics.table import check_statistic, select_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-TABLE, TOKENS = "statistics.parquet", "tokens.parquet"
-MATRICES = "mean_attention.safetensors"
+TOKENS, MATRICES = "tokens.parquet", "mean_attention.safetensors"
 
 
 @dataclass(frozen=True)
-class MeasureResult:
-    """What one run measured: a tidy table, where it came from, and what does not fit a table.
+class MeasureResult(RunResult):
+    """What a run measured. `docs/design.md` describes tables and metadata.
 
-    `table` has the columns `COLUMNS`; `tokens` (`TOKEN_COLUMNS`) says on which tokens the sinks stood, if that was
-    asked; `record` is the provenance; `matrices` holds the mean attention (head, query, key) by "site.layer", if that
-    was asked. `docs/design.md` describes each.
+    Attributes:
+        table: All values, with the columns `regard.statistics.table.COLUMNS`.
+        metadata: Where the numbers come from.
+        tokens: On which tokens sinks stood (`TOKEN_COLUMNS`); None if `sink_tokens` was not measured.
+        matrices: Mean attention of shape (head, query, key) by "site.layer", if `input_dependence` was measured.
     """
+
+    command: ClassVar[str] = "measure"
+    tables: ClassVar[Mapping[str, str]] = {"table": "statistics"}
 
     table: pd.DataFrame
     metadata: dict[str, Any]
@@ -43,9 +44,11 @@ class MeasureResult:
     matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
-        """The rows of a statistic (None: all), and of these only those where a column equals a value or is null (None).
+        """Return rows of the table: `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate.
 
-        `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate at the first token.
+        Args:
+            statistic: Only the rows of this statistic.
+            equal: Only rows in which a column, by its name, has this value, or is null (None).
         """
         return select_rows(self.table, statistic, equal)
 
@@ -58,47 +61,28 @@ class MeasureResult:
         position: int | None = None,
         kind: Literal["map", "profile", "layers"] | None = None,
     ) -> Figure:
-        """A figure of one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
+        """Draw one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
         check_statistic(self.table, statistic)
         return measure_figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
 
     def summary(self) -> RenderableType:
-        """The few lines that a terminal shows, for rich's `print`."""
         return measure_summary(self.table, self.metadata, self.tokens)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
-        with atomic_folder(folder, overwrite=overwrite, verb="measure") as place:
-            record = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RESULTS).write_text(record + "\n", encoding="utf-8")
-            self.table.to_parquet(place / TABLE, index=False)
-            if self.tokens is not None:
-                self.tokens.to_parquet(place / TOKENS, index=False)
-            if self.matrices:
-                (place / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
-            page = measure_page(self.table, self.metadata, self.tokens)
-            (place / PAGE).write_text(page, encoding="utf-8")
-        return Path(folder)
+    def page(self) -> str:
+        return measure_page(self.table, self.metadata, self.tokens)
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write sink tokens and matrices, where there are any."""
+        if self.tokens is not None:
+            self.tokens.to_parquet(folder / TOKENS, index=False)
+        if self.matrices:
+            (folder / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
 
     @classmethod
-    def load(cls, folder: str | Path) -> MeasureResult:
-        """The measurements that were saved to a folder. Raises UserError if there are none, or not whole."""
-        folder = Path(folder)
-        if not (folder / RESULTS).is_file():
-            raise UserError(
-                f"no run in {folder}: expected a folder with {RESULTS}, as `regard measure --out` writes it"
-            )
-        if (verb := command_of(folder / RESULTS)) not in (None, "measure"):
-            raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard measure`")
-        if not (folder / TABLE).is_file():
-            raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RESULTS}")
-        try:
-            record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-            table = pd.read_parquet(folder / TABLE)
-            tokens = pd.read_parquet(folder / TOKENS) if (folder / TOKENS).exists() else None
-            matrices = safetensors.torch.load_file(folder / MATRICES) if (folder / MATRICES).exists() else {}
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-        if not isinstance(record, dict) or not set(COLUMNS) <= set(table.columns):
-            raise UserError(f"the run in {folder} is not one of measurements: expected columns {', '.join(COLUMNS)}")
-        return cls(table, record, tokens, matrices)
+    def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Read what `write_artifacts` wrote."""
+        files = metadata["files"]
+        return {
+            "tokens": pd.read_parquet(folder / TOKENS) if TOKENS in files else None,
+            "matrices": safetensors.torch.load_file(folder / MATRICES) if MATRICES in files else {},
+        }

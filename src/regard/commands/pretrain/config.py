@@ -1,19 +1,15 @@
-"""What a pre-training run is made of: one frozen record, the named ones, and how a file or a command line states it.
+"""The configuration of a pre-training run, and the presets.
 
-Cheap to import: what the values mean is looked up when a recipe is made.
+Cheap to import: what the values mean is looked up when a configuration is made.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError, check_choice
-from regard.runs import config as settings
-from regard.runs.config import LARGEST_SEED, config_field
+from regard.runs.config import MAX_SEED, Config, config_field
 
 if TYPE_CHECKING:
     from regard.attention.spec import AttentionSpec
@@ -24,77 +20,77 @@ TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE = "train", 2048
 """The tokenizer that is trained on the run's own text, and its tokens where no number is given."""
 
 
-CHOICES = {
-    "ffn": ("swiglu", "relu", "gelu", "swish", "reglu", "geglu"),
-    "norm": ("pre", "post"),
-    "lr_scheduler_type": ("constant", "cosine"),
-    "decay": ("all", "matrices"),
-    "precision": ("float32", "bfloat16"),
-}
-"""What fields of a few allowed values may be; attention, positions and backend are looked up where they are made."""
+def parse_positions(text: str) -> tuple[int, int]:
+    """Return the range that a text states as A:B. Raises ValueError."""
+    first, end = text.split(":")
+    return int(first), int(end)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line.
+class PretrainConfig(Config):
+    """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line."""
 
-    Raises UserError for values that cannot be, each by itself and together.
-    """
+    command: ClassVar[str] = "pretrain"
+    resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps", "trackers"})
 
     attention: str = config_field("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
     positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
     window: int | None = config_field(None, "keys that a query sees, its own included")
-    prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", least=0)
+    prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", minimum=0)
     backend: str = config_field("auto", "how attention is computed: auto, or a backend by name")
-    ffn: str = config_field("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
-    norm: str = config_field("pre", "pre or post")
+    ffn: Literal["swiglu", "relu", "gelu", "swish", "reglu", "geglu"] = config_field(
+        "swiglu", "swiglu, relu, gelu, swish, reglu or geglu"
+    )
+    norm: Literal["pre", "post"] = config_field("pre", "pre or post")
     num_layers: int = config_field(4, "layers")
     hidden_size: int = config_field(128, "width of the hidden states")
     num_heads: int = config_field(4, "query heads")
     num_kv_heads: int | None = config_field(None, "key and value heads (default: as many as query heads)")
     intermediate_size: int = config_field(256, "width of the feed-forward layer")
     tie_word_embeddings: bool = config_field(False, "the head shares the embedding's weights")
-    length: int = config_field(64, "tokens of a sequence", least=8)
+    length: int = config_field(64, "tokens of a sequence", minimum=8)
     tokenizer: str = config_field(TRAIN_TOKENIZER, "train (on the run's text), a folder, or a hub id")
     vocab_size: int | None = config_field(
-        None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
+        None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", minimum=257
     )
     data: tuple[str, ...] = config_field(
-        ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
+        ("python",),
+        "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME",
+        repeated=True,
     )
-    data_fraction: float = config_field(1.0, "share of the training text that is used", above=0, most=1)
-    random_tokens: tuple[int, int] | None = config_field(None, "A:B, positions that hold random tokens in training")
-    fixed_token: int | None = config_field(None, "position that always holds one fixed token", least=0)
+    data_fraction: float = config_field(1.0, "share of the training text that is used", exclusive_minimum=0, maximum=1)
+    random_tokens: tuple[int, int] | None = config_field(
+        None, "A:B, positions that hold random tokens in training", minimum=0, parser=parse_positions, syntax="A:B"
+    )
+    fixed_token: int | None = config_field(None, "position that always holds one fixed token", minimum=0)
     max_steps: int = config_field(2000, "updates")
     batch_size: int = config_field(16, "sequences an update")
     micro_batch_size: int | None = config_field(None, "sequences a forward (default: all)")
-    learning_rate: float = config_field(1e-2, "peak of the learning rate", above=0)
-    lr_scheduler_type: str = config_field("constant", "constant or cosine, after the warm-up")
-    warmup_steps: int = config_field(100, "steps of linear warm-up", least=0)
-    weight_decay: float = config_field(0.1, "weight decay of AdamW", least=0)
-    decay: str = config_field("all", "what decays: all parameters (as in the paper), or matrices")
-    max_grad_norm: float = config_field(1.0, "largest norm of the gradient", above=0)
-    precision: str = config_field("float32", "float32, or bfloat16 (autocast)")
+    learning_rate: float = config_field(1e-2, "peak of the learning rate", exclusive_minimum=0)
+    lr_scheduler_type: Literal["constant", "cosine"] = config_field("constant", "constant or cosine, after the warm-up")
+    warmup_steps: int = config_field(100, "steps of linear warm-up", minimum=0)
+    weight_decay: float = config_field(0.1, "weight decay of AdamW", minimum=0)
+    decay: Literal["all", "matrices"] = config_field(
+        "all", "what decays: all parameters (as in the paper), or matrices"
+    )
+    max_grad_norm: float = config_field(1.0, "largest norm of the gradient", exclusive_minimum=0)
+    precision: Literal["float32", "bfloat16"] = config_field("float32", "float32, or bfloat16 (autocast)")
     compile: bool = config_field(False, "compile the model")
-    seed: int = config_field(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
+    seed: int = config_field(0, "of weights, batches and all else", minimum=0, maximum=MAX_SEED)
     eval_steps: int = config_field(100, "steps between two looks at sinks and validation loss")
     sink_samples: int = config_field(100, "held-out sequences on which sinks are watched")
-    sink_length: int = config_field(64, "tokens of these (at most the length)", least=8)
-    epsilon: float = config_field(0.3, "threshold of the sink rate", above=0, most=0.999)
+    sink_length: int = config_field(64, "tokens of these (at most the length)", minimum=8)
+    epsilon: float = config_field(0.3, "threshold of the sink rate", exclusive_minimum=0, maximum=0.999)
     eval_samples: int = config_field(200, "held-out sequences a domain for the validation loss")
     save_steps: int | None = config_field(500, "steps between two checkpoints")
     logging_steps: int = config_field(10, "steps between two rows of the history")
     trackers: tuple[str, ...] = config_field(
-        (), "where numbers go as well, as accelerate names it: tensorboard, wandb, …"
+        (), "where numbers go as well, as accelerate names it: tensorboard, wandb, …", repeated=True
     )
 
-    def __post_init__(self) -> None:
-        """Check each value by its type and bounds, and that they go together."""
-        for one in fields(self):
-            object.__setattr__(self, one.name, settings.validate_field(PretrainConfig, one, getattr(self, one.name)))
+    def check(self) -> None:
+        """Check how the fields go together. Raises UserError."""
         _ = self.spec
-        for name, allowed in CHOICES.items():
-            check_choice(name.replace("_", "-"), getattr(self, name), allowed)
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"num-heads: expected a divisor of the hidden size {self.hidden_size}, got {self.num_heads}"
@@ -113,7 +109,7 @@ class PretrainConfig:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Nothing, or a UserError: a position lies outside the sequence."""
+        """Check that positions lie within the sequence. Raises UserError."""
         if self.sink_length > self.length:
             object.__setattr__(self, "sink_length", self.length)
         if self.prefix >= self.length:
@@ -130,7 +126,7 @@ class PretrainConfig:
             raise UserError(f"random-tokens: expected tokens of the text to predict, none of {self.length} is left")
 
     def uncounted(self, *, training: bool) -> tuple[int, ...]:
-        """Positions whose tokens are no targets: of the prefix, and what is put in the place of text."""
+        """Return the positions whose tokens are no targets: of the prefix, and what replaces tokens of the text."""
         positions = set(range(self.prefix))
         if training and self.random_tokens is not None:
             positions |= set(range(*self.random_tokens))
@@ -140,19 +136,24 @@ class PretrainConfig:
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention, with its positions, window, prefix and backend."""
+        """The attention with its positions, window, prefix and backend."""
         from regard.attention.spec import ATTENTIONS
 
         check_choice("attention", self.attention, ATTENTIONS)
-        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
-        return ATTENTIONS[self.attention].changed(**chosen)
+        changes = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
+        return ATTENTIONS[self.attention].changed(**changes)
 
-    def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
-        """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""
+    def model_config(self, vocab_size: int, **tokens: Any) -> RegardConfig:
+        """Return the configuration of the model.
+
+        Args:
+            vocab_size: The size of its vocabulary.
+            tokens: Ids of its special tokens, by their names in Transformers.
+        """
         from regard.models import RegardConfig
 
         return RegardConfig(
-            vocab_size=vocabulary,
+            vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
             num_hidden_layers=self.num_layers,
@@ -167,7 +168,7 @@ class PretrainConfig:
         )
 
     def training_config(self) -> TrainingConfig:
-        """How the loop trains."""
+        """Return the configuration of the training loop."""
         from regard.training import TrainingConfig
 
         return TrainingConfig(
@@ -175,56 +176,18 @@ class PretrainConfig:
             batch_size=self.batch_size,
             micro_batch_size=self.micro_batch_size,
             learning_rate=self.learning_rate,
-            lr_scheduler_type=self.lr_scheduler_type,  # type: ignore[arg-type]  # checked above
+            lr_scheduler_type=self.lr_scheduler_type,
             warmup_steps=self.warmup_steps,
             weight_decay=self.weight_decay,
-            decay=self.decay,  # type: ignore[arg-type]
+            decay=self.decay,
             max_grad_norm=self.max_grad_norm,
-            precision=self.precision,  # type: ignore[arg-type]
+            precision=self.precision,
             compile=self.compile,
             seed=self.seed,
             save_steps=self.save_steps,
             logging_steps=self.logging_steps,
             trackers=self.trackers,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field by name, as a file holds it."""
-        found = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-    @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> PretrainConfig:
-        """The recipe that a file states. Raises UserError for unknown fields."""
-        unknown = sorted(set(said) - {one.name for one in fields(cls)})
-        if unknown:
-            raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
-        return cls(**said)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> PretrainConfig:
-        """The recipe in a run's folder, in the file that it has written there, or in a JSON object of fields."""
-        return cls.from_dict(settings.read_file(path, verb="pretrain", field="recipe"))
-
-
-RESUMABLE_FIELDS = frozenset({"micro_batch_size", "save_steps", "logging_steps", "trackers"})
-"""Fields in which a run that goes on may differ from what it was: they change no number of the model."""
-
-
-def field_names() -> tuple[str, ...]:
-    """The fields of a recipe."""
-    return tuple(one.name for one in fields(PretrainConfig))
-
-
-def parse_field(name: str, text: str) -> Any:
-    """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
-    if name == "random_tokens" and text.lower() != "none":
-        try:
-            first, end = text.split(":")
-            return int(first), int(end)
-        except ValueError:
-            raise UserError(f"random-tokens: expected A:B, got {text!r}") from None
-    return settings.parse_field(PretrainConfig, name, text, "recipe")
 
 
 _PAPER: dict[str, Any] = {
@@ -257,16 +220,13 @@ fixed first token, strong weight decay and short sequences.
 """
 
 
-def preset_config(name: str | PretrainConfig, **changes: Any) -> PretrainConfig:
-    """A recipe by its name, with some fields changed. Raises UserError."""
-    if isinstance(name, PretrainConfig):
-        return replace(name, **_known(changes))
-    check_choice("recipe", name, PRESETS)
-    return PretrainConfig(**{**PRESETS[name], **_known(changes)})
+def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfig:
+    """Return a preset by its name, or a configuration, with some fields changed.
 
-
-def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = sorted(set(changes) - set(field_names()))
-    if unknown:
-        raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
-    return changes
+    Raises:
+        UserError: There is no such preset or field, or a value cannot be.
+    """
+    if isinstance(config, PretrainConfig):
+        return config.replace(**changes)
+    check_choice("recipe", config, PRESETS)
+    return PretrainConfig.from_dict({**PRESETS[config], **changes})

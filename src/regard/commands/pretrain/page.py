@@ -21,7 +21,7 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
     Args:
         history: Rows in the schema of `history.parquet`.
         sinks: Rows in the schema of `sinks.parquet`; empty where sinks were not watched.
-        record: The metadata in `results.json`. It may add `recipe_defaults` (the base recipe's fields) and `command`.
+        record: The metadata in `results.json`. It may add `config_defaults` (the preset's fields) and `command_line`.
 
     Raises:
         UserError: The history is empty or lacks a column.
@@ -43,7 +43,7 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
             Section("norms", "Norm of the first token", [Panels(norms, "norms", fit=True)], _NORMS),
             Section("recipe", "Recipe", _recipe(record)),
             Section("data", "Data", _data(record)),
-            Section("again", "How to run it again", [Command(str(record.get("command") or _COMMAND))], _AGAIN),
+            Section("again", "How to run it again", [Command(str(record.get("command_line") or _COMMAND))], _AGAIN),
             Section("provenance", "Provenance", [Record(_rest(record))]),
         ],
         record=record,
@@ -68,10 +68,10 @@ _AGAIN = (
 
 def _recipe(record: Mapping[str, Any]) -> list[Part]:
     """The fields that differ from the base recipe as a table, then all others."""
-    recipe = labels.section(record, "recipe")
-    if not recipe or "recipe_defaults" not in record:
+    recipe = labels.section(record, "config")
+    if not recipe or "config_defaults" not in record:
         return [Record(recipe)]
-    base = labels.section(record, "recipe_defaults")
+    base = labels.section(record, "config_defaults")
     same = {field: value for field, value in recipe.items() if field in base and base[field] == value}
     rows = [
         (field.replace("_", " "), "", [format_value(value), format_value(base.get(field))])
@@ -102,7 +102,7 @@ def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]
 
 
-_SHOWN = ("recipe", "recipe_defaults", "data", "command", "final", "emergence", "name")
+_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,28 +1,23 @@
-"""Frozen records of pre-training runs, to and from disk."""
+"""The result of `regard pretrain`, to and from disk."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.terminal import pretrain_summary
-from regard.errors import UserError
-from regard.runs import result as runs_result
-from regard.runs.folder import RESULTS, atomic_folder
 from regard.runs.quiet import suppress_logging
-from regard.runs.result import PAGE
+from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HISTORY, SINKS, MODEL = "history.parquet", "sinks.parquet", "model"
-VERB = "pretrain"
+MODEL = "model"
 FINAL = (
     "loss",
     "valid_loss",
@@ -34,16 +29,23 @@ FINAL = (
     "virtual_sink_rate",
     "norm_ratio",
 )
-"""What of the history a run ends with."""
+"""Columns of the history whose last values are kept in the metadata."""
 
 
 @dataclass(frozen=True, repr=False)
-class PretrainResult:
-    """What one run of pre-training gave: a model with its tokenizer, and how both came to be.
+class PretrainResult(RunResult):
+    """A trained model with its tokenizer, and how it came to be. `docs/design.md` describes tables and metadata.
 
-    `history` has one row a logged step, `sinks` is tidy (both described in `docs/design.md`), `record` is the
-    provenance. `model` and `tokenizer` are None where only the tables were read.
+    Attributes:
+        history: One row for each logged step.
+        sinks: What the monitor of sinks saw, one value a row.
+        metadata: Where the numbers come from.
+        model: The model; None if the result was loaded from a folder.
+        tokenizer: Its tokenizer; None if the result was loaded from a folder.
     """
+
+    command: ClassVar[str] = "pretrain"
+    tables: ClassVar[Mapping[str, str]] = {"history": "history", "sinks": "sinks"}
 
     history: pd.DataFrame
     sinks: pd.DataFrame
@@ -57,58 +59,36 @@ class PretrainResult:
         return dict(self.metadata["final"])
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
-        return f"Pretraining({len(self.history)} rows, {told})"
+        numbers = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
+        return f"PretrainResult({len(self.history)} rows, {numbers})"
 
     def summary(self) -> RenderableType:
-        """The few lines that a terminal shows, for rich's `print`."""
         return pretrain_summary(self.history, self.sinks, self.metadata)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
-        with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
-            if self.model is not None:
-                with suppress_logging():
-                    self.model.save_pretrained(place / MODEL)
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(place / MODEL)
-            text = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RESULTS).write_text(text + "\n", encoding="utf-8")
-            self.history.to_parquet(place / HISTORY, index=False)
-            self.sinks.to_parquet(place / SINKS, index=False)
-            page = pretrain_page(self.history, self.sinks, self.metadata)
-            (place / PAGE).write_text(page, encoding="utf-8")
-        return Path(folder)
+    def page(self) -> str:
+        return pretrain_page(self.history, self.sinks, self.metadata)
 
-    @classmethod
-    def load(cls, folder: str | Path) -> PretrainResult:
-        """The tables and the record in a folder, without the model. Raises UserError if they are not there or whole."""
-        folder = Path(folder)
-        record = read_record(folder)
-        try:
-            return cls(pd.read_parquet(folder / HISTORY), pd.read_parquet(folder / SINKS), record)
-        except (OSError, ValueError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def read_record(folder: str | Path) -> dict[str, Any]:
-    """The record of a finished run in a folder. Raises UserError if there is none."""
-    return runs_result.read_record(folder, verb=VERB, told="pre-training")
+    def write_artifacts(self, folder: Path) -> None:
+        """Write model and tokenizer, if they are there."""
+        if self.model is not None:
+            with suppress_logging():
+                self.model.save_pretrained(folder / MODEL)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder / MODEL)
 
 
 def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
-    """The last number of each column that says how a run ended; None where there is none."""
+    """Return the last number of each column in `FINAL`, and of the losses by domain; None where there is none."""
     names = [name for name in (*FINAL, *history.columns) if name in history.columns]
-    wanted = dict.fromkeys(name for name in names if name in FINAL or name.startswith("valid_loss."))
-    found: dict[str, float | None] = {}
-    for name in wanted:
+    final: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for name in names if name in FINAL or name.startswith("valid_loss.")):
         numbers = history[name].dropna()
-        found[name] = float(numbers.iloc[-1]) if len(numbers) else None
-    return found
+        final[name] = float(numbers.iloc[-1]) if len(numbers) else None
+    return final
 
 
 def make_history(history: list[Mapping[str, float]]) -> pd.DataFrame:
-    """The history as a table: the columns of every run, null where nothing was watched; steps as whole numbers."""
+    """Return the history as a table: the columns of every run, null where nothing was seen; steps as whole numbers."""
     frame = pd.DataFrame(history)
     frame = frame.assign(**{name: float("nan") for name in FINAL if name not in frame})
     whole = {name: "int64" for name in ("step", "tokens") if name in frame}

@@ -16,12 +16,12 @@ from regard.report.words import format_count, format_duration, metadata_number
 
 def name(record: Mapping[str, Any]) -> str:
     """The run's name in the record, else the recipe's, or "A pre-training run"."""
-    return str(record.get("name") or labels.section(record, "recipe").get("name") or "A pre-training run")
+    return str(record.get("name") or labels.section(record, "config").get("name") or "A pre-training run")
 
 
 def attention(record: Mapping[str, Any]) -> str:
     """The attention of the recipe in a word or two; "" where the record does not say."""
-    told = labels.section(record, "recipe").get("attention")
+    told = labels.section(record, "config").get("attention")
     if isinstance(told, Mapping):
         told = told.get("name") or told.get("weighting")
     return f"{told} attention" if told else ""
@@ -29,7 +29,7 @@ def attention(record: Mapping[str, Any]) -> str:
 
 def ledes(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """What was trained, and what came of it, a line each."""
-    recipe = labels.section(record, "recipe")
+    recipe = labels.section(record, "config")
     parameters, steps = metadata_number(record, "model", "parameters"), last_value(history, "step")
     run = [attention(record)]
     run += [f"{format_count(parameters)} parameters"] if parameters is not None else []

@@ -114,7 +114,7 @@ def cost_panels(cost: pd.DataFrame) -> list[dict[str, Any]]:
 
 def order_maps(heads: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A map for each site: the rank of each head, 0 for the one that stays dynamic longest."""
-    told = labels.section(record, "settings").get("rank_heads_by")
+    told = labels.section(record, "config").get("rank_heads_by")
     select = told[0] if isinstance(told, (list, tuple)) and told else told
     what = str(select) if isinstance(select, str) and select != NONE else "value"
     several, found = heads["site"].nunique() > 1, []

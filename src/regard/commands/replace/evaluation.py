@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from regard.commands.replace.evaluators import Evaluator, read_batches
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded
+from regard.errors import UserError
 from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.layers import eval_mode
 from regard.hooks.operation import parse_attention
 from regard.runs.journal import Journal
+from regard.runs.work_dir import UNFINISHED
 
 TIMED = 5
 
@@ -33,7 +36,8 @@ class HeadEvaluation:
     """Scores of one model on one task.
 
     `train` and `validation` are the task's examples as the model reads them. Gates and constants are trained at rates
-    of their own (None: the judge's). Scores are kept in the journal. `step` is told what is about to be done.
+    of their own (None: the judge's). Scores are kept in the journal, constants in `folder`. `step` is called before
+    each part.
     """
 
     model: Any
@@ -43,6 +47,7 @@ class HeadEvaluation:
     gate_rate: float | None
     constants_rate: float | None
     journal: Journal
+    folder: Path
     step: Callable[[str], None]
 
     def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> dict[int, float]:
@@ -71,9 +76,9 @@ class HeadEvaluation:
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """The averages of all heads over these inputs."""
-        path = self.journal.folder / "average.safetensors"
-        if "average" in self.journal and path.exists():
-            return Constants.load(path)
+        path = self.folder / "average.safetensors"
+        if (saved := self._load("average", path)) is not None:
+            return saved
         self.step("averaging attention")
         found = average_attention(
             self.model,
@@ -84,9 +89,28 @@ class HeadEvaluation:
             tokenizer=tokenizer,
             source=source,
         )
-        found.save(path)
-        self.journal.add("average", True)
+        self._save(found, path)
+        self.journal.add("average", found.sha256)
         return found
+
+    def _save(self, constants: Constants, path: Path) -> None:
+        """Write constants whole or not at all."""
+        part = path.with_name(f"{UNFINISHED}{path.name}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            constants.save(part)
+            part.replace(path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}; finished work is kept") from error
+
+    def _load(self, entry: str, path: Path) -> Constants | None:
+        """Return the constants of a journal entry; None if they have to be made again."""
+        if entry not in self.journal or not path.exists():
+            return None
+        constants = Constants.load(path)
+        if constants.sha256 != self.journal[entry]:
+            raise UserError(f"cannot resume: {path} is damaged. Start again with --overwrite.")
+        return constants
 
     def order(self, averages: Constants, name: str, seed: int) -> HeadRanking:
         """The order of this name, which is found at the averages."""
@@ -130,16 +154,16 @@ class HeadEvaluation:
     def trained(self, constants: Constants, seed: int, source: str) -> Constants:
         """Constants trained on the task's labels from these as the start, all heads constant (PAPA, section 5.2)."""
         key = _key(constants.sha256, ())
-        path, name = self.journal.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
-        if name in self.journal and path.exists():
-            return Constants.load(path)
+        path, name = self.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
+        if (saved := self._load(name, path)) is not None:
+            return saved
         self.step(f"training constants, {source}")
         with replacing(self.model, constants, train=True) as replaced:
             self._train(replaced, seed, self.constants_rate)
             found = replaced.constants()
         found = replace(found, origin=replace(found.origin, source=source))
-        found.save(path)
-        self.journal.add(name, True)
+        self._save(found, path)
+        self.journal.add(name, found.sha256)
         return found
 
     def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Frozen records of what came of replacing heads, to and from disk."""
+"""The result of `regard replace`, to and from disk."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -20,15 +19,14 @@ from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import intervals, relative_drop
 from regard.commands.replace.terminal import replace_summary
 from regard.errors import UserError
-from regard.runs.folder import RESULTS, atomic_folder, command_of
-from regard.runs.result import PAGE
+from regard.runs.result import RunResult
 from regard.statistics.table import select_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-SCORES, HEADS, COST, CONSTANTS = "scores.parquet", "heads.json", "cost.parquet", "constants.safetensors"
+HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("dynamic_fraction", "latency_ms", "flops")
 
@@ -36,15 +34,22 @@ __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "in
 
 
 @dataclass(frozen=True)
-class ReplaceResult:
-    """What one run of replacing heads gave: scores, the order of the heads, costs, and where they come from.
+class ReplaceResult(RunResult):
+    """Scores, the order of the heads, costs, and where they come from. `docs/design.md` describes them.
 
-    `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `dynamic_fraction` of 1 are the untouched model, with
-    "none" for constants and rank_heads_by; those of another operation have its name for constants, "attention" for
-    rank_heads_by, and a fraction of 0. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic
-    longest. `cost` (`COST_COLUMNS`) is one forward of a batch at each fraction. `metadata` is the provenance,
-    `matrices` the constants (head, query, key) by "site.layer", `constants` the same as the bytes of their file.
+    Attributes:
+        scores: One row for each score (`SCORE_COLUMNS`). Rows with a `dynamic_fraction` of 1 are the untouched model,
+            with "none" for constants and rank_heads_by. Rows of another operation have its name for constants,
+            "attention" for rank_heads_by, and a fraction of 0.
+        heads: One row for each head (`HEAD_COLUMNS`); that of rank 0 stays dynamic longest.
+        cost: One forward pass of a batch at each fraction (`COST_COLUMNS`).
+        metadata: Where the numbers come from.
+        matrices: The constants, of shape (head, query, key), by "site.layer".
+        constants: The same as the bytes of their file.
     """
+
+    command: ClassVar[str] = "replace"
+    tables: ClassVar[Mapping[str, str]] = {"scores": "scores", "cost": "cost"}
 
     scores: pd.DataFrame
     heads: pd.DataFrame
@@ -76,66 +81,38 @@ class ReplaceResult:
         return replace_figure(kind, self.scores, self.heads, self.metadata, self.matrices)
 
     def summary(self) -> RenderableType:
-        """The few lines that a terminal shows, for rich's `print`."""
         return replace_summary(self.scores, self.heads, self.cost, self.metadata)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Where it was written: the folder, with record, tables, constants and report page; whole or not at all."""
-        with atomic_folder(folder, overwrite=overwrite, verb="replace") as place:
-            (place / RESULTS).write_text(_json(self.metadata, indent=2), encoding="utf-8")
-            self.scores.to_parquet(place / SCORES, index=False)
-            self.cost.to_parquet(place / COST, index=False)
-            (place / HEADS).write_text(_json(self._order()), encoding="utf-8")
-            if self.constants is not None:
-                (place / CONSTANTS).write_bytes(self.constants)
-            page = replace_page(self.scores, self.heads, self.cost, self.metadata, self.matrices)
-            (place / PAGE).write_text(page, encoding="utf-8")
-        return Path(folder)
+    def page(self) -> str:
+        return replace_page(self.scores, self.heads, self.cost, self.metadata, self.matrices)
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the order of the heads, and the constants if there are any."""
+        text = json.dumps(self._order(), ensure_ascii=False, allow_nan=False)
+        (folder / HEADS).write_text(text + "\n", encoding="utf-8")
+        if self.constants is not None:
+            (folder / CONSTANTS).write_bytes(self.constants)
+
+    @classmethod
+    def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Read what `write_artifacts` wrote."""
+        heads = _heads(json.loads((folder / HEADS).read_text(encoding="utf-8")))
+        if CONSTANTS not in metadata["files"]:
+            return {"heads": heads}
+        constants = (folder / CONSTANTS).read_bytes()
+        return {"heads": heads, "constants": constants, "matrices": dict(_matrices(constants))}
 
     def _order(self) -> dict[str, Any]:
         """The heads, most dynamic first, as `heads.json` holds them."""
         heads = self.heads.sort_values("rank", kind="stable")
         places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
-        settings = self.metadata.get("settings")
-        asked = settings.get("rank_heads_by") if isinstance(settings, Mapping) else None
+        rankings = self.metadata["config"]["rank_heads_by"]
         return {
-            "rank_heads_by": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order of `heads`
+            "rank_heads_by": rankings[0] if rankings else None,  # the order of `heads`
             "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],
         }
-
-    @classmethod
-    def load(cls, folder: str | Path) -> ReplaceResult:
-        """What was saved to a folder. Raises UserError if there is nothing, or not whole, or of another verb."""
-        folder = Path(folder)
-        if not (folder / RESULTS).is_file():
-            raise UserError(
-                f"no run in {folder}: expected a folder with {RESULTS}, as `regard replace --out` writes it"
-            )
-        if (verb := command_of(folder / RESULTS)) not in (None, "replace"):
-            raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard replace`")
-        if not (folder / SCORES).is_file():
-            raise UserError(f"the run in {folder} is not one of replacing heads: expected {SCORES} beside {RESULTS}")
-        try:
-            record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-            scores, cost = pd.read_parquet(folder / SCORES), pd.read_parquet(folder / COST)
-            heads = _heads(json.loads((folder / HEADS).read_text(encoding="utf-8")))
-            constants = (folder / CONSTANTS).read_bytes() if (folder / CONSTANTS).exists() else None
-            matrices = dict(_matrices(constants)) if constants is not None else {}
-        except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-        if not isinstance(record, dict):
-            raise UserError(f"the run in {folder} cannot be read: {RESULTS} holds no record")
-        for name, table, columns in ((SCORES, scores, SCORE_COLUMNS), (COST, cost, COST_COLUMNS)):
-            missing = [column for column in columns if column not in table]
-            if missing:
-                raise UserError(f"the run in {folder} cannot be read: {name} lacks {', '.join(missing)}")
-        return cls(scores, heads, cost, record, matrices, constants)
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _number(value: Any) -> float | None:

@@ -1,20 +1,18 @@
-"""The second verb: what a model can do with constants (PAPA, arXiv 2211.03495) or another operation as attention."""
+"""What a model can do with constants (PAPA, arXiv 2211.03495) or another operation as attention."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
+from regard.commands.replace.averages import From, find_averages, read_other_source
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -29,21 +27,24 @@ from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
+from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
-from regard.hooks.average import vocabulary_digest
 from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
-from regard.runs.journal import ABOUT, Journal, has_entries
-from regard.runs.provenance import now, regard_version, sha256_of_weights, versions
+from regard.models.resolve import resolve_model
+from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.progress import OnProgress, ProgressEvent
+from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
+from regard.runs.work_dir import open_work_dir
 from regard.training import ProbeConfig, check_metric
 from regard.training.states import get_encoder
 
-From = str | Path | Constants | None
-Elsewhere = Constants | tuple[Encoded, str] | None
+STATES, CONSTANTS = "states", "constants"
+PARTS = (STATES, CONSTANTS)
+"""What a run makes in its work folder, beside the journal of its scores."""
 
 
 def replace(
@@ -53,77 +54,119 @@ def replace(
     tokenizer: Any = None,
     data: str | Path | None = None,
     constants_from: From = None,
+    config: ReplaceConfig | None = None,
     work_dir: str | Path | None = None,
     resume: bool = False,
     keep_work_dir: bool = False,
-    on_step: Callable[[str], None] = lambda step: None,
-    **settings: Any,
+    on_progress: OnProgress | None = None,
+    constants: str | Sequence[str] | Unset | None = UNSET,
+    attention: str | Sequence[str] | Unset = UNSET,
+    rank_heads_by: str | Sequence[str] | Unset | None = UNSET,
+    dynamic_fractions: float | Sequence[float] | Unset | None = UNSET,
+    num_seeds: int | Unset = UNSET,
+    scale: Literal["paper", "laptop"] | Unset = UNSET,
+    special_token_layout: Literal["paper", "natural"] | Unset = UNSET,
+    length: int | Unset | None = UNSET,
+    max_train_samples: int | Unset | None = UNSET,
+    max_eval_samples: int | Unset | None = UNSET,
+    num_epochs: int | Unset | None = UNSET,
+    batch_size: int | Unset | None = UNSET,
+    learning_rate: float | Unset | None = UNSET,
+    text: str | Unset | None = UNSET,
+    label: str | Unset | None = UNSET,
+    validation: str | Unset | None = UNSET,
+    metric: str | Unset | None = UNSET,
 ) -> ReplaceResult:
-    """What probes behind the frozen model score on a task, with heads constant, or with another operation in all.
+    """Score probes behind the frozen model on a task, with heads constant, or with another operation in all.
 
-    `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
-    `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
-    hub. `constants_from` takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or
-    constants. Other `settings` are those of `regard.commands.replace.config.ReplaceConfig`. `work_dir` is a folder for
-    hidden states and for scores found so far, None for a temporary one: with `resume` a run that was broken off goes on
-    there, to the same scores; it is deleted at the end, unless `keep_work_dir`. `on_step` is told what is done. An
-    encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
+    An encoder–decoder's encoder is probed.
+
+    Args:
+        model: A model, what `regard.models.load` returned, or a name it takes.
+        task: One of `regard.data.TASKS`, a file of your own, or a `regard.data.Task`.
+        others: Nothing; what stands here is refused.
+        tokenizer: The model's tokenizer, if `model` is a model.
+        data: Folder with the task's files; None for the hub.
+        constants_from: What the averages are of, if not of the task's inputs: another task by its name, a file that
+            `Constants.save` wrote, or constants.
+        config: Values of the arguments below that are not given; None for the defaults of `ReplaceConfig`.
+        work_dir: Folder of hidden states and of the scores so far, new or of an earlier run; None for a temporary one.
+        resume: Go on with the run that was interrupted in `work_dir`, if there is one, to the same scores.
+        keep_work_dir: Do not delete what is in `work_dir` at the end.
+        on_progress: Called before each part of the run.
+        constants: Average (default, but for --attention), identity, toeplitz, zeros, toeplitz-init, average-init.
+        attention: Operations in the place of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick,
+            elu-kernel-normalised, softmax+window=8, ….
+        rank_heads_by: Order of the heads: lambda (default), input-dependence, output-norm, first-layers, last-layers,
+            random, reversed.
+        dynamic_fractions: Heads that stay dynamic (default: 1,1/2,1/8,1/16,0).
+        num_seeds: Probes for each score.
+        scale: Laptop or paper.
+        special_token_layout: Where special tokens stand: paper or natural.
+        length: Tokens of an input (default: the scale's).
+        max_train_samples: Training examples, at most (default: the scale's).
+        max_eval_samples: Validation examples, at most (default: the scale's).
+        num_epochs: Epochs of a probe (default: the scale's).
+        batch_size: Examples a step (default: the scale's).
+        learning_rate: Of the probe (default: the scale's).
+        text: Column of texts in your own file, or two: a,b (default: text).
+        label: Column of labels in your own file (default: label).
+        validation: File of validation rows of your own (default: a fifth of the file).
+        metric: For your own file: accuracy (default), f1 or mcc.
+
+    Returns:
+        The scores, the order of the heads, and what a forward pass costs.
+
+    Raises:
+        UserError: An argument cannot be, does not go with the model or the task, or `work_dir` holds something else.
     """
-    chosen = _settings(**settings)
+    config = (config or ReplaceConfig()).replace(**explicit_arguments(locals(), ReplaceConfig))
+    for name in config.attention:
+        parse_attention(name)
     task = _named(task, others)
     if constants_from is not None:
-        chosen.check_constants_from()
-    if work_dir is None:
-        if resume:
-            raise UserError("resume: expected the folder of the run that was broken off, work_dir=…; got none")
-        given: dict[str, Any] = {"tokenizer": tokenizer, "data": data, "constants_from": constants_from}
-        with tempfile.TemporaryDirectory(prefix="regard-replace-") as folder:
-            return replace(model, task, work_dir=Path(folder) / "work", on_step=on_step, **given, **settings)
-    began = time.perf_counter()
-    language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
-    loaded = _loaded(model, tokenizer, language_model)
-    encoder = loaded.model if language_model else get_encoder(loaded.model)
-    on_step("reading the task")
-    scale, read = _task(task, data, chosen)
-    train, validation = _encoded(read, loaded, chosen, scale)
-    elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, scale)
-    constants = elsewhere if isinstance(elsewhere, Constants) else None
-    _check_order(chosen, constants)
-    about = _about(loaded, encoder, read, (train, validation), chosen, constants_from, constants)
-    with _journal(Path(work_dir), about, resume=resume) as journal:
+        config.check_constants_from()
+    started = time.perf_counter()
+    report = _report_phase(on_progress)
+    with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
+        language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
+        loaded = _load_model(model, tokenizer, language_model)
+        encoder = loaded.model if language_model else get_encoder(loaded.model)
+        report("reading the task")
+        preset, read = _task(task, data, config)
+        train, valid = _encoded(read, loaded, config, preset)
+        elsewhere = read_other_source(constants_from, data, encoder, loaded.tokenizer, train, preset)
+        given = elsewhere if isinstance(elsewhere, Constants) else None
+        _check_order(config, given)
+        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, given)
+        evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
+        work.start({name: value for name, value in metadata.items() if name != "created"})
         trials = HeadEvaluation(
             model=encoder,
-            judge=_judge(encoder, read, (train, validation), chosen, scale, journal),
+            judge=evaluator,
             train=train,
-            validation=validation,
-            gate_rate=GATE_RATE[chosen.scale],
-            constants_rate=CONSTANTS_RATE[chosen.scale],
-            journal=journal,
-            step=on_step,
+            validation=valid,
+            gate_rate=GATE_RATE[config.scale],
+            constants_rate=CONSTANTS_RATE[config.scale],
+            journal=work.journal,
+            folder=work.folder / CONSTANTS,
+            step=report,
         )
-        averages = _averages(trials, read, loaded.tokenizer, elsewhere) if chosen.sources else None
-        table = _scores(trials, averages, chosen, loaded.name, read.name)
-        tables, told = ({}, {}) if averages is None else _of_constants(trials, averages, chosen)
-    record = about | {"created": now()} | told
-    record["cost"] = {
-        "seconds": round(time.perf_counter() - began, 3),
-        "device": str(encoder.device),
-        "batch_size": max(1, EVALUATION_TOKENS // validation.length),
-        "length": validation.length,
+        averages = find_averages(trials, read, loaded.tokenizer, elsewhere) if config.sources else None
+        scores = _scores(trials, averages, config, loaded.name, read.name)
+        tables, sections = ({}, {}) if averages is None else _of_constants(trials, averages, config)
+    cost = {
+        **describe_cost(encoder.device, time.perf_counter() - started),
+        "batch_size": max(1, EVALUATION_TOKENS // valid.length),
+        "length": valid.length,
     }
-    if not keep_work_dir:
-        journal.remove()
-    return ReplaceResult(scores=table, metadata=record, **(_no_constants() | tables))
+    return ReplaceResult(scores=scores, metadata={**metadata, **sections, "cost": cost}, **(_no_constants() | tables))
 
 
-def _settings(**given: Any) -> ReplaceConfig:
-    known = [option.name for option in fields(ReplaceConfig)]
-    if unknown := [name for name in given if name not in known]:
-        raise UserError(f"unknown setting {', '.join(unknown)}; expected some of: {', '.join(known)}")
-    chosen = ReplaceConfig(**given)
-    for name in chosen.attention:
-        parse_attention(name)
-    return chosen
+def _report_phase(on_progress: OnProgress | None) -> Callable[[str], None]:
+    if on_progress is None:
+        return lambda phase: None
+    return lambda phase: on_progress(ProgressEvent(phase=phase))
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
@@ -137,31 +180,28 @@ def _named(task: Any, others: Sequence[Any]) -> str | Task:
     return task if isinstance(task, Task) else str(task)
 
 
-def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
-    """The model with its tokenizer, checked to be one for the task, and to belong together."""
-    if isinstance(model, str):
-        model = models.load(model, language_model=language_model)
-    if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
-        raise UserError(f"tokenizer: expected one as AutoTokenizer loads it, got {type(tokenizer).__name__}")
-    found = models.as_loaded(model, tokenizer, to="replace", call="replace(model, task, tokenizer=tokenizer)")
-    config = found.model.config
+def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
+    """Return the model with its tokenizer, checked to be one for the task, and to belong together."""
+    call = "replace(model, task, tokenizer=tokenizer)"
+    loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
+    config = loaded.model.config
     if isinstance(config, ReplacedConfig):
-        raise UserError(f"model: expected one whose heads all attend, those of {found.name} are constant already")
-    if language_model and (found.model.get_output_embeddings() is None or config.is_encoder_decoder):
-        raise UserError(f"task lm: expected a causal language model with its head, got {type(found.model).__name__}")
-    return found
+        raise UserError(f"model: expected one whose heads all attend, those of {loaded.name} are constant already")
+    if language_model and (loaded.model.get_output_embeddings() is None or config.is_encoder_decoder):
+        raise UserError(f"task lm: expected a causal language model with its head, got {type(loaded.model).__name__}")
+    return loaded
 
 
-def _task(task: str | Task, folder: str | Path | None, chosen: ReplaceConfig) -> tuple[TaskPreset, Task]:
+def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) -> tuple[TaskPreset, Task]:
     """The task, and its settings with those of the user in their place."""
     name = task.name if isinstance(task, Task) else task
-    scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
+    scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), config.scale)
     train_rows, eval_rows = scale.rows or (None, None)
-    rows = (chosen.max_train_samples or train_rows, chosen.max_eval_samples or eval_rows)
-    own: dict[str, Any] = {n: getattr(chosen, n) for n in ("length", "batch_size", "learning_rate")}
-    own |= {"epochs": chosen.num_epochs, "rows": None if rows == (None, None) else rows}
+    rows = (config.max_train_samples or train_rows, config.max_eval_samples or eval_rows)
+    own: dict[str, Any] = {n: getattr(config, n) for n in ("length", "batch_size", "learning_rate")}
+    own |= {"epochs": config.num_epochs, "rows": None if rows == (None, None) else rows}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
-    user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
+    user: dict[str, Any] = {n: getattr(config, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None
     if read is None:
         read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
@@ -169,13 +209,13 @@ def _task(task: str | Task, folder: str | Path | None, chosen: ReplaceConfig) ->
     return scale, read
 
 
-def _encoded(read: Task, loaded: models.Loaded, chosen: ReplaceConfig, scale: TaskPreset) -> tuple[Encoded, Encoded]:
+def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: TaskPreset) -> tuple[Encoded, Encoded]:
     tokenizer, length = loaded.tokenizer, scale.length
     most = models.maximum_length(loaded.model, tokenizer)
     if most is not None and length > most:
         raise UserError(f"length: expected at most {most} tokens, the most this model was made for; got {length}")
     parts = [
-        encode(read.kind, part, tokenizer, length, chosen.special_token_layout)
+        encode(read.kind, part, tokenizer, length, config.special_token_layout)
         for part in (read.train, read.validation)
     ]
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
@@ -183,11 +223,11 @@ def _encoded(read: Task, loaded: models.Loaded, chosen: ReplaceConfig, scale: Ta
     return parts[0], parts[1]
 
 
-def _judge(
-    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: ReplaceConfig, scale: TaskPreset, journal: Journal
+def _evaluator(
+    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
 ) -> Evaluator:
     train, validation = parts
-    through = _probe(scale, THROUGH_EPOCHS[chosen.scale])
+    through = _probe(scale, THROUGH_EPOCHS[config.scale])
     if read.name == LANGUAGE_MODEL:
         return PerplexityEvaluator(model=encoder, train_rows=train, validation_rows=validation, settings=through)
     return ProbeEvaluator(
@@ -197,7 +237,7 @@ def _judge(
         validation_rows=validation,
         settings=_probe(scale, None),
         through=through,
-        folder=journal.folder,
+        folder=folder,
     )
 
 
@@ -207,33 +247,22 @@ def _probe(scale: TaskPreset, epochs: int | None) -> ProbeConfig:
     )
 
 
-def _about(
+def _describe(
     loaded: models.Loaded,
     encoder: Any,
     read: Task,
     parts: tuple[Encoded, Encoded],
-    chosen: ReplaceConfig,
+    config: ReplaceConfig,
     origin: From,
-    given: Constants | None,
+    constants: Constants | None,
 ) -> dict[str, Any]:
-    """Everything the scores depend on."""
-    known = model_fingerprint(encoder)
-    config = encoder.config
+    """Return everything that the scores depend on."""
     train, validation = parts
-    return {
-        "regard": regard_version(),
-        "verb": "replace",
-        "model": {
-            "name": loaded.name,
-            "class": type(encoder).__name__,
-            "type": known["type"],
-            "sha256": loaded.sha256 or sha256_of_weights(encoder),
-            "parameters": sum(p.numel() for p in encoder.parameters()),
-            "layers": getattr(config, "num_hidden_layers", None),
-            "heads": getattr(config, "num_attention_heads", None),
-            "dtype": str(next(encoder.parameters()).dtype).removeprefix("torch."),
-        },
-        "data": {
+    model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder))
+    return describe_run(
+        config.replace(length=train.length),
+        model={**model, "type": model_fingerprint(encoder)["type"]},
+        data={
             "task": read.name,
             "metric": read.metric,
             "source": read.source,
@@ -243,90 +272,17 @@ def _about(
             "truncated": train.truncated + validation.truncated,
             "inputs_sha256": train.sha256,
             "labels": len(read.labels),
-        },
-        "settings": {
-            **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(chosen).items()},
-            "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
-            "constants_sha256": given.sha256 if given is not None else None,
-            "length": train.length,
             "separators": list(train.separators),
+            "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
+            "constants_sha256": constants.sha256 if constants is not None else None,
         },
-        "versions": versions(),
-    }
+    )
 
 
-def _check_order(chosen: ReplaceConfig, given: Constants | None) -> None:
-    """Nothing, or a UserError: an order asks for what the given constants do not tell."""
-    if given is not None and "input-dependence" in chosen.rankings:
+def _check_order(config: ReplaceConfig, given: Constants | None) -> None:
+    """Check that given constants have what an order needs. Raises UserError."""
+    if given is not None and "input-dependence" in config.rankings:
         given.input_dependence()
-
-
-def can_resume(work: Path) -> bool:
-    """Whether a run that was broken off has left something there to go on with: an entry, or hidden states.
-
-    Raises UserError if the folder holds what no run has left there, and what must not be deleted.
-    """
-    if work.is_dir() and any(work.iterdir()) and not (work / ABOUT).is_file():
-        raise UserError(f"work-dir: expected a new folder, or that of an earlier run; {work} holds other files")
-    return has_entries(work) or any(work.glob("states-*.json"))
-
-
-@contextmanager
-def _journal(work: Path, about: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """The journal of a run; its folder is deleted if the run is refused, or broken off, with nothing found."""
-    goes_on = can_resume(work) and resume
-    made = [parent for parent in work.absolute().parents if not parent.exists()]
-    journal = Journal(work, about, resume=goes_on)
-    try:
-        yield journal
-    except BaseException as error:
-        if not (has_entries(work) if isinstance(error, UserError) else can_resume(work)):
-            journal.remove()
-            with suppress(OSError):
-                for parent in made:
-                    parent.rmdir()  # which fails where something else stands in it by now
-        raise
-
-
-def _elsewhere(
-    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
-) -> Elsewhere:
-    """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
-    if origin is None or isinstance(origin, Constants):
-        return None if origin is None else _fitting(origin, encoder, tokenizer, train)
-    if str(origin) in TASKS:
-        other = read_task(str(origin), data, rows=scale.rows)
-        return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
-    if not Path(origin).is_file():
-        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
-    return _fitting(Constants.load(origin), encoder, tokenizer, train)
-
-
-def _averages(trials: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
-    """The averages over the task's training inputs, or from elsewhere."""
-    if isinstance(elsewhere, Constants):
-        return elsewhere
-    inputs, source = elsewhere or (trials.train, read.source)
-    return trials.averages(inputs, source, tokenizer)
-
-
-def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
-    """Constants from elsewhere, if they fit model, length and layout."""
-    if given.origin.layout != train.layout:
-        raise UserError(
-            f"constants: expected averages in layout {train.layout}, got {given.origin.layout}; choose that layout, "
-            "or average anew"
-        )
-    given.check_model(model_fingerprint(encoder))
-    own = vocabulary_digest(tokenizer)
-    if given.origin.tokenizer not in (None, own):
-        raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
-    if given.length < train.length:
-        raise UserError(
-            f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
-            f"{given.length}, or fit them with regard.constants.to_length"
-        )
-    return to_length(given, train.length)
 
 
 def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants:
@@ -339,26 +295,26 @@ def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants
 
 
 def _scores(
-    trials: HeadEvaluation, averages: Constants | None, chosen: ReplaceConfig, model: str, task: str
+    trials: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
     """One row for each source, order, fraction and seed; for each operation and seed."""
-    seeds, metric = trials.judge.seeds(chosen.num_seeds), trials.judge.metric
+    seeds, metric = trials.judge.seeds(config.num_seeds), trials.judge.metric
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
         rows.extend((model, task, constants, select, fraction, seed, metric, value) for seed, value in found.items())
 
-    if 1.0 in chosen.shares:
+    if 1.0 in config.shares:
         trials.step("scoring the model as it is")
         add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
-    for name in chosen.attention:
+    for name in config.attention:
         trials.step(f"scoring {name}")
         add(name, OTHER_OPERATION, 0.0, trials.swapped(name, seeds))
-    for name in chosen.sources:
+    for name in config.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(trials, averages, name)
-        for select in chosen.rankings:
-            for fraction in (f for f in chosen.shares if f < 1):
+        for select in config.rankings:
+            for fraction in (f for f in config.shares if f < 1):
                 trials.step(f"scoring {name}, {select}, {fraction:g} dynamic")
                 for group in _same_order(select, seeds, fraction):
                     heads = averages.heads
@@ -379,12 +335,12 @@ def _no_constants() -> dict[str, Any]:
 
 
 def _of_constants(
-    trials: HeadEvaluation, averages: Constants, chosen: ReplaceConfig
+    trials: HeadEvaluation, averages: Constants, config: ReplaceConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables that are of constants, and what the record says of these."""
-    first = trials.order(averages, chosen.rankings[0], 0)
+    first = trials.order(averages, config.rankings[0], 0)
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    cost = trials.cost(averages, first, chosen.shares)
+    cost = trials.cost(averages, first, config.shares)
     tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
     told = {
         "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},

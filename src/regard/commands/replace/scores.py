@@ -108,11 +108,11 @@ def _of(points: pd.DataFrame, equal: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def shown_constants(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
-    """The constants and the order that the run is about: those of the record's settings, else the first in the table.
+    """The constants and the order that the run is about: those of the configuration, else the first in the table.
 
     Both are "none" where no head was replaced.
     """
-    settings = labels.section(record, "settings")
+    settings = labels.section(record, "config")
     there = constant_rows(scores)
     there = there[there["dynamic_fraction"] != 1]
     constants = _first(there["constants"], settings.get("constants"))

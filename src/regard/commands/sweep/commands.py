@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.errors import UserError
-from regard.runs.folder import RESULTS
+from regard.runs.config import Config
+from regard.runs.output_dir import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,13 +54,25 @@ class Command:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def whole(verb: str, folder: Path, settings: Mapping[str, Any], *, field: str = "recipe") -> bool:
-    """Whether the folder holds a finished run of the verb with these settings, which its record has as `field`."""
+def whole(verb: str, folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether a folder holds a finished run of the command with this configuration."""
     try:
         record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(record, dict) and record.get("verb") == verb and record.get(field) == dict(settings)
+    return isinstance(record, dict) and record.get("command") == verb and record.get("config") == dict(settings)
+
+
+def fields_of(config: type[Config]) -> dict[str, Field]:
+    """Return the fields of a configuration as settings of a sweep."""
+    kinds: dict[str, Literal["value", "flag", "many"]] = {
+        name: "many" if option.declared["repeated"] else "flag" if option.kind is bool else "value"
+        for name, option in config.options().items()
+    }
+    return {
+        name: Field(partial(config.parse_field, name), option.help, kinds[name])
+        for name, option in config.options().items()
+    }
 
 
 def finals(folder: Path) -> dict[str, Any]:
@@ -90,9 +103,6 @@ def pretraining() -> Command:
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
         return (recipes.PretrainConfig.from_file(file) if file else recipes.preset_config(name or "nano")).to_dict()
 
-    kinds = {"data": "many", "trackers": "many", "tie_word_embeddings": "flag", "compile": "flag"}
-    helps = {one.name: one.metadata.get("help", "") for one in recipes.PretrainConfig.__dataclass_fields__.values()}
-
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
         for source in settings["data"]:
             check_source(Source.parse(source))
@@ -100,10 +110,7 @@ def pretraining() -> Command:
 
     return Command(
         name="pretrain",
-        fields={
-            name: Field(partial(recipes.parse_field, name), helps[name], kinds.get(name, "value"))  # type: ignore[arg-type]
-            for name in recipes.field_names()
-        },
+        fields=fields_of(recipes.PretrainConfig),
         base=base,
         complete=complete,
         command=lambda file, folder: [
@@ -126,8 +133,6 @@ def learning() -> Command:
     from regard.commands.sweep.terminal import sweep_summary
     from regard.data.stream_catalog import STREAMS
 
-    helps = {one.name: one.metadata.get("help", "") for one in courses.LearnConfig.__dataclass_fields__.values()}
-
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
         return courses.LearnConfig.from_file(file).explicit_fields() if file else {"stream": name} if name else {}
 
@@ -143,17 +148,14 @@ def learning() -> Command:
 
     return Command(
         name="learn",
-        fields={
-            name: Field(partial(courses.parse_field, name), helps[name], "many" if name == "set" else "value")
-            for name in courses.field_names()
-        },
+        fields=fields_of(courses.LearnConfig),
         base=base,
         complete=complete,
         command=lambda file, folder: [
             *("-m", "regard", "learn", "--config", str(file), "--out", str(folder)),
             *("--resume", "--overwrite", "--no-save-models"),
         ],
-        finished=partial(whole, "learn", field="course"),
+        finished=partial(whole, "learn"),
         row=measures,
         history=averages,
         page=sweep_page,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from regard.commands.sweep.commands import COMMANDS, Command
 from regard.commands.sweep.state import LOCK, TRIALS, State, check_folder, trial_entry, varied_fields
 from regard.errors import UserError, check_choice
-from regard.runs.folder import write_file
 from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
+from regard.runs.output_dir import write_file
 from regard.runs.result import PAGE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 
 STATE, TRIALS, LOCK = "sweep.json", "trials", ".lock"
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.runs import distributed as processes
+from regard.runs.rank import is_main_process
 
 
 def pack(texts: Sequence[str]) -> Tensor:
@@ -32,7 +33,7 @@ def broadcast_from_main(texts: Sequence[str], device: torch.device) -> tuple[str
     packed = pack(texts).to(device)
     size = torch.tensor(len(packed), device=device)
     dist.broadcast(size, 0)
-    if not processes.is_main_process():
+    if not is_main_process():
         packed = packed.new_empty(int(size))
     dist.broadcast(packed, 0)
     return unpack(packed)

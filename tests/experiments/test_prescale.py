@@ -10,21 +10,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.common import verdicts
-from experiments.common.comparison import paired
-from experiments.common.markdown import listed
-from experiments.common.runs import FOLDER, PICTURES
-from experiments.common.verdicts import ABSENT, AGAINST, HELD, NEAR, OPEN, PARTLY, above, below, near, starred, told
+from experiments.common.claims import (
+    AGAINST,
+    AS_PUBLISHED,
+    IN_PART,
+    NOT_RUN,
+    UNDECIDED,
+    Verdict,
+    judge_claims,
+)
+from experiments.common.figures import save_figures
 from experiments.prescale import figures as prescale_figures
-from experiments.prescale import findings as prescale_findings
-from experiments.prescale import page as prescale_page
+from experiments.prescale.claims import CLAIMS, PUBLISHED, published
+from experiments.prescale.page import PAPER
 from experiments.prescale.run import LOOKED_AT, ROWS, SEEDS, STREAMS
 from experiments.prescale.tables import COLUMNS, RECORD, Tables
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.errors import UserError
-from regard.runs.intervals import Interval, t_interval, t_quantile
-from tests.continual import small_tasks
+from regard.runs.intervals import t_interval, t_quantile
+from tests.continual import small
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("plants", "films")
@@ -106,26 +111,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return Tables.gather(work_of(tmp_path_factory.mktemp("runs") / "work"), "abc123")
 
 
-def finding(tables: Tables, words: str, stream: str = "db-split") -> prescale_findings.Finding:
-    """The finding whose claim begins with these words."""
-    judged = prescale_findings.findings(tables)
-    found = [one for one in judged if one.claim.said.startswith(words) and one.stream == stream]
-    assert len(found) == 1
-    return found[0]
-
-
-def interval(mean: float, half: float, n: int = 5) -> Interval:
-    return Interval(n=n, mean=mean, std=1.0, ci_low=mean - half, ci_high=mean + half)
-
-
-# -- the committed page ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not (ROOT / FOLDER / RECORD).exists(), reason="the tables of pre-scaling are not there yet")
-def test_the_page_is_made_from_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert (ROOT / prescale_page.PAGE).read_text(encoding="utf-8") == prescale_page.page()
-    assert prescale_page.main(["--check"]) == 0
+def find_verdict(tables: Tables, words: str, stream: str = "db-split") -> Verdict:
+    """Return the verdict of the claim that begins with these words."""
+    verdicts = judge_claims(CLAIMS, tables)
+    matches = [verdict for verdict in verdicts if verdict.claim.text.startswith(words) and verdict.stream == stream]
+    assert len(matches) == 1
+    return matches[0]
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -140,7 +131,7 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     fgt = tables.mean("db-split", "finetune", "forgetting")
     assert fgt is not None
     assert fgt.mean == pytest.approx(99 - 72)
-    cil = tables.mean("db-split", "finetune", setting="cil")
+    cil = tables.mean("db-split", "finetune", scenario="cil")
     assert cil is not None
     assert cil.mean == pytest.approx(36.0)
     learning = tables.mean("db-split", "finetune", "learning_accuracy")
@@ -213,91 +204,50 @@ def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:
         Tables.load(tmp_path)
 
 
-# -- rules -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_difference_is_sure_where_its_interval_leaves_zero_out() -> None:
-    assert above(interval(1.0, 0.9)) is True
-    assert above(interval(-1.0, 0.9)) is False
-    assert above(interval(1.0, 1.0)) is None
-    assert above(interval(1.0, 0.9, n=2)) is None
-    assert above(interval(1.0, math.nan, n=1)) is None
-    assert above(None) is None
-    assert [below(interval(mean, 0.9)) for mean in (1.0, -1.0, 0.5)] == [False, True, None]
-
-
-def test_near_is_an_interval_within_the_margin() -> None:
-    assert near(interval(0.0, NEAR)) is True
-    assert near(interval(0.5, 0.5)) is True
-    assert near(interval(0.5, 0.51)) is None
-    assert near(interval(2.0, 1.0)) is None
-    assert near(interval(2.0, 0.99)) is False
-    assert near(interval(-2.0, 0.99)) is False
-    assert near(interval(0.0, 0.1, n=2)) is None
-    assert near(None) is None
-
-
-def test_parts_make_a_verdict() -> None:
-    assert verdicts.verdict([True, True]) == HELD
-    assert verdicts.verdict([True, False]) == verdicts.verdict([None, True]) == PARTLY
-    assert verdicts.verdict([None, False]) == AGAINST
-    assert verdicts.verdict([None, None]) == OPEN
+# -- claims -----------------------------------------------------------------------------------------------------------
 
 
 def test_findings_follow_the_numbers(tables: Tables) -> None:
-    assert finding(tables, "Fine-tuning scores below probing").verdict == HELD
-    assert finding(tables, "Probing then fine-tuning scores below").verdict == HELD
-    assert finding(tables, "Pre-scaling is near").verdict == HELD
-    assert finding(tables, "Pre-scaling forgets less (FGT) than fine-tuning").verdict == HELD
-    assert finding(tables, "Over-smoothing is lower").verdict == PARTLY
-    assert finding(tables, "Over-smoothing falls").verdict == AGAINST
-    assert finding(tables, "Sink deviation (the strongest sink) is higher").verdict == OPEN
-    assert finding(tables, "Full scaling scores above uniform").verdict == ABSENT
-    assert "`prescale uniform`" in finding(tables, "Full scaling scores above uniform").evidence
+    assert find_verdict(tables, "Fine-tuning scores below probing").word == AS_PUBLISHED
+    assert find_verdict(tables, "Probing then fine-tuning scores below").word == AS_PUBLISHED
+    assert find_verdict(tables, "Pre-scaling is near").word == AS_PUBLISHED
+    assert find_verdict(tables, "Pre-scaling forgets less (FGT) than fine-tuning").word == AS_PUBLISHED
+    assert find_verdict(tables, "Over-smoothing is lower").word == IN_PART
+    assert find_verdict(tables, "Over-smoothing falls").word == AGAINST
+    assert find_verdict(tables, "Sink deviation (the strongest sink) is higher").word == UNDECIDED
+    assert find_verdict(tables, "Full scaling scores above uniform").word == NOT_RUN
+    assert "`prescale uniform`" in find_verdict(tables, "Full scaling scores above uniform").evidence
 
 
-def test_evidence_says_whether_intervals_overlap(tables: Tables) -> None:
-    apart = finding(tables, "Fine-tuning scores below probing").evidence
-    assert "their intervals do not overlap" in apart
-    assert "its interval leaves 0 out" in apart
-    assert "(Paper: finetune 66.22, probe-finetune 98.47.)" in apart
-    close = finding(tables, "Pre-scaling is near").evidence
-    assert "their intervals overlap" in close
-    assert "its interval holds 0" in close
-    assert f"lies within ±{NEAR:g} point" in close
+def test_evidence_has_means_and_differences(tables: Tables) -> None:
+    verdict = find_verdict(tables, "Fine-tuning scores below probing")
+    assert verdict.evidence == (
+        "`probe-finetune` 91.0 ± 2.5, `finetune` 72.0 ± 5.0. "
+        "Difference +19.00 ± 2.48 (3 runs): its interval excludes 0."
+    )
+    assert verdict.claim.published.startswith("DB: finetune 66.22, probe-finetune 98.47; News:")
+    assert "its interval contains 0" in find_verdict(tables, "Pre-scaling is near").evidence
 
 
 def test_an_order_against_the_paper_is_said(tmp_path: Path) -> None:
     scores = {"finetune": SCORES["prescale"], "probe-finetune": SCORES["finetune"]}
     turned = Tables.gather(work_of(tmp_path / "work", scores))
-    assert finding(turned, "Fine-tuning scores below probing").verdict == AGAINST
+    assert find_verdict(turned, "Fine-tuning scores below probing").word == AGAINST
 
 
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     one = Tables.gather(work_of(tmp_path / "work", {row: scores[:1] for row, scores in SCORES.items()}))
-    judged = prescale_findings.findings(one)
-    assert {found.verdict for found in judged} == {OPEN, ABSENT}
-    assert "(one seed, no interval)" in finding(one, "Pre-scaling is near").evidence
+    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, NOT_RUN}
+    assert "(one run, no interval)" in find_verdict(one, "Pre-scaling is near").evidence
 
 
 def test_published_numbers_are_of_known_rows() -> None:
-    for stream, rows in prescale_findings.PUBLISHED.items():
+    for stream, rows in PUBLISHED.items():
         assert stream in STREAMS
         assert set(rows) <= set(ROWS)
         assert all(0 <= number <= 100 for of in rows.values() for number in of.values())
-    assert prescale_findings.published("news-series", "prescale", "forgetting") == 4.40
-    assert prescale_findings.published("stdlib-split", "prescale", "average_performance") is None
-
-
-def test_numbers_in_words() -> None:
-    assert told(interval(1.25, 0.5), 2) == "1.25 ± 0.50"
-    assert told(interval(1.25, 0.5), 1, signed=True) == "+1.2 ± 0.5"
-    assert told(interval(1.0, math.nan, n=1), 1) == "1.0"
-    assert told(None, 1) == "–"
-    assert starred(interval(1.0, 0.5)).endswith("\\*")
-    assert not starred(interval(1.0, 1.5)).endswith("\\*")
-    assert paired({1: 2.0}, {2: 1.0}) is None
-    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert published("news-series", "prescale", "forgetting") == 4.40
+    assert published("stdlib-split", "prescale", "average_performance") is None
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -307,41 +257,23 @@ def test_the_page_has_every_stream_row_and_number(tmp_path: Path) -> None:
     work = work_of(tmp_path / "work")
     work_of(work, {row: SCORES[row] for row in ("finetune", "prescale")}, "stdlib-split")
     Tables.gather(work, "abc123").save(tmp_path / "results")
-    page = prescale_page.page(tmp_path / "results", tmp_path / "figures")
-    assert "### db-split\n" in page
-    assert "### stdlib-split\n" in page
-    assert (
-        "| finetune | 3 | 72.0 ± 5.0 | 27.0 ± 5.0 | 85.5 ± 2.5 | 36.0 ± 2.5 | 6 | 2.0 | 66.22 / 39.15 | 15.90 |" in page
-    )
-    assert "| joint | 3 | 96.6 ± 3.5 | – | – | 48.3 ± 1.7 | 6 | 2.0 | 99.88 / – | – |" in page
-    assert "| prescale | +24.50 ± 1.24\\* |" in page
-    assert "| Over-smoothing | prescale | 3 | 0.310 | 0.410 | +0.100 ± 0.000\\* | -0.110 ± 0.025\\* |" in page
-    assert "| Over-smoothing | prescale | after the last | 3 | 0.410 | 0.420 |" in page
-    assert "Revision abc123." in page
-    assert "On db-split, without any run: `probe`" in " ".join(page.split())
-    assert "`finetune` (3)" in page
-    assert "## Pictures" not in page
-    assert "{" not in page
-    assert all(len(line) <= 120 or line.startswith("|") for line in page.split("\n"))
-
-
-def test_pictures_that_are_there_are_shown(tables: Tables, tmp_path: Path) -> None:
-    tables.save(tmp_path / "results")
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "prescale-tsne.svg").write_text("<svg/>", encoding="utf-8")
-    page = prescale_page.page(tmp_path / "results", tmp_path / "figures")
-    assert "](figures/prescale-tsne.svg)" in page
-    assert "prescale-layers.svg" not in page
-
-
-def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    work_of(tmp_path / "work")
-    assert prescale_page.main(["--work", "work", "--revision", "abc123"]) == 0
-    assert prescale_page.main(["--check"]) == 0
-    prescale_page.PAGE.write_text("old", encoding="utf-8")
-    assert prescale_page.main(["--check"]) == 1
-    assert prescale_page.main(["--work", "nowhere"]) == 2
+    page = PAPER.page(tmp_path / "results")
+    markdown = page.to_markdown()
+    files = {table.name: table.to_csv() for table in page.tables}
+    scores = files["prescale-scores"]
+    assert "db-split,finetune,3,72.0 ± 5.0,27.0 ± 5.0,85.5 ± 2.5,36.0 ± 2.5,6,2.0,66.22 / 39.15,15.90\n" in scores
+    assert "db-split,joint,3,96.6 ± 3.5,–,–,48.3 ± 1.7,6,2.0,99.88 / –,–\n" in scores
+    assert "stdlib-split,prescale,3," in scores
+    assert "db-split,prescale,+24.50 ± 1.24*," in files["prescale-differences"]
+    diagnostics = files["prescale-all-layers"]
+    assert "db-split,Over-smoothing,prescale,3,0.310,0.410,+0.100 ± 0.000*,-0.110 ± 0.025*\n" in diagnostics
+    assert "db-split,Over-smoothing,prescale,after the last,3,0.410,0.420\n" in files["prescale-layers"]
+    assert "| finetune | 72.0 ± 5.0 | 27.0 ± 5.0 |" in markdown
+    text = " ".join(markdown.split())
+    assert "Revision abc123." in text
+    assert "On db-split, without any run: `probe`" in text
+    assert "`finetune` (3)" in text
+    assert "{" not in markdown
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------
@@ -361,9 +293,9 @@ OWN: dict[str, Any] = {
 
 
 def test_pictures_are_small_and_the_same_each_time(tables: Tables, tmp_path: Path) -> None:
-    first = prescale_figures.draw(tables, OWN, tmp_path / "one")
-    second = prescale_figures.draw(tables, OWN, tmp_path / "two")
-    assert {path.name for path in first} == set(prescale_page.CAPTIONS)
+    figures = prescale_figures.make_figures(tables, OWN)
+    first, second = (save_figures(figures, tmp_path / name) for name in ("one", "two"))
+    assert len(first) == 5
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
         assert one.read_bytes().startswith(b"<?xml")
@@ -372,11 +304,11 @@ def test_pictures_are_small_and_the_same_each_time(tables: Tables, tmp_path: Pat
 
 
 def test_lines_and_bars_are_the_tables(tables: Tables) -> None:
-    axes = prescale_figures.layers(tables).axes[0]
+    axes = prescale_figures.draw_layers(tables).axes[0]
     lines = {str(line.get_label()): list(map(float, np.asarray(line.get_ydata()))) for line in axes.lines}
     assert lines["prescale, after"] == [pytest.approx(0.3), pytest.approx(0.31)]
     assert lines["finetune, before"] == [pytest.approx(0.2), pytest.approx(0.21)]
-    bars = prescale_figures.smoothing(tables).axes[0]
+    bars = prescale_figures.draw_smoothing(tables).axes[0]
     heights = [patch.get_height() for patch in bars.patches]  # type: ignore[attr-defined]
     assert heights == pytest.approx([0.42, 0.2, 0.31, 0.52, 0.3, 0.41])
 
@@ -385,47 +317,41 @@ def test_drawn_rows_are_looked_at() -> None:
     assert set(prescale_figures.DRAWN) <= set(LOOKED_AT)
 
 
-def test_without_what_is_kept_nothing_is_redrawn(
-    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tables.save("results")
-    assert prescale_figures.main(["--data", "results", "--redraw"]) == 2
-    assert "redraw: expected" in capsys.readouterr().err
-    Path("results", prescale_figures.FOUND).write_text(json.dumps(OWN), encoding="utf-8")
-    assert prescale_figures.main(["--data", "results", "--redraw"]) == 0
-    assert (PICTURES / "prescale-scales.svg").exists()
+def test_without_the_two_runs_the_other_figures_are_drawn(tables: Tables, tmp_path: Path) -> None:
+    assert prescale_figures.read_data(tmp_path) is None
+    assert [figure.name for figure in prescale_figures.make_figures(tables, None)] == [
+        "prescale-layers",
+        "prescale-smoothing",
+    ]
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.manifold", None)
     with pytest.raises(UserError, match=r"pip install 'regard\[tasks\]'"):
-        prescale_figures.check_neighbours()
+        prescale_figures.check_sklearn()
 
 
 def test_near_states_lie_near_in_two_dimensions() -> None:
     pytest.importorskip("sklearn")
     drawn = np.random.default_rng(0)
     groups = np.concatenate([drawn.normal(size=(12, 8)) * 0.01 + at for at in (0.0, 50.0)]).astype(np.float32)
-    found = prescale_figures.embedded(groups)
+    found = prescale_figures.project(groups)
     assert found.shape == (24, 2)
     within = np.ptp(found[:12], axis=0).max()
     assert np.abs(found[:12].mean(0) - found[12:].mean(0)).max() > within
-    assert np.array_equal(found, prescale_figures.embedded(groups))
+    assert np.array_equal(found, prescale_figures.project(groups))
 
 
 def test_maps_and_states_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prescale_figures, "WORDS", (1, 100))
-    learner = make_learner(
-        small_tasks.stream(), METHODS["prescale"](), small_tasks.loaded(), small_tasks.BUDGET, seed=1
-    )
+    learner = make_learner(small.stream(), METHODS["prescale"](), small.loaded(), small.BUDGET, seed=1)
     for one in prescale_figures.scaling_maps(learner):
         weights = np.array(one["weights"])
         assert weights.shape == (len(one["classes"]), len(one["tokens"]))
         assert weights == pytest.approx(1 / len(one["tokens"]), abs=1e-4)
         assert one["label"] in one["classes"]
-    monkeypatch.setattr(prescale_figures, "embedded", lambda states: states[:, :2])
-    found = prescale_figures.points(learner)
+    monkeypatch.setattr(prescale_figures, "project", lambda states: states[:, :2])
+    found = prescale_figures.project_states(learner)
     assert {one["class"] for one in found} == set(learner.stream.classes)
     monkeypatch.setattr(prescale_figures, "WORDS", (1000, 2000))
     with pytest.raises(UserError, match="expected 3 test texts"):

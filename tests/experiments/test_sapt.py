@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.common.runs import FOLDER, PICTURES
-from experiments.common.verdicts import ABSENT, AGAINST, HELD, OPEN, PARTLY
-from experiments.sapt import analyses_page as sapt_analyses_page
+from experiments.common.claims import (
+    AGAINST,
+    AS_PUBLISHED,
+    HOLDS,
+    IN_PART,
+    NOT_RUN,
+    UNDECIDED,
+    Verdict,
+    judge_claims,
+)
+from experiments.common.figures import save_figures
+from experiments.common.parts import Page
 from experiments.sapt import figures as sapt_figures
-from experiments.sapt import findings as sapt_findings
-from experiments.sapt import page as sapt_page
+from experiments.sapt.analysis_tables import CURVES, curve_table, describe_decoder
+from experiments.sapt.claims import CLAIMS, LLAMA, T5, baselines
+from experiments.sapt.page import PAPER
 from experiments.sapt.run import ORDERS, ROWS, SEEDS
 from experiments.sapt.tables import ANALYSES, COLUMNS, MEASURES, PUBLISHED, RECORD, Tables
 from regard.continual.methods import METHODS
@@ -46,7 +55,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     analysis_of(
         work, "share", "real, 2%", [("average_performance cil", None, 60.0), ("own_adapter_weight end", None, 0.5)]
     )
-    curve = [(name, float(x), float(x)) for name in sapt_analyses_page.FIFTY for x in range(1, 11)]
+    curve = [(name, float(x), float(x)) for name in CURVES for x in range(1, 11)]
     analysis_of(work, "fifty", "sapt, 50 tasks", [*curve, ("average_performance cil", None, 10.0)])
     analysis_of(work, "pair", "similar", [("task 1 end", None, 55.0), ("weight of block 1 in task 2", None, 0.25)])
     written = [
@@ -59,25 +68,19 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return Tables.gather(work, "abc123")
 
 
-def finding(tables: Tables, words: str) -> sapt_findings.Finding:
-    """The finding whose claim begins with these words."""
-    found = [one for one in sapt_findings.findings(tables) if one.claim.said.startswith(words)]
-    assert len(found) == 1
-    return found[0]
+def find_verdict(tables: Tables, words: str) -> Verdict:
+    """Return the verdict of the claim that begins with these words."""
+    matches = [verdict for verdict in judge_claims(CLAIMS, tables) if verdict.claim.text.startswith(words)]
+    assert len(matches) == 1
+    return matches[0]
+
+
+def files_of(page: Page) -> dict[str, str]:
+    return {table.name: table.to_csv() for table in page.tables}
 
 
 def gathered(folder: Path, scores: Mapping[str, Sequence[float]]) -> Tables:
     return Tables.gather(work_of(folder / "work", scores))
-
-
-# -- the committed page ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not (ROOT / FOLDER / RECORD).exists(), reason="the tables of SAPT are not there yet")
-def test_the_page_is_made_from_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert (ROOT / sapt_page.PAGE).read_text(encoding="utf-8") == sapt_page.page()
-    assert sapt_page.main(["--check"]) == 0
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -207,19 +210,19 @@ def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_findings_follow_the_numbers(tables: Tables) -> None:
-    assert finding(tables, "SAPT performs better at the end").verdict == HELD
-    assert finding(tables, "SAPT is at most 3 points").verdict == HELD
-    assert finding(tables, "SAPT forgets at most 2").verdict == HELD
-    assert finding(tables, "SAPT learns each task").verdict == HELD
-    assert finding(tables, "The gate is open").verdict == HELD
-    assert finding(tables, "The published gate gives").verdict == HELD
-    assert finding(tables, "Without reflection").verdict == HELD
-    assert finding(tables, "A density").verdict == HELD
-    assert finding(tables, "Blocks that are learnt").verdict == ABSENT
-    assert "`sapt, not aligned`" in finding(tables, "Blocks that are learnt").evidence
-    order = finding(tables, "Methods come in the order that is published with T5")
-    assert order.verdict == PARTLY  # joint is above SAPT
-    assert "(Published: sequential-lora 46.0, incremental-lora 64.7" in order.evidence
+    assert find_verdict(tables, "SAPT performs better at the end").word == AS_PUBLISHED
+    assert find_verdict(tables, "SAPT is at most 3 points").word == AS_PUBLISHED
+    assert find_verdict(tables, "SAPT forgets at most 2").word == HOLDS
+    assert find_verdict(tables, "SAPT learns each task").word == HOLDS
+    assert find_verdict(tables, "The gate is open").word == HOLDS
+    assert find_verdict(tables, "The published gate gives").word == HOLDS
+    assert find_verdict(tables, "Without reflection").word == AS_PUBLISHED
+    assert find_verdict(tables, "A density").word == AS_PUBLISHED
+    assert find_verdict(tables, "Blocks learnt under").word == NOT_RUN
+    assert "`sapt, not aligned`" in find_verdict(tables, "Blocks learnt under").evidence
+    order = find_verdict(tables, "Methods come in the order published with T5")
+    assert order.word == IN_PART  # joint is above SAPT
+    assert order.claim.published.startswith("sequential-lora 46.0, incremental-lora 64.7")
 
 
 def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
@@ -239,29 +242,27 @@ def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
         "A density",
         "Methods come in the order",
     ):
-        judged = [one for one in sapt_findings.findings(turned) if one.claim.said.startswith(words)]
-        assert {one.verdict for one in judged} <= {AGAINST, PARTLY}, words
-    assert finding(turned, "SAPT performs better at").verdict == AGAINST
-    assert finding(turned, "Without reflection").verdict == PARTLY  # forgets more, and is better at the end
+        verdicts = [one for one in judge_claims(CLAIMS, turned) if one.claim.text.startswith(words)]
+        assert {one.word for one in verdicts} <= {AGAINST, IN_PART}, words
+    assert find_verdict(turned, "SAPT performs better at").word == AGAINST
+    assert find_verdict(turned, "Without reflection").word == IN_PART  # forgets more, and is better at the end
 
 
-def test_few_runs_tell_nothing_and_how_many_there_are(tmp_path: Path) -> None:
+def test_few_runs_decide_nothing(tmp_path: Path) -> None:
     one = gathered(tmp_path, {row: finals[:1] for row, finals in SCORES.items()})
-    judged = sapt_findings.findings(one)
-    assert {found.verdict for found in judged} == {OPEN, ABSENT}
-    assert all("Too few runs (1; 3 are needed)." in found.evidence for found in judged if found.verdict == OPEN)
+    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, NOT_RUN}
 
 
 def test_baselines_are_told_no_task(tables: Tables) -> None:
     """Neither what has a model or a head for each task, nor all tasks at once, nor SAPT in other settings."""
-    assert sapt_findings.baselines(tables, tables.whole) == ["sequential-lora", "incremental-lora", "replay-lora"]
+    assert baselines(tables, tables.whole) == ["sequential-lora", "incremental-lora", "replay-lora"]
 
 
 def test_published_numbers_are_of_known_rows() -> None:
-    for numbers in (sapt_findings.T5, sapt_findings.LLAMA):
+    for numbers in (T5, LLAMA):
         assert set(numbers) <= set(ROWS)
         assert list(numbers.values()) == sorted(numbers.values())
-    needed = {row for claim in sapt_findings.CLAIMS for row in claim.needs}
+    needed = {row for claim in CLAIMS for row in claim.needs}
     assert needed <= set(ROWS)
     assert {row.method for row in ROWS.values()} <= set(METHODS)
     assert ORDERS == ("3", "4")
@@ -272,77 +273,56 @@ def test_published_numbers_are_of_known_rows() -> None:
 
 def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> None:
     tables.save(tmp_path / "results")
-    page = sapt_page.page(tmp_path / "results", tmp_path / "figures")
-    first = "| sapt | 3 | 71.0 ± 2.5 | 76.0 ± 2.5 | 1.0 ± 0.0 | -1.0 ± 0.0 | 71.7 ± 2.5 | 76.7 ± 2.5 | -0.5 ± 0.7 |"
-    assert first + " 14 | 3.0 | 3.00 | 82.0 | 81.9 |" in page  # three tasks of 3 s and 1.5 s
-    said = " ".join(page.split())
-    assert "Other rates: 0.0005 for `incremental-lora`, `o-lora`, `n-lora` and `inflora`; 0.0001 for `osf`." in said
-    assert "`n-lora` product=released, sparsity=0.4; `l2p` rate=0.002;" in said
-    assert "`sapt` reflects on 100 query vectors a task" in said
-    assert "`replay-lora` keeps 50 texts of all tasks together." in said
-    assert "| sequential-lora | -39.00 ± 2.48\\* |" in page
-    assert "| sapt, gate published | 0.47 ± 0.00 | 0.20 ± 0.00 |" in page
-    assert "| films | 0.90 | 0.80 | 0.90 | 0.30 | 0.20 | 0.10 |" in page
-    assert "The last of them with revision abc123." in said
-    assert "there is no data here for yahoo" in said
-    assert "Among a task's own labels chance gives 50.0 %; among all" in said
-    assert "Of order 3, without any run: `sapt, published samples`" in said
-    assert "## Pictures" not in page
-    assert "## Further analyses" not in page
-    assert "{" not in page
-    assert "  " not in page.replace("\n  ", "\n")
-    assert all(len(line) <= 120 or line.startswith("|") for line in page.split("\n"))
+    page = PAPER.page(tmp_path / "results")
+    files, text = files_of(page), " ".join(page.to_markdown().split())
+    first = "sapt,3,71.0 ± 2.5,76.0 ± 2.5,1.0 ± 0.0,-1.0 ± 0.0,71.7 ± 2.5,76.7 ± 2.5,-0.5 ± 0.7,"
+    assert first + "14,3.0,3.00,82.0,81.9\n" in files["sapt-scores"]  # three tasks of 3 s and 1.5 s
+    assert "sequential-lora,-39.00 ± 2.48*," in files["sapt-to-sapt"]
+    assert '"sapt, gate published",0.47 ± 0.00,0.20 ± 0.00,' in files["sapt-gates"]
+    assert "films,0.90,0.80,0.20,0.10,0.90,0.30\n" in files["sapt-own-weights"]
+    assert "| sapt | 3 | 71.0 ± 2.5 | 1.0 ± 0.0 | 76.7 ± 2.5 | 14 |" in text
+    assert "`inflora` 0.0005 and `osf` 0.0001." in text
+    assert "`sapt` reflects on 100 vectors a task" in text
+    assert "Last revision abc123." in text
+    assert "no data for yahoo" in text
+    assert "Chance among own labels: 50.0 %." in text
+    assert "Order 3, without any run: `sapt, published samples`" in text
+    assert "{" not in text
 
 
-def test_orders_and_analyses_are_told_where_they_are(both: Tables, tmp_path: Path) -> None:
+def test_orders_and_analyses_are_in_the_tables(both: Tables, tmp_path: Path) -> None:
     both.save(tmp_path / "results")
-    page = sapt_page.page(tmp_path / "results", tmp_path / "figures")
-    assert "| row | AP, order 3 | F.Ra, order 3 | AP, order 4 | F.Ra, order 4 |" in page
-    assert "| sapt | 5 | 70.8 ± 1.0 |" in page
-    assert "order 4 (songs, books, films)" in " ".join(page.split())
-    assert "### How much must stand in for earlier tasks" in page
-    assert "| case | AP | end |\n| --- | --- | --- |\n| real, 2% | 60.0 | 0.50 |\n| real, 10% | 61.0 | 0.88 |" in page
-    assert "| sapt, 50 tasks | own weight | 3.00 | 8.00 | 2.67 |" in page
-    assert "| similar | 55.0 | 0.25 |" in page
-    assert "| case | AP | F.Ra | end | s |\n| --- | --- | --- | --- | --- |\n| sapt | 40.0 | 2.0 | 0.88 | 9 |" in page
-    told = " ".join(page.split())
-    assert "Variants of `sapt` are run in order 3 alone" in told
-    assert "Of order 3, without any run: `sapt, published samples`" in told
-    assert "Of order 4, without any run: `incremental-lora`" in told
-    assert "of its tasks from text to text those of the decoder alone." in told
-    assert "{" not in page
+    page = PAPER.page(tmp_path / "results")
+    files, text = files_of(page), " ".join(page.to_markdown().split())
+    assert files["sapt-orders"].startswith('row,"AP, order 3","F.Ra, order 3","AP, order 4","F.Ra, order 4"\n')
+    assert "sapt,5,70.8 ± 1.0," in files["sapt-scores"]
+    cases = files["sapt-cases"].splitlines()
+    assert [line for line in cases if line.startswith("share")] == [
+        f'share,"real, {part}%",{ap},{own}{",–" * (cases[0].count(",") - 3)}'
+        for part, ap, own in ((2, "60.0", "0.50"), (10, "61.0", "0.88"))
+    ]
+    assert '"sapt, 50 tasks",own weight,3.00,8.00,2.67\n' in files["sapt-fifty"]
+    assert "Variants of `sapt` were run in order 3 alone" in text
+    assert "Order 4, without any run: `incremental-lora`" in text
 
 
 def test_pages_of_few_rows_can_be_made(tmp_path: Path) -> None:
     gathered(tmp_path, {"sequential-lora": (30.0,)}).save(tmp_path / "results")
-    page = sapt_page.page(tmp_path / "results")
-    assert "No run has a gate." in page
-    assert "There is no run of `sapt`" in page
-    assert len(sapt_figures.draw(Tables.load(tmp_path / "results"), tmp_path / "figures")) == 2
-
-
-def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    work_of(tmp_path / "work")
-    assert sapt_page.main(["--work", "work", "--revision", "abc123"]) == 0
-    assert sapt_page.main(["--check"]) == 0
-    sapt_page.PAGE.write_text("old", encoding="utf-8")
-    assert sapt_page.main(["--check"]) == 1
-    assert sapt_page.main(["--work", "nowhere"]) == 2
+    page = PAPER.page(tmp_path / "results")
+    assert "| sequential-lora | 1 | 30.0 |" in page.to_markdown()
+    assert len(save_figures(page.figures, tmp_path / "figures")) == 2
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_pictures_are_small_and_the_same_each_time(both: Tables, tmp_path: Path) -> None:
-    first = sapt_figures.draw(both, tmp_path / "one")
-    second = sapt_figures.draw(both, tmp_path / "two")
-    assert {path.name for path in first} == set(sapt_page.CAPTIONS)
+    figures = sapt_figures.make_figures(both)
+    first, second = (save_figures(figures, tmp_path / name) for name in ("one", "two"))
+    assert len(first) == 5
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
         assert len(one.read_bytes()) < 200_000
-    both.save(tmp_path / "results")
-    assert "](one/sapt-weights.svg)" in sapt_page.page(tmp_path / "results", tmp_path / "one")
 
 
 def lines_of(drawn: Any) -> dict[str, Any]:
@@ -355,23 +335,14 @@ def test_what_is_drawn_is_the_tables(tables: Tables) -> None:
     assert given[1] == pytest.approx([0.1, 0.9, math.nan], nan_ok=True)
     assert sapt_figures.weight_map(tables, "3", "sapt", "end")[0] == pytest.approx([0.8, 0.1, 0.1])
     drawn: Any = {
-        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.curves(tables).axes[0].lines
+        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.draw_curves(tables).axes[0].lines
     }
     assert drawn["sapt"] == pytest.approx([72.0, 72.0, 71.0])
     assert drawn["joint, at the end"] == pytest.approx([72.0, 72.0])
     lines: Any = {
-        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.own(tables).axes[0].lines
+        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.draw_own(tables).axes[0].lines
     }
     assert lines["sapt, at the end"] == pytest.approx([0.8, 0.8, 0.9])
-
-
-def test_the_command_draws(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert sapt_figures.main(["--data", "results"]) == 2
-    tables.save("results")
-    assert sapt_figures.main(["--data", "results"]) == 0
-    assert (PICTURES / "sapt-weights.svg").exists()
-    assert not (PICTURES / "sapt-fifty.svg").exists()
 
 
 # -- what is said beside the tables -----------------------------------------------------------------------------------
@@ -384,9 +355,9 @@ def test_methods_that_are_no_better_than_plain_ones_are_named(tmp_path: Path) ->
         "migu": [20.5, 20.5, 22.5],
         "epi": [50.0, 51.0, 52.0],
     }
-    said = finding(gathered(tmp_path, scores), "SAPT performs better at the end").evidence
-    assert "Not surely above `sequential-lora` themselves: `migu`." in said
-    assert "Among the labels of a text's own task it lies above 0 for " in said
+    said = find_verdict(gathered(tmp_path, scores), "SAPT performs better at the end").evidence
+    assert "Not above `sequential-lora`: `migu`." in said
+    assert "Among the labels of a text's own task above 0 for " in said
 
 
 def test_what_the_decoder_came_to_is_said_in_points() -> None:
@@ -396,12 +367,17 @@ def test_what_the_decoder_came_to_is_said_in_points() -> None:
         ("replay-lora", "average_performance til", 20.0),
     ]
     rows += [("separate", "learning_accuracy til", 29.0), ("sapt", "learning_accuracy til", 24.5)]
-    found = pd.DataFrame([{"case": case, "measure": name, "x": None, "value": value} for case, name, value in rows])
-    said = sapt_analyses_page.decoded(found)
+    found = pd.DataFrame(
+        [
+            {"analysis": "decoder", "case": case, "measure": name, "x": None, "value": value}
+            for case, name, value in rows
+        ]
+    )
+    said = describe_decoder(found)
     assert "4.0 points below `joint`" in said
     assert "3.5 points above `replay-lora`" in said
     assert "4.5 points below what `separate` learns" in said
-    assert sapt_analyses_page.decoded(found[found["case"] != "sapt"]) == ""
+    assert describe_decoder(found[found["case"] != "sapt"]) == ""
 
 
 def test_the_bound_of_an_own_weight_is_told_beside_it(both: Tables) -> None:
@@ -409,5 +385,5 @@ def test_the_bound_of_an_own_weight_is_told_beside_it(both: Tables) -> None:
     rows = [
         {"analysis": "fifty", "case": "sapt, 50 tasks", "seed": 1, "measure": n, "x": x, "value": v} for n, x, v in more
     ]
-    told = sapt_analyses_page.analyses(pd.concat([both.analyses, pd.DataFrame(rows)]))
-    assert re.search(r"sapt, 50 tasks \| own weight, at most \| 0\.46 \| 0\.13 \|", told)
+    table = curve_table(pd.concat([both.analyses, pd.DataFrame(rows)]))
+    assert ["sapt, 50 tasks", "own weight, at most", "0.46", "0.13"] in [list(row[:4]) for row in table.rows]

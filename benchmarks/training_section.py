@@ -1,0 +1,152 @@
+"""Sections of docs/benchmarks.md on training: attention operations, a step, the loss layer."""
+
+from __future__ import annotations
+
+from benchmarks.markdown import (
+    ResultTable,
+    Row,
+    case_cells,
+    format_verdict,
+    markdown_table,
+    mebibytes,
+    milliseconds,
+    ratio,
+    ratio_cells,
+)
+
+SHOWN = (
+    "softmax",
+    "sigmoid",
+    "elu",
+    "linear",
+    "elu-kernel",
+    "kv-bias",
+    "off-by-one",
+    "softpick",
+    "alibi",
+    "window-256",
+)
+"""Operations that the page shows."""
+OPERATORS = """
+## Training with other attentions: the operation alone
+
+Forward and backward pass of each attention in its training backend (Regard), and with its matrix written out (eager),
+against PyTorch's fused softmax attention. 12 heads of width 64, float32. Memory in MiB.
+
+{operators}
+
+Aim: at most 1. {verdict}
+"""
+STEPS = """
+## A training step
+
+Forward, backward, clipping and AdamW of 2048 tokens: Regard's decoder in its loop; a minimal module in the style of
+nanoGPT and `LlamaForCausalLM` in a plain loop; the latter under the Trainer. Each at the best of float32 and bfloat16,
+compiled or not. Speed is in tokens per second; ratios are of times, above 1 where a peer is slower.
+
+{peers}
+
+Aim: no peer below 1. {verdict}
+"""
+ATTENTION_STEPS = """
+Each attention's step against that of softmax, and with the matrix written out; memory is what PyTorch allocates.
+
+{attentions}
+
+Aim: at most 1. {verdict}
+"""
+LOSS = """
+## Loss layer
+
+Cross-entropy of the output layer, forward and backward: from all logits at once (whole), PyTorch's chunked form, and
+Regard's. Memory in MiB, beside the size of float32 logits.
+
+{loss}
+
+{verdict}
+"""
+
+
+def operators_table(rows: list[Row]) -> ResultTable:
+    """Times and memory of operations; the page shows some of them at 2048 tokens."""
+    names = ("sdpa", "regard", "eager")
+    return ResultTable(
+        "benchmark-operators",
+        ("attention", "backend", "batch", "tokens", "SDPA, ms", "Regard", "eager", "SDPA, MiB", "Regard", "eager"),
+        [
+            (
+                *case_cells(row),
+                milliseconds(row, "sdpa"),
+                *ratio_cells(row, "regard", "eager"),
+                *(mebibytes(row, name) for name in names),
+            )
+            for row in rows
+        ],
+        [row["case"]["length"] == 2048 and row["case"]["attention"] in SHOWN for row in rows],
+    )
+
+
+def operators(rows: list[Row]) -> str:
+    """Return the section on operations."""
+    verdict = format_verdict(rows, {"time": lambda row: ratio(row, "regard") <= 1})
+    return OPERATORS.format(operators=operators_table(rows).to_markdown(), verdict=verdict)
+
+
+def steps(rows: list[Row]) -> str:
+    """Return the section on training steps: peers, and attentions if they were measured."""
+    peers = [row for row in rows if row["case"]["part"] == "peers"]
+    attentions = [row for row in rows if row["case"]["part"] == "attentions"]
+    names = ("minimal", "llama", "trainer")
+
+    def cells(row: Row) -> list[str]:
+        case = row["case"]
+        speeds = (f"{2048 / row['figures'][name]['seconds']:.0f} ({case[name]})" for name in ("regard", *names))
+        return [case["size"], case["length"], *speeds, *ratio_cells(row, *names)]
+
+    text = STEPS.format(
+        peers=markdown_table(
+            ("size", "tokens", "Regard", *names, *(f"{name} ÷ Regard" for name in names)), map(cells, peers)
+        ),
+        verdict=format_verdict(peers, {"time": lambda row: min(ratio(row, name) for name in names) >= 1}),
+    )
+    return text + (_attention_steps(attentions) if attentions else "")
+
+
+def _attention_steps(rows: list[Row]) -> str:
+    """Return the part on a step with each attention."""
+    head = ("size", "tokens", "precision", "attention", "softmax, ms", "Regard", "matrix", "softmax, MiB", "Regard")
+    return ATTENTION_STEPS.format(
+        attentions=markdown_table(
+            (*head, "matrix"),
+            [
+                (
+                    *(row["case"][name] for name in ("size", "length", "precision", "attention")),
+                    milliseconds(row, "softmax"),
+                    *ratio_cells(row, "regard", "materialised"),
+                    *(mebibytes(row, name) for name in ("softmax", "regard", "materialised")),
+                )
+                for row in rows
+            ],
+        ),
+        verdict=format_verdict(rows, {"time": lambda row: ratio(row, "regard") <= 1}),
+    )
+
+
+def loss(rows: list[Row]) -> str:
+    """Return the section on the loss layer."""
+    head = ("tokens", "vocabulary", "width", "precision", "logits, MiB", "whole, ms", "torch", "Regard")
+    return LOSS.format(
+        loss=markdown_table(
+            (*head, "whole, MiB", "torch, MiB", "Regard, MiB"),
+            [
+                (
+                    *case_cells(row),
+                    milliseconds(row, "whole"),
+                    *ratio_cells(row, "torch", "regard"),
+                    *(mebibytes(row, name) for name in ("whole", "torch", "regard")),
+                )
+                for row in rows
+            ],
+        ),
+        verdict=format_verdict(rows, {"time": lambda row: ratio(row, "regard") <= 1}),
+    )

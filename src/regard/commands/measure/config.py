@@ -1,0 +1,77 @@
+"""What a measurement is made of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from regard.runs.config import MAX_SEED, Config, config_field
+
+TOKENS_PER_BATCH = 4096
+"""Tokens of a batch whose size is not given."""
+
+
+def parse_layer_ids(text: str) -> tuple[int, ...]:
+    """Return the layers that a text lists as numbers and ranges, such as 0,3,8-11. Raises ValueError."""
+    layers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise ValueError(part)
+        layers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(dict.fromkeys(layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig(Config):
+    """Everything that a run of `regard measure` depends on beside model and text.
+
+    `statistics` may hold instances of `regard.statistics.Statistic`; a copy of each is used. Layers are counted from 0;
+    −1 are the embeddings.
+    """
+
+    command: ClassVar[str] = "measure"
+
+    statistics: tuple[Any, ...] = config_field(("default",), "default, all, or names")
+    input: Literal["natural", "random", "repeated"] = config_field(
+        "natural", "natural (the text), random, or repeated tokens"
+    )
+    bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
+    samples: int = config_field(100, "windows to measure")
+    length: int = config_field(64, "tokens in a window")
+    epsilon: tuple[float, ...] = config_field(
+        (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
+    )
+    layer_ids: tuple[int, ...] | None = config_field(
+        None,
+        "layers to observe, counted from 0, as 0,3,8-11 (default: all)",
+        minimum=-1,
+        min_items=1,
+        parser=parse_layer_ids,
+        syntax="numbers and ranges such as 0,3,8-11",
+        none_word="all",
+    )
+    batch_size: int | None = config_field(None, "windows a forward (default: auto)", none_word="auto")
+    seed: int = config_field(0, "of the choice of windows and of fresh weights", minimum=0, maximum=MAX_SEED)
+
+    def check(self) -> None:
+        """Look up the statistics. Raises UserError."""
+        from regard.statistics import statistic_factories, statistic_names
+
+        statistics: Any = self.statistics
+        if all(isinstance(statistic, str) for statistic in statistics):
+            statistics = statistic_names(statistics[0] if len(statistics) == 1 else statistics)
+        statistic_factories(statistics)
+        object.__setattr__(self, "statistics", tuple(statistics))
+
+    @property
+    def batch_rows(self) -> int:
+        """Windows a forward."""
+        return self.batch_size or max(1, min(self.samples, TOKENS_PER_BATCH // self.length))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by its name, statistics by their names."""
+        from regard.statistics import statistic_factories
+
+        return {**super().to_dict(), "statistics": list(statistic_factories(self.statistics))}

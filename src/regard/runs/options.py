@@ -1,0 +1,210 @@
+"""Options: fields of configurations, declared once and checked alike from Python, files and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from regard.errors import UserError
+
+_NOUNS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("a name", "names")}
+Parser = Callable[[str], Any]
+
+
+def config_field(
+    default: Any,
+    help: str,
+    *,
+    choices: Collection[str] | Callable[[], Collection[str]] | None = None,
+    minimum: float | None = None,
+    exclusive_minimum: float | None = None,
+    maximum: float | None = None,
+    exclusive_maximum: float | None = None,
+    min_items: int = 0,
+    repeated: bool = False,
+    parser: Parser | None = None,
+    syntax: str | None = None,
+    none_word: str = "none",
+) -> Any:
+    """Declare a field of a configuration.
+
+    The type of the field may be `bool`, `int`, `float`, `str` or a `Literal`, a tuple of one of them, or `None` beside.
+
+    Args:
+        default: Its default.
+        help: One line that explains it, as `--help` shows it.
+        choices: The allowed values, or a function that looks them up. Those of a `Literal` need not be repeated.
+        minimum: The smallest number allowed. Whole numbers without bounds are at least 1.
+        exclusive_minimum: A number that it must exceed.
+        maximum: The largest number allowed.
+        exclusive_maximum: A number that it must be below.
+        min_items: How many values a tuple has at least.
+        repeated: A tuple's option takes its values as words of their own; otherwise they have commas between them.
+        parser: Reads a text in a way of its own. Raises ValueError.
+        syntax: What `parser` reads, for messages: "numbers and ranges such as 0,3,8-11".
+        none_word: The text that stands for None; empty if no text does.
+    """
+    known = {name: value for name, value in locals().items() if name != "default"}
+    return dataclasses.field(default=default, metadata=known)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a configuration with everything that was declared of it; see `config_field`.
+
+    Attributes:
+        name: The field's name.
+        default: Its default.
+        kind: The type of its value, or of a tuple's elements.
+        optional: Whether it may be None.
+        size: How many elements a tuple has; None for any number, 0 for a field that is no tuple.
+        declared: What `config_field` was told.
+    """
+
+    name: str
+    default: Any
+    kind: Any
+    optional: bool
+    size: int | None
+    declared: dict[str, Any]
+
+    @classmethod
+    def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
+        """Return the option of a field with this type."""
+        types = [part for part in get_args(hint) if part is not type(None)]
+        optional = type(None) in get_args(hint)
+        kind, declared = types[0] if optional else hint, dict(field.metadata)
+        size: int | None = 0
+        if get_origin(kind) is tuple:
+            elements = get_args(kind)
+            kind, size = elements[0], None if elements[-1] is Ellipsis else len(elements)
+        if get_origin(kind) is Literal:
+            kind, declared["choices"] = str, get_args(kind)
+        return cls(field.name, field.default, kind, optional, size, declared)
+
+    @property
+    def label(self) -> str:
+        """The name as the command line spells it, without the dashes before it."""
+        return self.name.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """One line that explains it."""
+        return str(self.declared["help"])
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether it has several values."""
+        return self.size != 0
+
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The allowed values; None if there is no list of them."""
+        choices = self.declared["choices"]
+        return None if choices is None else tuple(choices() if callable(choices) else choices)
+
+    @property
+    def expected(self) -> str:
+        """The allowed values in words."""
+        none_word = self.declared["none_word"] if self.optional else ""
+        return f"{self._values()} or {none_word}" if none_word else self._values()
+
+    def _values(self) -> str:
+        if self.declared["syntax"]:
+            return str(self.declared["syntax"])
+        if self.choices is not None:
+            return f"{'some' if self.is_tuple else 'one'} of {', '.join(self.choices)}"
+        if self.kind is bool:
+            return "true or false"
+        if self.kind not in _NOUNS:
+            return "values"
+        noun = _NOUNS[self.kind][self.is_tuple]
+        return " ".join(part for part in (str(self.size or ""), noun, self._bounds()) if part)
+
+    def _bounds(self) -> str:
+        low, above, high, below = self._limits()
+        if low is not None and high is not None:
+            return f"from {low:g} to {high:g}" if high < 2**53 else f"of at least {low:g}"
+        lower = f"over {above:g}" if above is not None else "" if low is None else f"of at least {low:g}"
+        upper = f"below {below:g}" if below is not None else "" if high is None else f"of at most {high:g}"
+        return " and ".join(part for part in (lower, upper) if part)
+
+    def _limits(self) -> tuple[float | None, ...]:
+        """Return minimum, exclusive minimum, maximum and exclusive maximum."""
+        low, above, high, below = (
+            self.declared[name] for name in ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
+        )
+        return (1 if self.kind is int and low is None and above is None else low), above, high, below
+
+    def error(self, shown: object) -> UserError:
+        """Return the error of a value that it cannot have."""
+        return UserError(f"{self.label}: expected {self.expected}, got {shown}")
+
+    # -- values -----------------------------------------------------------------------------------------
+
+    def validate(self, value: Any) -> Any:
+        """Return a value in the field's type. Raises UserError for one that it cannot have."""
+        if value is None and self.optional:
+            return None
+        if not self.is_tuple:
+            return self._validate_element(value)
+        if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:
+            value = [part.strip() for part in value.split(",")]
+        elif isinstance(value, str) or not isinstance(value, Iterable):
+            value = (value,)
+        values = tuple(self._validate_element(part) for part in value)
+        if self.size is None and self.kind is not Any and not self.declared["repeated"]:
+            values = tuple(dict.fromkeys(values))
+        if len(values) < self.declared["min_items"] or (self.size is not None and len(values) != self.size):
+            raise self.error(", ".join(map(str, values)) or "none")
+        return values
+
+    def _validate_element(self, value: Any) -> Any:
+        number = {int: numbers.Integral, float: numbers.Real}.get(self.kind)
+        is_bool = isinstance(value, bool)
+        if number is not None and not is_bool and isinstance(value, number):
+            value = self.kind(value)
+        if self.kind is Any:
+            return value
+        if type(value) is not self.kind:
+            raise self.error(repr(value))
+        if number is not None and not self._is_within_limits(value):
+            raise self.error(value)
+        if self.choices is not None and value not in self.choices:
+            raise self.error(repr(value))
+        return value
+
+    def _is_within_limits(self, value: float) -> bool:
+        low, above, high, below = self._limits()
+        return (
+            math.isfinite(value)
+            and (low is None or value >= low)
+            and (above is None or value > above)
+            and (high is None or value <= high)
+            and (below is None or value < below)
+        )
+
+    # -- texts ------------------------------------------------------------------------------------------
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text states, as `--name TEXT` does. Raises UserError."""
+        if self.optional and text and text.lower() == self.declared["none_word"]:
+            return None
+        try:
+            if self.declared["parser"] is not None:
+                return self.declared["parser"](text)
+            if not self.is_tuple:
+                return self._parse_element(text)
+            parts = [text] if self.declared["repeated"] else text.split(",")
+            return tuple(self._parse_element(part.strip()) for part in parts)
+        except (ValueError, KeyError, ArithmeticError):
+            raise self.error(repr(text)) from None
+
+    def _parse_element(self, text: str) -> Any:
+        if self.kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return text if self.kind is Any else self.kind(text)

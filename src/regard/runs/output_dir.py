@@ -1,0 +1,211 @@
+"""Folders and files that are written whole or not at all, and take the place of nothing but their own kind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors
+
+from regard.errors import UserError
+
+RESULTS = "results.json"
+"""The file by which a folder is known to be that of a run."""
+OPTION = "--out"
+"""The option by which the user names a place to write to, unless a caller says otherwise."""
+
+
+def check_output_dir(
+    folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
+) -> None:
+    """Check that a folder can be written.
+
+    Args:
+        folder: The folder.
+        overwrite: Whether an earlier one of the same kind may be replaced.
+        command: The command whose result it is to be: a result of another command is not replaced.
+        marker: The file by which a folder is known to be of Regard's making; what lacks it is not replaced.
+        option: How the user named the folder, for messages.
+
+    Raises:
+        UserError: The folder is in use and may not be replaced, or cannot be made.
+    """
+    folder = Path(folder)
+    with _readable_errors(folder, option):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{option}: expected a folder, {folder} is a file")
+        _check_writable(folder, option)
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        if not (folder / marker).is_file():
+            kind = "a run" if marker == RESULTS else "what is written here"
+            raise UserError(f"{option}: {folder} holds something else than {kind} (no {marker}); it is not overwritten")
+        other = None if command is None else command_of(folder / marker)
+        if other not in (None, command):
+            raise UserError(
+                f"{option}: expected a new folder or a run of `regard {command}`, {folder} is one of `regard {other}`; "
+                "it is not overwritten"
+            )
+        if not overwrite:
+            allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
+            raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
+
+
+def command_of(results: Path) -> str | None:
+    """Return the command whose run has written a `results.json`; None if it does not say."""
+    try:
+        metadata = json.loads(results.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    command = metadata.get("command") if isinstance(metadata, dict) else None
+    return command if isinstance(command, str) else None
+
+
+def check_output_file(path: str | Path, *, overwrite: bool) -> None:
+    """Check that a file can be written.
+
+    Raises:
+        UserError: It exists and may not be replaced, or cannot be made.
+    """
+    path = Path(path)
+    with _readable_errors(path, OPTION):
+        if path.is_dir():
+            raise UserError(f"{OPTION}: expected a file, {path} is a folder")
+        _check_writable(path, OPTION)
+        if path.exists() and not overwrite:
+            raise UserError(f"{OPTION}: {path} exists; choose another name, or give --overwrite")
+
+
+@contextlib.contextmanager
+def _readable_errors(path: Path, option: str) -> Iterator[None]:
+    """Turn what the system raises over a path into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from error
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Check that an entry can be made at a path."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir():
+        raise UserError(f"{option}: cannot write {path}, {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{option}: cannot write {path}, no permission to write in {parent}")
+
+
+@contextlib.contextmanager
+def atomic_folder(
+    folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
+) -> Iterator[Path]:
+    """Write a folder whole or not at all.
+
+    The block writes to a folder beside the one that is asked for. It takes the name at the end, or vanishes after an
+    exception. What an earlier process left that was killed while it wrote is deleted first.
+
+    Args:
+        folder: The folder.
+        overwrite: Whether an earlier one of the same kind may be replaced.
+        command: See `check_output_dir`, as for what follows.
+        marker: The file by which a folder is known to be of Regard's making.
+        option: How the user named the folder.
+
+    Yields:
+        The folder to write to.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    folder = Path(folder).resolve()
+    clear_leftovers(folder)
+    check_output_dir(folder, overwrite=overwrite, command=command, marker=marker, option=option)
+    temporary = _beside(folder, "new")
+    parents = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _rename(temporary, folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UserError(f"cannot write {folder}: {reason}; nothing was written") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for parent in parents:
+                parent.rmdir()  # fails where the folder stands in it by now
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all. Raises UserError."""
+    path = Path(path).resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+            (Path(folder) / path.name).write_text(text, encoding="utf-8")
+            (Path(folder) / path.name).replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Delete what processes of this machine left beside a folder that were killed while they wrote it.
+
+    Where one was killed between two renames, the earlier folder gets its name back.
+    """
+    pattern = re.compile(rf"{re.escape(_prefix(folder))}(new|old)-{re.escape(_host())}-(\d+)-[0-9a-f]+")
+    entries = list(folder.parent.iterdir()) if folder.parent.is_dir() else []
+    for path in entries:
+        match = pattern.fullmatch(path.name)
+        if match is None or _is_running(int(match[2])):
+            continue
+        if match[1] == "old" and not folder.exists():
+            path.rename(folder)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name[:100]}-"
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:32] or "host"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _beside(folder: Path, purpose: str) -> Path:
+    """Return a hidden name beside a folder, which says whose it is."""
+    return folder.with_name(f"{_prefix(folder)}{purpose}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    """Give a folder its name. What had the name before is kept until then, and put back after an interruption."""
+    old = _beside(folder, "old")
+    try:
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+    finally:
+        if old.exists() and folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(folder)

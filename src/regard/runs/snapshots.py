@@ -1,0 +1,175 @@
+"""Complete states of a run, of which the last few are kept: each is whole or not there, and checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from regard.errors import UserError
+from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_files
+from regard.runs.work_dir import UNFINISHED
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """The states in a folder, each in a folder of its own that is named by its index, as `step-00000100`.
+
+    Attributes:
+        folder: Where they are.
+        name: What an index counts.
+        keep: How many of the last states stay. With two, one that is damaged does not lose the run.
+    """
+
+    folder: Path
+    name: str = "step"
+    keep: int = 2
+
+    def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
+        """Write a state under another name, and rename it when all of it is on the disk.
+
+        States of a larger index are of a run that went on from an earlier one, and are deleted.
+
+        Args:
+            index: The index of the state.
+            write: Writes the files of the state into the folder that it is given.
+            record: What `latest` returns with the state, as JSON holds it.
+
+        Returns:
+            The folder of the state.
+
+        Raises:
+            UserError: It cannot be written. What was there before is there still.
+        """
+        final = self.path(index)
+        unfinished = self._unfinished_path()
+        try:
+            unfinished.mkdir(parents=True)
+            write(unfinished)
+            files = sha256_of_files(unfinished)
+            manifest = {"schema_version": SCHEMA_VERSION, "index": index, "record": record, "files": files}
+            (unfinished / MANIFEST).write_text(json.dumps(seal(manifest)), encoding="utf-8")
+            for path in (*unfinished.rglob("*"), unfinished):
+                _flush(path)
+            if final.exists():
+                final.rename(self._unfinished_path())
+            unfinished.rename(final)
+            _flush(self.folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"cannot write the state of {self.name} {index} to {self.folder}: {reason}; {self.describe_latest()}"
+            ) from error
+        self._prune(index)
+        return final
+
+    def path(self, index: int) -> Path:
+        """Return the folder of the state of an index."""
+        return self.folder / f"{self.name}-{index:08d}"
+
+    def paths(self) -> list[Path]:
+        """Return the folders of all states, good or damaged, by rising index."""
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in entries if self._pattern.fullmatch(path.name)), key=self.index_of)
+
+    def index_of(self, path: Path) -> int:
+        """Return the index of the state in a folder."""
+        return int(path.name.removeprefix(f"{self.name}-"))
+
+    def latest_path(self) -> Path | None:
+        """Return the folder of the last good state, None where there is none."""
+        return next((path for path in reversed(self.paths()) if isinstance(_read_manifest(path), dict)), None)
+
+    def latest(self) -> tuple[Path, Any] | None:
+        """Find the last good state.
+
+        Returns:
+            Its folder and its record; None where there is no state at all. A damaged one is passed over with a warning.
+
+        Raises:
+            UserError: There are states, and all of them are damaged.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            manifest = _read_manifest(path)
+            if isinstance(manifest, dict):
+                return path, manifest["record"]
+            warnings.warn(f"{path} is damaged ({manifest}); the state before it is used", stacklevel=2)
+        if paths:
+            raise UserError(
+                f"cannot resume: each of the {len(paths)} states in {self.folder} is damaged. Start again with "
+                "--overwrite."
+            )
+        return None
+
+    def describe_latest(self) -> str:
+        """Return half a sentence about the last good state."""
+        path = self.latest_path()
+        return "there is no saved state" if path is None else f"the last good state is {path}"
+
+    def clear(self) -> None:
+        """Delete all states."""
+        for path in self.paths():
+            self._delete(path)
+
+    def clear_unfinished(self) -> None:
+        """Delete what a process left that was killed while it wrote."""
+        for path in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.name)}-\d{{8,}}")
+
+    def _unfinished_path(self) -> Path:
+        return self.folder / f"{UNFINISHED}{secrets.token_hex(4)}"
+
+    def _prune(self, index: int) -> None:
+        self.clear_unfinished()
+        past = [path for path in self.paths() if self.index_of(path) <= index]
+        for path in self.paths():
+            if path not in past[-self.keep :]:
+                self._delete(path)
+
+    def _delete(self, path: Path) -> None:
+        """Rename first: a process that is killed now leaves no half of a state under its name."""
+        unfinished = self._unfinished_path()
+        path.rename(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | str:
+    """Return the manifest of a state whose files are as they were written, else what is wrong with it."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST}: {' '.join(str(error).split())}"
+    if not is_sealed(manifest):
+        return f"{MANIFEST}: not what was written"
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        return (
+            f"{MANIFEST} has schema version {manifest['schema_version']}, this version of Regard reads {SCHEMA_VERSION}"
+        )
+    damaged = find_damaged_files(path, manifest["files"])
+    return f"{', '.join(damaged)}: not what was written" if damaged else manifest
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,304 @@
+"""The folder in which a long run keeps what it needs to go on: locked, marked, checked, and never anybody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from regard.errors import UserError
+from regard.runs.distributed import raise_on_all_ranks
+from regard.runs.integrity import is_sealed, seal
+from regard.runs.journal import Journal
+from regard.runs.rank import is_main_process
+
+MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
+UNFINISHED = ".unfinished-"
+"""How the name of something begins while it is being written."""
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class WorkDir:
+    """The work folder of one run, locked while `open_work_dir` lasts.
+
+    Attributes:
+        folder: Where it is.
+        command: The command that works there.
+        parts: Names of the entries that the run makes in the folder, beside the journal.
+        products: Names of entries from which alone a run cannot go on.
+        resume: Whether the run goes on with what an earlier one left.
+    """
+
+    folder: Path
+    command: str
+    parts: tuple[str, ...]
+    resume: bool
+    products: tuple[str, ...] = ()
+    _journal: Journal | None = field(default=None, repr=False)
+
+    @property
+    def journal(self) -> Journal:
+        """The finished parts of the run. `start` has to come first."""
+        assert self._journal is not None, "the run has not started"
+        return self._journal
+
+    def start(self, identity: Mapping[str, Any]) -> None:
+        """Begin, or go on, as a run of this identity. Nothing in the folder is changed before.
+
+        Args:
+            identity: What the numbers of the run depend on. A run that goes on must have the same.
+
+        Raises:
+            UserError: The run to go on with has another identity, or its files are damaged.
+        """
+        with raise_on_all_ranks():
+            if is_main_process():
+                self._begin(json.loads(json.dumps(identity)))
+        self.resume = self.resume and (self.folder / MARK).exists()
+        self._journal = Journal(self.folder / JOURNAL, writable=is_main_process())
+
+    def _begin(self, identity: dict[str, Any]) -> None:
+        mark = _read_mark(self.folder)
+        self.resume = self.resume and mark is not None
+        if mark is not None and self.resume:
+            check_same_identity(mark["identity"], identity)
+            if not (self.folder / JOURNAL).exists():
+                raise UserError(f"cannot resume: {self.folder / JOURNAL} is missing. Start again with --overwrite.")
+        elif mark is not None:
+            self._delete_own(mark)
+        self._clear_unfinished()
+        self._write_mark(identity)
+
+    def can_resume(self) -> bool:
+        """Return whether there is something to go on with: an entry of the journal, or one of the `parts`."""
+        return can_resume(self.folder, self.parts)
+
+    def clear(self) -> None:
+        """Delete what the run has made, and the folder if nothing else is in it."""
+        mark = _read_mark(self.folder)
+        if mark is not None:
+            self._delete_own(mark)
+        self._clear_unfinished()
+        (self.folder / LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _write_mark(self, identity: Mapping[str, Any]) -> None:
+        parts = [*self.parts, *self.products]
+        mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
+        path = self.folder / f"{UNFINISHED}{MARK}"
+        try:
+            path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
+            path.replace(self.folder / MARK)
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
+
+    def _delete_own(self, mark: Mapping[str, Any]) -> None:
+        """Delete the entries that a mark names."""
+        for name in (*mark["parts"], JOURNAL, MARK):
+            for path in list(self.folder.glob(name)):
+                _delete(path)
+
+    def _clear_unfinished(self) -> None:
+        """Delete what a process left that was killed while it wrote."""
+        for pattern in (f"{UNFINISHED}*", *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
+            for path in list(self.folder.glob(pattern)):
+                _delete(path)
+
+
+@contextlib.contextmanager
+def open_work_dir(
+    folder: str | Path | None,
+    *,
+    command: str,
+    parts: Sequence[str],
+    products: Sequence[str] = (),
+    resume: bool = False,
+    keep: bool = False,
+) -> Iterator[WorkDir]:
+    """Lock the work folder of a run while the block lasts.
+
+    Nothing in the folder is deleted before `WorkDir.start`. At the end what the run has made is deleted, unless `keep`.
+    After an exception it stays if the run can go on with it, and goes otherwise.
+
+    Args:
+        folder: The folder, which need not exist; None for a temporary one.
+        command: The command that works there.
+        parts: Names, or patterns, of the entries that the run makes in the folder and can go on with.
+        products: Names, or patterns, of the other entries that it makes.
+        resume: Go on with what an earlier run has left, if it has left something.
+        keep: Leave everything at the end.
+
+    Yields:
+        The work folder.
+
+    Raises:
+        UserError: The folder holds something else, or another process works in it.
+    """
+    if folder is None:
+        if resume:
+            raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
+        with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
+            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products))
+        return
+    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products))
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_ranks():
+            check_work_dir(work.folder, command)
+            parents = [parent for parent in work.folder.absolute().parents if not parent.exists()]
+            stack.enter_context(_locked(work.folder, command))
+        try:
+            yield work
+        except BaseException:
+            if is_main_process() and not work.can_resume():
+                _remove(work, parents)
+            raise
+        if is_main_process() and not keep:
+            _remove(work, parents)
+
+
+def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
+    """Delete what a run has made in its work folder, and the folder if nothing else is in it.
+
+    Raises:
+        UserError: The folder is of something else, or in use.
+    """
+    if folder.exists():
+        with open_work_dir(folder, command=command, parts=parts):
+            pass
+
+
+def _remove(work: WorkDir, parents: Sequence[Path]) -> None:
+    work.clear()
+    with contextlib.suppress(OSError):
+        for parent in parents:
+            parent.rmdir()  # fails where something else stands in it by now
+
+
+def check_work_dir(folder: Path, command: str) -> None:
+    """Check that a folder is new, empty, or the work folder of a run of this command.
+
+    Raises:
+        UserError: It is something else, which must not be deleted.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"work folder: expected a folder, {folder} is a file")
+    if not folder.is_dir() or all(path.name == LOCK or path.name.startswith(UNFINISHED) for path in folder.iterdir()):
+        return
+    if not (folder / MARK).exists():
+        raise UserError(f"work folder: expected a new folder or that of an earlier run; {folder} holds other files")
+    mark = _read_mark(folder)
+    if mark is not None and mark["command"] != command:
+        raise UserError(
+            f"work folder: expected a new folder or that of a run of `regard {command}`; {folder} is of `regard "
+            f"{mark['command']}`"
+        )
+
+
+def can_resume(folder: Path, parts: Sequence[str]) -> bool:
+    """Return whether a run has left something in its work folder to go on with.
+
+    Args:
+        folder: The work folder.
+        parts: Names, or patterns, of the entries that such a run makes there.
+    """
+    if not (folder / MARK).is_file():
+        return False
+    journal = folder / JOURNAL
+    if journal.is_file() and b"\n" in journal.read_bytes():
+        return True
+    entries = [path for part in parts for path in folder.glob(part)]
+    return any(path.is_file() or _has_files(path) for path in entries)
+
+
+def _has_files(folder: Path) -> bool:
+    return any(path.is_file() and UNFINISHED not in path.as_posix() for path in folder.rglob("*"))
+
+
+def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference."""
+    was, is_now = _flatten(before), _flatten(now)
+    changed = sorted(name for name in {*was, *is_now} if was.get(name) != is_now.get(name))
+    if changed:
+        raise UserError(
+            f"cannot resume: {changed[0]} was {_shorten(was.get(changed[0]))} when the run started and is "
+            f"{_shorten(is_now.get(changed[0]))} now. Restore it, or start again with --overwrite."
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, command: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is made; only the main process of several does."""
+    if not is_main_process():
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"work folder: {folder} is in use by {_holder(file)}. Wait for it, or stop it.") from None
+        file.truncate(0)
+        started = datetime.datetime.now().isoformat(timespec="seconds")
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command, "started": started}, file)
+        file.flush()
+        yield
+
+
+def _holder(file: IO[str]) -> str:
+    """Name the process that holds a lock, from what it has written there."""
+    try:
+        file.seek(0)
+        holder = json.load(file)
+        return f"process {holder['pid']} on {holder['host']} (regard {holder['command']}, since {holder['started']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _read_mark(folder: Path) -> dict[str, Any] | None:
+    """Return the mark of a run in a folder, None where there is none. Raises UserError for a damaged one."""
+    path = folder / MARK
+    if not path.is_file():
+        return None
+    try:
+        mark: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        mark = {}
+    if not is_sealed(mark) or mark.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"work folder: {path} is damaged or of another version. Delete {folder}, or choose another.")
+    return mark
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dictionaries by their names with dots between."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {
+        key: leaf for part, inner in value.items() for key, leaf in _flatten(inner, f"{name}.{part}".strip(".")).items()
+    }
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,86 @@
+"""A journal keeps what was added, and notices every change of what it kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import UserError
+from regard.runs.journal import Journal
+
+
+def filled(path: Path, count: int = 3) -> Journal:
+    journal = Journal(path)
+    for number in range(count):
+        journal.add(f"entry {number}", {"value": number / 7})
+    return journal
+
+
+def test_entries_come_back_exactly(tmp_path: Path) -> None:
+    filled(tmp_path / "j")
+    again = Journal(tmp_path / "j")
+    assert "entry 2" in again
+    assert "entry 3" not in again
+    assert again["entry 1"] == {"value": 1 / 7}
+    assert len(again) == 3
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "swapped"])
+def test_a_damaged_entry_is_noticed(tmp_path: Path, damage: str) -> None:
+    filled(tmp_path / "j")
+    lines = (tmp_path / "j").read_text().splitlines(keepends=True)
+    if damage == "changed":
+        lines[1] = lines[1].replace("entry 1", "entry 9")
+    elif damage == "removed":
+        del lines[1]
+    else:
+        lines[0], lines[1] = lines[1], lines[0]
+    (tmp_path / "j").write_text("".join(lines))
+    with pytest.raises(UserError, match=r"entry .* is damaged"):
+        Journal(tmp_path / "j")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
+def test_no_flipped_byte_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, place: int, flip: int) -> None:
+    path = tmp_path_factory.mktemp("journal") / "j"
+    filled(path)
+    raw = bytearray(path.read_bytes())
+    before = {f"entry {number}": {"value": number / 7} for number in range(3)}
+    raw[place % len(raw)] ^= flip
+    path.write_bytes(bytes(raw))
+    try:
+        again = Journal(path)
+    except (UserError, UnicodeDecodeError):
+        return
+    entries = {name: again[name] for name in before if name in again}
+    assert entries == {name: before[name] for name in entries}
+    assert len(again) == len(entries)  # at most the end is missing, as after a crash
+
+
+def test_a_line_that_a_crash_cut_off_does_not_count(tmp_path: Path) -> None:
+    filled(tmp_path / "j")
+    with (tmp_path / "j").open("a") as file:
+        file.write('{"name": "entry 3", "val')
+    again = Journal(tmp_path / "j")
+    assert len(again) == 3
+    again.add("entry 3", 1)
+    assert Journal(tmp_path / "j")["entry 3"] == 1
+
+
+def test_a_journal_that_lost_entries_is_told_from_one_that_has_them(tmp_path: Path) -> None:
+    head = filled(tmp_path / "j").head
+    filled(tmp_path / "j2", 4).check_contains(head)
+    with pytest.raises(UserError, match="had 3 entries"):
+        filled(tmp_path / "j3", 2).check_contains(head)
+    with pytest.raises(UserError, match="had 3 entries"):
+        Journal(tmp_path / "gone").check_contains(json.loads(json.dumps(head)))
+
+
+def test_one_that_only_follows_writes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", writable=False)
+    assert journal.add("a", 1) == 1
+    assert journal["a"] == 1
+    assert not (tmp_path / "j").exists()

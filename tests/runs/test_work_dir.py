@@ -1,0 +1,160 @@
+"""A work folder deletes only its own, is locked, and knows the run that it belongs to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.errors import UserError
+from regard.runs.work_dir import JOURNAL, LOCK, MARK, can_resume, open_work_dir
+
+PARTS = ("states",)
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *, resume: bool = False, identity: int = 1, fails: bool = True) -> list[str]:
+    """Add an entry to a run's journal, and stop as a run that was interrupted."""
+    try:
+        with open_work_dir(folder, command="test", parts=PARTS, resume=resume) as work:
+            work.start({"seed": identity})
+            work.journal.add(f"entry {len(work.journal)}", 1)
+            (folder / "states").mkdir(exist_ok=True)
+            (folder / "states" / "a").write_text("a")
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_finished_run_leaves_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path / "a" / "b", fails=False) == []
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_interrupted_run_stays_and_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    assert run(folder) == [LOCK, JOURNAL, "states", MARK]
+    assert can_resume(folder, PARTS)
+    with open_work_dir(folder, command="test", parts=PARTS, resume=True, keep=True) as work:
+        work.start({"seed": 1})
+        assert work.resume
+        assert "entry 0" in work.journal
+    with open_work_dir(folder, command="test", parts=PARTS, resume=False) as work:
+        assert "entry 0" in (folder / JOURNAL).read_text()  # nothing is deleted before the run has started
+        work.start({"seed": 1})
+        assert len(work.journal) == 0
+        assert not (folder / "states").exists()
+
+
+def test_a_refused_call_deletes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def refused() -> None:
+        with open_work_dir(folder, command="test", parts=PARTS):
+            raise UserError("a mistake")
+
+    with pytest.raises(UserError, match="a mistake"):
+        refused()
+    after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {**after, LOCK: b""} == {**before, LOCK: b""}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+    (tmp_path / "states").mkdir()
+    with (
+        pytest.raises(UserError, match="holds other files"),
+        open_work_dir(tmp_path, command="test", parts=PARTS, resume=resume),
+    ):
+        pytest.fail("entered")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["states", "thesis.txt"]
+
+
+def test_files_of_somebody_else_survive_beside_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    (folder / "notes.txt").write_text("mine")
+    run(folder)
+    assert run(folder, fails=False) == ["notes.txt"]
+
+
+def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "w")
+    with (
+        pytest.raises(UserError, match="is of `regard test`"),
+        open_work_dir(tmp_path / "w", command="other", parts=PARTS),
+    ):
+        pytest.fail("entered")
+
+
+def test_another_identity_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path / "w")
+    with pytest.raises(UserError, match="seed was 1 when the run started and is 2 now"):
+        run(tmp_path / "w", resume=True, identity=2)
+    assert can_resume(tmp_path / "w", PARTS)
+
+
+@pytest.mark.parametrize("name", [MARK, JOURNAL])
+def test_a_damaged_index_is_noticed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    (folder / name).write_text((folder / name).read_text().replace("1", "2", 1))
+    with pytest.raises(UserError, match="damaged"):
+        run(folder, resume=True)
+
+
+def test_a_missing_journal_is_noticed(tmp_path: Path) -> None:
+    run(tmp_path / "w")
+    (tmp_path / "w" / JOURNAL).unlink()
+    with pytest.raises(UserError, match="is missing"):
+        run(tmp_path / "w", resume=True)
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    (folder / ".unfinished-work.json").write_text("{")
+    (folder / "states" / "deep").mkdir()
+    (folder / "states" / "deep" / ".unfinished-x").mkdir()
+    run(folder, resume=True)
+    assert not list(folder.rglob(".unfinished-*"))
+
+
+HOLDING = """
+import sys, time
+from regard.runs.work_dir import open_work_dir
+with open_work_dir(sys.argv[1], command="test", parts=()) as work:
+    work.start({})
+    print("there", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_folder_at_work_is_refused_and_says_who_works_there(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / "w")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        with pytest.raises(UserError, match=f"in use by process {process.pid} on .*regard test"):
+            run(tmp_path / "w")
+        process.send_signal(signal.SIGKILL)
+    assert LOCK in run(tmp_path / "w")  # a process that is gone holds no lock
+
+
+def test_without_a_folder_there_is_nothing_to_go_on_with() -> None:
+    with pytest.raises(UserError, match="resume"), open_work_dir(None, command="test", parts=(), resume=True):
+        pytest.fail("entered")
+    with open_work_dir(None, command="test", parts=()) as work:
+        work.start({})
+        folder = work.folder
+        assert json.loads((folder / MARK).read_text())["command"] == "test"
+    assert not folder.exists()
