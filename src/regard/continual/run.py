@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,15 +106,24 @@ def run_stream(
     on_task: Callable[[Learner, int], None] | None = None,
     on_kept: Callable[[int], None] | None = None,
 ) -> RunState:
-    """Return the whole stream learnt.
+    """Train a method on a stream, task after task.
 
-    `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
-    of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
-    `gated`: on how many dev rows of each task it is looked at what the method's gate does, where it has one.
-    `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
-    resumed only for the tasks that were left, for one of them perhaps again; `on_kept(learnt)` when it is written. The
-    network of a run that was resumed when all was learnt has its weights, and nothing else that hooks have shown it.
-    Raises UserError.
+    Args:
+        learner: The run before its first task.
+        method: The method.
+        folder: Folder of the state after the last trained task.
+        resume: Go on from the state in `folder`; on one CPU process to the same numbers. The network has its weights
+            then, and nothing else that hooks have set.
+        checkpoint_every: Steps between checkpoints within a task; by default none.
+        diagnose: Returns diagnostics of the network on a task.
+        gated: Dev rows of each task on which the gate is measured.
+        on_progress: Called with the progress of training.
+        on_task: Called after each task in every process, before its state is written; in a resumed run for the
+            remaining tasks, perhaps again for one of them.
+        on_kept: Called when the state of a task is written.
+
+    Raises:
+        UserError: The run cannot be resumed, or a phase has nothing to train.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint = _fingerprint(learner, method)
@@ -231,7 +241,7 @@ def _train(
         cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with _TrainOnly(learner, phase):
+        with _train_only(learner, phase):
             a_token = flops_per_token(learner, method, batches)
             a_step = flops_per_transform(learner, method, batches, phase)
             result = training.train(
@@ -279,29 +289,23 @@ def _make_training_config(
     )
 
 
-class _TrainOnly:
-    """While it lasts only what a phase trains requires gradients."""
-
-    def __init__(self, learner: Learner, phase: TrainingPhase) -> None:
-        network = learner.network
-        trainable = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        if phase.trains == "head" and not any(network.is_head_parameter(name) for name in trainable):
-            raise UserError(
-                f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
-                f"{network.classifier.config.head} has no weights"
-            )
-        self.frozen = [
-            parameter
-            for name, parameter in network.named_parameters()
-            if parameter.requires_grad and phase.trains == "head" and not network.is_head_parameter(name)
-        ]
-
-    def __enter__(self) -> None:
-        for parameter in self.frozen:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *error: object) -> None:
-        for parameter in self.frozen:
+@contextmanager
+def _train_only(learner: Learner, phase: TrainingPhase) -> Iterator[None]:
+    """Freeze for a while what a phase does not train."""
+    network, head_only = learner.network, phase.trains == "head"
+    trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    if head_only and not any(map(network.is_head_parameter, trainable)):
+        raise UserError(
+            f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
+            f"{network.classifier.config.head} has no weights"
+        )
+    frozen = [parameter for name, parameter in trainable.items() if head_only and not network.is_head_parameter(name)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
             parameter.requires_grad_(True)
 
 

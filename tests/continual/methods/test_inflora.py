@@ -20,7 +20,7 @@ from regard.continual.methods.inflora import (
     grow_subspace,
 )
 from regard.continual.run import run_stream
-from regard.continual.state import restore_state, save_state
+from regard.continual.state import restore_state, save
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import fill, learnt, made, moved, of_block, precise
 
@@ -250,8 +250,10 @@ def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) 
     method = made("inflora")
     learner = precise(method)
     method.state.tensors["free/empty"] = drawn(4, 0)
-    save_state(tmp_path, 1, learner.network, method.state, {"about": {}})
-    kept, _ = restore_state(tmp_path, 1, learner.network, {})
+    save(tmp_path, 1, learner.network, method.state, {"identity": {}})
+    restored = restore_state(tmp_path, learner.network, {})
+    assert restored is not None
+    kept = restored[1]
     assert kept.tensors["free/empty"].shape == (4, 0)
     found = design_down(HAND, InputSubspace(kept.tensors["free/empty"], True), 2)
     assert torch.equal(found, torch.zeros(2, 4, dtype=torch.float64))
