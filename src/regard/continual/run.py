@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +31,7 @@ from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
 from regard.continual.text_learner import make_text_learner
-from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps
+from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps, train_only
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
@@ -241,7 +240,7 @@ def _train(
         cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with _train_only(learner, phase):
+        with train_only(learner, phase):
             a_token = flops_per_token(learner, method, batches)
             a_step = flops_per_transform(learner, method, batches, phase)
             result = training.train(
@@ -287,26 +286,6 @@ def _make_training_config(
         save_total_limit=1,
         logging_steps=batches.steps,
     )
-
-
-@contextmanager
-def _train_only(learner: Learner, phase: TrainingPhase) -> Iterator[None]:
-    """Freeze for a while what a phase does not train."""
-    network, head_only = learner.network, phase.trains == "head"
-    trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
-    if head_only and not any(map(network.is_head_parameter, trainable)):
-        raise UserError(
-            f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
-            f"{network.classifier.config.head} has no weights"
-        )
-    frozen = [parameter for name, parameter in trainable.items() if head_only and not network.is_head_parameter(name)]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
 
 
 def _make_step_callback(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import nn
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +92,23 @@ class TrainingPhase:
     respects_max_steps: bool = True
     transform_gradients: Callable[[nn.Module, int], None] | None = None
     lr_multipliers: Mapping[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def train_only(learner: Learner, phase: TrainingPhase) -> Iterator[None]:
+    """Freeze for a while what a phase does not train."""
+    network, head_only = learner.network, phase.trains == "head"
+    trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    if head_only and not any(map(network.is_head_parameter, trainable)):
+        raise UserError(
+            f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
+            f"{network.classifier.config.head} has no weights"
+        )
+    frozen = [parameter for name, parameter in trainable.items() if head_only and not network.is_head_parameter(name)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
