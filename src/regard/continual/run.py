@@ -240,7 +240,7 @@ def _train(
         cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with train_only(learner, phase):
+        with train_only(learner.network, phase):
             a_token = flops_per_token(learner, method, batches)
             a_step = flops_per_transform(learner, method, batches, phase)
             result = training.train(

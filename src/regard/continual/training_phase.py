@@ -13,7 +13,7 @@ from torch import nn
 from regard.errors import UserError
 
 if TYPE_CHECKING:
-    from regard.continual.learner import Learner
+    from regard.continual.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ class TrainingPhase:
 
 
 @contextmanager
-def train_only(learner: Learner, phase: TrainingPhase) -> Iterator[None]:
+def train_only(network: Network, phase: TrainingPhase) -> Iterator[None]:
     """Freeze for a while what a phase does not train."""
-    network, head_only = learner.network, phase.trains == "head"
+    head_only = phase.trains == "head"
     trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     if head_only and not any(map(network.is_head_parameter, trainable)):
         raise UserError(
