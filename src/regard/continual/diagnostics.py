@@ -171,7 +171,7 @@ class _SinkDegree(PerLayer):
 class _TokenDegrees(PerLayer):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
-    name = "measure_sink_degrees"
+    name = "sink_degrees"
     info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:

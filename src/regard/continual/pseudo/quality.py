@@ -52,10 +52,10 @@ def measure_quality(
         "two_sample_p": None if test is None else test.p_value,
         "two_sample_rows": None if test is None else test.rows,
         "duplicates": duplicate_fraction(pseudo_texts),
-        "near_duplicate_fraction": near_duplicate_fraction(pseudo_texts),
+        "near_duplicates": near_duplicate_fraction(pseudo_texts),
         **{f"copied_{words}grams": copied.copied_fraction(words) for words in RUN_LENGTHS},
         "longest_copied": copied.longest_run(),
-        "copied_fraction": copied_fraction(pseudo_texts, train_texts),
+        "copied_whole": copied_fraction(pseudo_texts, train_texts),
         "real_copied_8grams": CopiedRuns(real_texts, train_texts).copied_fraction(8),
         **_words(real_texts, pseudo_texts, seed),
     }
@@ -83,8 +83,8 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
 def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
     """Return a row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
 
-    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicate_fraction`, `copied_8grams`, and
-    `frechet_distance`, of their query vectors from those of the task's training rows.
+    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and
+    `frechet`, of their query vectors from those of the task's training rows.
     """
     measures = measure_task_quality(learner, method, task)
     names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
