@@ -81,7 +81,7 @@ def _check_all_own(folder: Path, marker: str, option: str, written: Path | None 
 
 def _list_own_files(marker: Path) -> set[str] | None:
     """Return the files that a marker lists with their checksums; None if it has no such list."""
-    files = _read_json(marker).get("files")
+    files = read_json(marker).get("files")
     return set(files) if isinstance(files, dict) else None
 
 
@@ -91,11 +91,11 @@ def _list_files(folder: Path) -> set[str]:
 
 def command_of(results: Path) -> str | None:
     """Return the command whose run has written a `results.json`; None if it does not say."""
-    command = _read_json(results).get("command")
+    command = read_json(results).get("command")
     return command if isinstance(command, str) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file of JSON; an empty one if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
