@@ -155,7 +155,7 @@ class AdapterModel(nn.Module):
     def layers(self, action: str) -> dict[str, MixedLayer]:
         """Return the adapted layers by name, for an action that only LoRA adapters support."""
         if not isinstance(self.pool, LoraAdapterPool):
-            raise UserError(f"block: expected 'lora' to {action}, got {self.settings['block']!r}")
+            raise UserError(f"adapter_type: expected 'lora' to {action}, got {self.settings['adapter_type']!r}")
         return self.pool.layers
 
     def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
