@@ -254,7 +254,7 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     for trial in make_trials(COMMANDS["learn"](), vary, folder=tmp_path, fields=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        record = learned.record(course=trial.fields)
+        record = learned.record(config=trial.fields)
         LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record).save(trial.folder)
     found = sweep("learn", vary, out=tmp_path, config=settings, seeds=[39, 508])
     table = found.table.set_index(["method", "seed"])
