@@ -78,13 +78,13 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     began = time.perf_counter()
     name, settings = ROWS[row]
     kind = method_named(name)
-    method = kind(kind.Config.parsed(settings))
+    method = kind(kind.Config.parse(settings))
     tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[dict[str, Any]]:
-        rows = learner.each(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
+        rows = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
         seen = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
         found = diagnose(learner.network.classifier.encoder, seen, common=common)
         return [dict(one) for one in json.loads(found.to_json(orient="records"))]

@@ -150,7 +150,7 @@ def _zero_shot(learner: Any, first: int) -> list[Number]:
     places = range(first, len(learner.stream))
     for task in places:
         one = learner.stream.tasks[task]
-        found += number(f"score: {one.name}", score_task(learner, task, learnt=len(learner.stream)).til)
+        found += number(f"score: {one.name}", score_task(learner, task, tasks_trained=len(learner.stream)).til)
         found += number(f"chance: {one.name}", 100 / len(one.labels))
     means = {
         name: [one["value"] for one in found if one["measure"].startswith(f"{name}:")] for name in ("score", "chance")
@@ -229,7 +229,7 @@ def _of_portions(ran: RunState) -> list[Number]:
     if not isinstance(network, SaptNetwork):
         return found
     many = len(ran.learner.stream)
-    given = [network.block_of(task) for task in range(many)]
+    given = [network.adapter_of(task) for task in range(many)]
     first = range(many // 2)
     right = sum(given[task] == len(set(given[:task])) for task in first)
     right += sum(given[task + many // 2] == given[task] for task in first)

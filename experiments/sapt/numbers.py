@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
-from regard.continual.pseudo.quality import measured, privacies
+from regard.continual.pseudo.quality import measure_privacies, measure_task_quality
 from regard.continual.run_state import RunState
 
 Number = dict[str, Any]
@@ -96,8 +96,8 @@ def standing(ran: RunState) -> list[Number]:
     learner, method, found = ran.learner, ran.method, numbers(ran)
     kind, tasks = method.config.reflection, range(len(ran.learner.stream) - 1)
     if kind != "none":
-        found += _mean("membership", [privacies(learner, method, task)[kind].membership for task in tasks])
-    told = [measured(learner, method, task) for task in tasks if method.written(task) is not None]
+        found += _mean("membership", [measure_privacies(learner, method, task)[kind].membership for task in tasks])
+    told = [measure_task_quality(learner, method, task) for task in tasks if method.pseudo_inputs(task) is not None]
     if told:
         for name, of in WRITTEN.items():
             found += _mean(name, [value for one in told if (value := one[of]) is not None])

@@ -147,7 +147,7 @@ def describe_analyses(tables: Tables) -> str:
         f"Published gate, λ {', '.join(STRENGTHS)}: {', '.join(case('strength', f'λ {x}') for x in STRENGTHS)}.",
         f"What opens the gate: teaching ahead {case('gate', 'ahead')}; without it −log a alone "
         f"{case('gate', '−log a only')}, with floors, other rates, balance or entropy terms {_log_variants(tables)}.",
-        f"Tasks in two unannounced portions: `sapt-noticed` {case('noticed', 'sapt-noticed')}, a block a portion "
+        f"Tasks in two unannounced portions: `sapt-task-free` {case('noticed', 'sapt-task-free')}, a block a portion "
         f"{case('noticed', 'sapt, a block a portion')}.",
         f"Without instructions: {case('instructions', 'without')} (with: {case('instructions', 'with')}).",
         f"A decoder pre-trained here, exact match: {describe_decoder(tables.analyses)} Membership inference: "

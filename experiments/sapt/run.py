@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.runs import Case, make_missing
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
@@ -150,7 +150,7 @@ def learnt(
     settings = dict(of.settings)
     if "pseudo" in settings:
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Config.parsed(settings))
+    method = kind(kind.Config.parse(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
@@ -158,7 +158,7 @@ def learnt(
     gate: list[dict[str, Any]] = []
 
     def look(learner: Learner, many: int) -> None:
-        gate.extend(gate_rows(learner, method, many, rows=looked_at, scored=many == len(learner.stream)))
+        gate.extend(measure_gate(learner, method, many, rows=looked_at, scored=many == len(learner.stream)))
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))

@@ -12,7 +12,7 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.report import labels
 from regard.report.panels import Panel, line, panel, thin_indices
-from regard.runs.intervals import t_value
+from regard.runs.intervals import t_half_width
 
 MAX_TASK_PANELS = 12
 """Tasks with a panel each, at most."""
@@ -68,7 +68,7 @@ def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Sequence[tuple[s
     for name, _, _ in styles:
         means = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
         margins = [
-            t_value(int(n) - 1) * float(deviation) / math.sqrt(n) if n > 1 and bands else math.nan
+            t_half_width(int(n), float(deviation)) if bands else math.nan
             for deviation, n in zip(means["std"], means["count"], strict=True)
         ]
         points += line("after", name, [float(after) for after in means.index], means["mean"].tolist(), "", margins)

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from regard.commands.learn.result import LearnResult
-    from regard.continual.forgetting import find_drops, nothing_to_check
+    from regard.continual.forgetting import explain_nothing_to_check, find_drops
     from regard.continual.metrics import Scenario
 
     margin = float(parse_number(args.margin, float, "--margin"))
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)  # keep verdicts in logs complete
     if not drops:
-        console.print(nothing_to_check(scores, scenario=args.scenario), soft_wrap=True)
+        console.print(explain_nothing_to_check(scores, scenario=args.scenario), soft_wrap=True)
         return 0
     console.print(_table(drops))
     num_dropped = sum(drop.verdict == "dropped" for drop in drops)

@@ -204,7 +204,7 @@ class LearnConfig(Config):
         method_class, settings = method_named(self.method), dict(map(_pair, self.set))
         if settings and not fields(method_class.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(settings))}")
-        return method_class(method_class.Config.parsed(settings))
+        return method_class(method_class.Config.parse(settings))
 
     def read(self, folder: str | None = None) -> Stream:
         """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
@@ -256,7 +256,7 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     Raises:
         UserError: A method is unknown or named twice, or no method knows an item.
     """
-    from regard.continual.method import suggest
+    from regard.continual.method import suggest_name
     from regard.continual.methods import method_named
 
     names = [name.strip() for name in config.method.split(",") if name.strip()]
@@ -267,7 +267,7 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     for name, _ in map(_pair, config.set if len(names) > 1 else ()):
         if name not in all_settings:
             raise UserError(
-                f"set: none of {', '.join(names)} has a setting {name}{suggest(name, sorted(all_settings))}"
+                f"set: none of {', '.join(names)} has a setting {name}{suggest_name(name, sorted(all_settings))}"
             )
     configs = []
     for name, settings in settings_by_method.items():

@@ -18,12 +18,12 @@ from regard.commands.learn.config import LearnConfig
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
-from regard.continual.gradient_interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.gradient_interference import compute_gradients, make_interference_table
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pseudo.quality import pseudo_rows
+from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
@@ -93,7 +93,7 @@ def run_method(
     def save_task(learner: Learner, num_tasks: int) -> None:
         with processes.raise_on_all_ranks():
             if deltas is not None and is_main_process():
-                deltas.keep(learner, num_tasks)
+                deltas.write(learner, num_tasks)
 
     def report_task(num_tasks: int) -> None:
         if tell is not None and is_main_process():
@@ -116,7 +116,7 @@ def run_method(
     return {
         **run_state.rows,
         "interference": pairs,
-        "pseudo": pseudo_rows(learner, method, len(stream)) if config.diagnostic_samples else [],
+        "pseudo": collect_rows(learner, method, len(stream)) if config.diagnostic_samples else [],
         "seconds": round(time.perf_counter() - start, 3),
         "peak_memory_mib": round(max(run_state.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
@@ -156,12 +156,12 @@ def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
     for row in gate:
         by_time.setdefault(int(row["after_task"]), []).append(row)
     for num_tasks, rows in by_time.items():
-        for task, weight in find_closed_gates(rows, num_tasks, fresh=True).items():
+        for task, weight in find_closed_gates(rows, num_tasks, newest_only=True).items():
             message = f"gate: the adapter of {task} got {weight:.2g} of its rows' weight; it was not trained."
             warnings.append(f"{message} Open it: {_suggest_opening(method.config)}")
             named.add(task)
     for num_tasks, rows in list(by_time.items())[-1:]:
-        for task, weight in find_closed_gates(rows, num_tasks, fresh=False).items():
+        for task, weight in find_closed_gates(rows, num_tasks, newest_only=False).items():
             if task not in named:
                 message = f"gate: the adapter of {task} got {weight:.2g} of its rows' weight at the end; it is lost."
                 warnings.append(f"{message} Preserve it: {_suggest_preserving(method.config)}")
@@ -236,7 +236,7 @@ def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[Traini
         method = config.make_method()
         learner = _make_learner(config, first_stream, method, loaded, config.budget(rate))
         run_stream(learner, method)
-        search.append({"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split="dev").til})
+        search.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(search, key=lambda entry: entry["score"])
     return config.budget(best["learning_rate"]), search
 
@@ -246,9 +246,9 @@ def _make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner,
     common = common_tokens(loaded.tokenizer)
 
     def diagnose_task(learner: Learner, task: int) -> list[Row]:
-        examples = learner.sampled(task, "dev", config.diagnostic_samples)
+        examples = learner.sample_examples(task, "dev", config.diagnostic_samples)
         statistics = diagnose(
-            _text_encoder(learner), _encoder_inputs(learner, learner.each(examples, "dev")), common=common
+            _text_encoder(learner), _encoder_inputs(learner, learner.iterate_batches(examples, "dev")), common=common
         )
         return [dict(row) for row in json.loads(statistics.to_json(orient="records", double_precision=15))]
 
@@ -269,12 +269,12 @@ def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> I
     network = learner.network
     for batch in batches:
         inputs = {name: batch[name] for name in INPUTS if name in batch}
-        if not isinstance(network, AdapterNetwork) or network.lengthens:
+        if not isinstance(network, AdapterNetwork) or network.lengthens_input:
             yield inputs
             continue
         with eval_mode(network), torch.no_grad():
             weights = network.weights(batch)
-        with network.pool.weighing(weights):
+        with network.pool.use_weights(weights):
             yield inputs
 
 
@@ -288,13 +288,16 @@ def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> l
         return []
     learner.task = max(0, num_tasks - 1)
     tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", config.diagnostic_samples), "dev") for task in tasks]
-    products = interference_table(
-        gradients_of(
+    rows = [
+        learner.iterate_batches(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
+        for task in tasks
+    ]
+    products = make_interference_table(
+        compute_gradients(
             learner.network.to(learner.device),
             rows,
             lambda network, batch: learner.cross_entropy(network(batch), batch),
-            lambda batch: int((batch["labels"] != IGNORED).sum()),
+            lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
             parameters=trained,
         )
     )
