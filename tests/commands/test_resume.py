@@ -68,7 +68,7 @@ def interrupted_learning(regard: Regard, words: Path, monkeypatch: pytest.Monkey
 
     def stopping(_: object) -> Callable[[Progress], None]:
         def look(progress: Progress) -> None:
-            if progress.told.task_index == 3:
+            if progress.event.task_index == 3:
                 raise KeyboardInterrupt
 
         return look

@@ -106,7 +106,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     ended = replaced()
     assert (ended.code, ended.err) == (0, "")
     assert max(len(line) for line in ended.out.splitlines()[:-1]) <= 80
-    for told in ("3 layers × 4 heads", "Constants average, order input-dependence", "dynamic heads", "GFLOPs"):
+    for told in ("3 layers × 4 heads", "Constants average, ranking input-dependence", "dynamic heads", "GFLOPs"):
         assert told in ended.out
     assert ended.out.splitlines()[-1] == f"Written to out/run: {', '.join(FOLDER)}"
     out = tmp_path / "out" / "run"

@@ -180,4 +180,4 @@ def test_summary_is_for_the_terminal() -> None:
     out = io.StringIO()
     Console(file=out, width=80).print(made().summary())
     assert "example/tiny" in out.getvalue()
-    assert "Constants average, order lambda" in out.getvalue()
+    assert "Constants average, ranking lambda" in out.getvalue()
