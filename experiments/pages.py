@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.runs.output_dir import write_file
 from rich.console import Console
 
 from experiments.common.figures import save_figures
@@ -25,6 +24,7 @@ from experiments.prescale.page import PAPER as PRESCALE
 from experiments.sapt.page import PAPER as SAPT
 from experiments.sinks.page import PAPER as SINKS
 from regard.errors import UserError
+from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
 DOCS = Path("docs")

@@ -45,14 +45,17 @@ def pretrained(work: Path, seed: int) -> Loaded:
 
 def written_tasks(seed: int, data: str) -> Stream:
     """The tasks of order 3 that are there, from text to text, with at most `TRAIN` training rows, answers alike."""
-    given: dict[str, Any] = {
-        "rows": TRAIN,
-        "eval_rows": EVALUATED,
-        "order": ORDERS[0],
-        "seed": seed,
-    }
-    found = read_stream(STREAM, data, task_type="generation", missing_tasks="skip", **given)
-    return dataclasses.replace(found, tasks=tuple(_fewer(cast(TextTask, task)) for task in found.tasks))
+    stream = read_stream(
+        STREAM,
+        data,
+        samples_per_class=TRAIN,
+        max_eval_samples=EVALUATED,
+        order=ORDERS[0],
+        seed=seed,
+        task_type="generation",
+        missing_tasks="skip",
+    )
+    return dataclasses.replace(stream, tasks=tuple(_fewer(cast(TextTask, task)) for task in stream.tasks))
 
 
 def _fewer(task: TextTask) -> TextTask:

@@ -148,8 +148,8 @@ def learnt(
     """
     kind = method_named(of.method)
     settings = dict(of.settings)
-    if "pseudo" in settings:
-        settings["pseudo"] = str(Path(data) / settings["pseudo"])
+    if "pseudo_samples_dir" in settings:
+        settings["pseudo_samples_dir"] = str(Path(data) / settings["pseudo_samples_dir"])
     method = kind(kind.Config.parsed(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)

@@ -42,7 +42,7 @@ def tiny(
 
 
 @pytest.fixture(autouse=True)
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The three tasks of the tests in place of published ones."""
     monkeypatch.setattr(sapt_analyses, "tasks_of", lambda order, seed, data, *, instructions=True: small_tasks.stream())
     monkeypatch.setattr(sapt_analyses, "learnt", tiny)
@@ -53,7 +53,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sapt_analyses, "LAYERS", (1, 2))
     monkeypatch.setattr(sapt_analyses, "MANY", 3)
     monkeypatch.setattr(sapt_analyses, "read_stream", lambda name, folder, **given: small_tasks.stream())
-    monkeypatch.setattr(sapt_analyses, "split_into", lambda streams, count, seed: streams[0])
+    monkeypatch.setattr(sapt_analyses, "split_classes", lambda streams, count, seed: streams[0])
 
 
 def made(name: str, case: str) -> dict[str, float]:
@@ -233,7 +233,7 @@ def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(sapt_decoder, "TRAIN", 4)
     found = sapt_decoder.written_tasks(3, "nowhere")
-    assert {"task_type": "text", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
+    assert {"task_type": "generation", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
     for task, whole in zip(found.tasks, small_text_tasks.stream().tasks, strict=True):
         answers = Counter(said[0] for said in task.train.targets)
         every = {said[0] for said in whole.train.targets}
