@@ -46,12 +46,12 @@ Mix = Callable[[Tensor, Tensor], Tensor]
 def pooled(base: nn.Linear, blocks: int, rank: int, top_k: int | None = None) -> MixedLayer:
     """A layer with blocks that all add something, of which the last is trained."""
     layer = MixedLayer(base, Mixture(top_k=top_k), rank=rank, alpha=ALPHA)
-    layer.blocks.reserve(blocks)
+    layer.adapters.reserve(blocks)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for part in layer.blocks.B:
+        for part in layer.adapters.B:
             part.copy_(torch.randn(part.shape, generator=random) / 100)
-    layer.blocks.open(blocks - 1)
+    layer.adapters.set_trainable(blocks - 1)
     return layer
 
 
@@ -59,7 +59,7 @@ def mixing(layer: MixedLayer) -> Mix:
     """Regard's way."""
 
     def mix(states: Tensor, weights: Tensor) -> Tensor:
-        layer.mixture.weights = weights[:, : len(layer.blocks)]
+        layer.mixture.weights = weights[:, : len(layer.adapters)]
         found: Tensor = layer(states)
         return found
 
@@ -68,7 +68,7 @@ def mixing(layer: MixedLayer) -> Mix:
 
 def looped(layer: MixedLayer) -> Mix:
     """As the released code does it; the block that is trained comes first."""
-    blocks, last = layer.blocks, len(layer.blocks) - 1
+    blocks, last = layer.adapters, len(layer.adapters) - 1
 
     def one(states: Tensor, number: int) -> Tensor:
         hidden = functional.linear(states, blocks.A[number])
@@ -97,7 +97,7 @@ class _Whole(nn.Module):
 
 def peers(layer: MixedLayer) -> Mix:
     """Peft's layer, gone over as its X-LoRA does: what is read is weighed, and each adapter's part is added."""
-    base, blocks = layer.base_layer, layer.blocks
+    base, blocks = layer.base_layer, layer.adapters
     assert isinstance(base, nn.Linear)
     config = LoraConfig(r=blocks.rank, lora_alpha=ALPHA, target_modules=["layer"], bias="none")
     model: Any = get_peft_model(_Whole(base), config, adapter_name="0")  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
     """A pool whose blocks all add something."""
     pool = LoraAdapterPool(model, r=rank, lora_alpha=ALPHA)
     pool.reserve(blocks)
-    fill(pool.blocks)
+    fill(pool.adapters)
     return pool
 
 
@@ -190,7 +190,7 @@ def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     adapters.freeze()
-    fill(layer.blocks for layer in adapters.layers("fill").values())
+    fill(layer.adapters for layer in adapters.layers("fill").values())
     return adapters.eval()
 
 
@@ -209,8 +209,8 @@ def peer_of(model: Any, pool: LoraAdapterPool) -> Any:
     found: Any = get_peft_model(model, config)
     modules = dict(found.base_model.model.named_modules())
     for name, layer in pool.layers.items():
-        modules[name].lora_A["default"].weight.copy_(layer.blocks.A[0])
-        modules[name].lora_B["default"].weight.copy_(layer.blocks.B[0])
+        modules[name].lora_A["default"].weight.copy_(layer.adapters.A[0])
+        modules[name].lora_B["default"].weight.copy_(layer.adapters.B[0])
     return found.eval()
 
 
@@ -231,12 +231,12 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
 
     def pooled_writing(pool: LoraAdapterPool, shares: Tensor) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            with pool.weighing(shares):
+            with pool.use_weights(shares):
                 return write_with(pool.model)
 
         return run
 
-    with pools["one"].weighing(torch.ones(rows, 1)):
+    with pools["one"].use_weights(torch.ones(rows, 1)):
         torch.testing.assert_close(pools["one"].model(ids).logits, peer(ids).logits, rtol=1e-3, atol=1e-3)
     contestants: dict[str, Callable[[], Tensor]] = {
         "regard": pooled_writing(pools["regard"], weights),
@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     width, shape, budget = (32, (2, 4), 0.0) if given.quick else (1024, (8, 128), given.budget)
     ranks = [2] if given.quick else [int(rank) for rank in given.ranks.split(",")]
-    counts = [1, 12] if given.quick else [int(count) for count in given.blocks.split(",")]
+    counts = [1, 12] if given.quick else [int(count) for count in given.adapters.split(",")]
     rows: list[dict[str, Any]] = []
     cases = [lambda r=r, n=n: layers(r, n, width=width, shape=shape, budget=budget) for r in ranks for n in counts]
     for case in [*cases, lambda: writing(2 if given.quick else 8, small=given.quick, budget=budget)]:

@@ -43,7 +43,7 @@ class Case:
         lengths = torch.randint(LENGTH // 6, LENGTH // 2 + 1, (samples, 1)) if real < 1 else torch.tensor([[LENGTH]])
         self.mask = (torch.arange(LENGTH) < lengths).expand(samples, LENGTH)
         self.labels = torch.randint(0, CLASSES, (samples,))
-        self.settings = training.ProbeSettings(learning_rate=2e-5, batch_size=16, epochs=2 if small else 15)
+        self.settings = training.ProbeConfig(learning_rate=2e-5, batch_size=16, epochs=2 if small else 15)
         self.sizes = {"layers": layers + 1, "length": LENGTH, "width": size["hidden_size"], "classes": CLASSES}
 
     def inputs(self, rows: Tensor) -> dict[str, Tensor]:

@@ -47,8 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
     for width, rank, blocks, top_k, tokens in QUICK if given.quick else CASES:
         torch.manual_seed(0)
         layer = MixedLayer(nn.Linear(width, width), Mixture(top_k=top_k), rank=rank, alpha=ALPHA).eval()
-        layer.blocks.reserve(blocks)
-        layer.blocks.open()
+        layer.adapters.reserve(blocks)
+        layer.adapters.set_trainable()
         states, weights = torch.randn(GROUPS, tokens, width), torch.rand(GROUPS, blocks).softmax(-1)
         ways = {
             "masked": Forced(weights, top_k, gathers=False),
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         }
 
         def run(way: Mixture, layer: MixedLayer = layer, states: torch.Tensor = states) -> torch.Tensor:
-            return layer.blocks(states, layer.base_layer(states), way)
+            return layer.adapters(states, layer.base_layer(states), way)
 
         torch.testing.assert_close(run(ways["masked"]), run(ways["gathered"]))
         figures = race({name: (lambda way=way, run=run: run(way)) for name, way in ways.items()}, budget=2.0)

@@ -1,4 +1,5 @@
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -35,6 +36,17 @@ def test_subpackages_and_public_names_resolve_after_importing_the_package_alone(
 def test_the_commands_are_functions_whatever_was_imported_before() -> None:
     importlib.import_module("regard.commands.measure.run")
     assert callable(regard.measure)
+
+
+@pytest.mark.parametrize("name", ["measure", "replace", "pretrain", "learn", "sweep"])
+def test_every_option_of_a_command_is_typed_in_its_signature(name: str) -> None:
+    from regard.commands.sweep.commands import COMMANDS
+
+    parameters = inspect.signature(getattr(regard, name)).parameters.values()
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters)
+    assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    if name in COMMANDS:
+        assert set(COMMANDS[name]().config.field_names()) <= {parameter.name for parameter in parameters}
 
 
 def test_what_is_not_there_is_said_to_be_missing() -> None:

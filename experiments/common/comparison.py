@@ -67,7 +67,7 @@ class Comparison:
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Means over runs with intervals."""
-        return comparison.summary(self.metrics)
+        return comparison.summarize(self.metrics)
 
     def mean(self, stream: str, row: str, metric: str = ACCURACY, scenario: str | None = None) -> Interval | None:
         """Return the mean of a metric over runs; None if no run defines it."""
@@ -97,7 +97,7 @@ class Comparison:
         rows = where(self.metrics, stream=stream, metric=metric, scenario=scenario or self.main_scenario)
         if reference not in set(rows["method"]):
             return pd.DataFrame(columns=[*comparison.DIFFERENCES])
-        return comparison.differences(rows, reference)
+        return comparison.compare_methods(rows, reference)
 
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:

@@ -74,12 +74,12 @@ def run_row(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str
     name, settings = ROWS[row]
     kind = method_named(name)
     stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
-    method = kind(kind.Config.parsed(settings))
+    method = kind(kind.Config.parse(settings))
     learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
     def measure_degrees(learner: Learner, task: int) -> list[dict[str, Any]]:
-        batches = learner.each(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
+        batches = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
         inputs = [{name: value for name, value in batch.items() if name in INPUTS} for batch in batches]
         degrees = diagnose(learner.network.classifier.encoder, inputs, common=common, statistics=("sink_degree",))
         by_layer = degrees[degrees["statistic"] == "sink_degree"].dropna(subset="layer")
@@ -107,7 +107,7 @@ def scaling_maps(learner: Learner) -> list[dict[str, Any]]:
 def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
     rows = learner.rows([ExampleRef(task, row)], split="test")
     inputs = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
-    with torch.no_grad(), learner.evaluating():
+    with torch.no_grad(), learner.evaluation_mode():
         scales = learner.network.classifier.scales(**inputs)[0].float()
     numbers = list(learner.stream.class_indices(task))
     return {
@@ -122,9 +122,9 @@ def project_states(learner: Learner) -> list[dict[str, Any]]:
     """Project the [CLS] states of test rows of all tasks by t-SNE (van der Maaten and Hinton 2008)."""
     states, labels = [], []
     for task in range(len(learner.stream)):
-        for rows in learner.each(learner.sampled(task, "test", POINTS), "test"):
+        for rows in learner.iterate_batches(learner.sample_examples(task, "test", POINTS), "test"):
             types = rows.get("token_type_ids")
-            with torch.no_grad(), learner.evaluating():
+            with torch.no_grad(), learner.evaluation_mode():
                 last = learner.network.classifier.states(rows["input_ids"], rows["attention_mask"].bool(), types)
             states.append(last[:, 0].float().cpu())
             labels += [learner.stream.classes[int(number)] for number in rows["labels"]]

@@ -78,13 +78,13 @@ def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None)
     start = time.perf_counter()
     name, settings = ROWS[row]
     method_class = method_named(name)
-    method = method_class(method_class.Config.parsed(settings))
+    method = method_class(method_class.Config.parse(settings))
     tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
     def diagnose_task(learner: Learner, task: int) -> list[dict[str, Any]]:
-        rows = learner.each(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
+        rows = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
         batches = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
         table = diagnose(learner.network.classifier.encoder, batches, common=common)
         return [dict(one) for one in json.loads(table.to_json(orient="records"))]

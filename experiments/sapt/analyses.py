@@ -139,7 +139,7 @@ def _score_unseen(context: AnalysisContext, row: Row | None, tasks: Stream, num_
     numbers: list[Number] = []
     for index in range(num_trained, len(tasks)):
         task = tasks.tasks[index]
-        numbers += make_number(f"score: {task.name}", score_task(learner, index, learnt=len(tasks)).til)
+        numbers += make_number(f"score: {task.name}", score_task(learner, index, tasks_trained=len(tasks)).til)
         numbers += make_number(f"chance: {task.name}", 100 / len(task.labels))
     for name in ("score", "chance"):
         values = [number["value"] for number in numbers if number["measure"].startswith(f"{name}:")]
@@ -219,7 +219,7 @@ def _portion_numbers(run: RunState) -> list[Number]:
     if not isinstance(network, SaptNetwork):
         return numbers
     num_tasks = len(run.learner.stream)
-    adapters = [network.block_of(task) for task in range(num_tasks)]
+    adapters = [network.adapter_of(task) for task in range(num_tasks)]
     tasks = range(num_tasks // 2)
     right = sum(adapters[task] == len(set(adapters[:task])) for task in tasks)
     right += sum(adapters[task + num_tasks // 2] == adapters[task] for task in tasks)

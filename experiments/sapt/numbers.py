@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 
 from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
-from regard.continual.pseudo.quality import measured, privacies
+from regard.continual.pseudo.quality import measure_privacies, measure_task_quality
 from regard.continual.run_state import RunState
 
 Number = dict[str, Any]
 WRITTEN = {"told apart": "two_sample_accuracy", "near duplicates": "near_duplicates", "copied 8-grams": "copied_8grams"}
-"""Measures of generated texts, by the names of `measured`."""
+"""Measures of generated texts, by the names of `measure_task_quality`."""
 
 
 def make_number(measure: str, value: float | None, x: float | None = None) -> list[Number]:
@@ -96,8 +96,8 @@ def collect_reflection_numbers(run: RunState) -> list[Number]:
     learner, method, numbers = run.learner, run.method, collect_numbers(run)
     kind, tasks = method.config.reflection, range(len(run.learner.stream) - 1)
     if kind != "none":
-        numbers += _mean("membership", [privacies(learner, method, task)[kind].membership for task in tasks])
-    quality = [measured(learner, method, task) for task in tasks if method.written(task) is not None]
+        numbers += _mean("membership", [measure_privacies(learner, method, task)[kind].membership for task in tasks])
+    quality = [measure_task_quality(learner, method, task) for task in tasks if method.pseudo_inputs(task) is not None]
     if quality:
         for name, key in WRITTEN.items():
             numbers += _mean(name, [value for sample in quality if (value := sample[key]) is not None])

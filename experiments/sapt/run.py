@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.runs import Case, make_missing
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
@@ -164,7 +164,7 @@ def run_row(
     settings = dict(of.settings)
     if "pseudo_samples_dir" in settings:
         settings["pseudo_samples_dir"] = str(Path(data) / settings["pseudo_samples_dir"])
-    method = method_class(method_class.Config.parsed(settings))
+    method = method_class(method_class.Config.parse(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
@@ -172,7 +172,7 @@ def run_row(
     gate: list[dict[str, Any]] = []
 
     def record_gate(learner: Learner, num_tasks: int) -> None:
-        gate.extend(gate_rows(learner, method, num_tasks, rows=looked_at, scored=num_tasks == len(learner.stream)))
+        gate.extend(measure_gate(learner, method, num_tasks, rows=looked_at, scored=num_tasks == len(learner.stream)))
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))

@@ -17,7 +17,7 @@ def filled(blocks: LoraAdapters, count: int, *trained: int, seed: int = 0) -> Lo
     with torch.no_grad():
         for part in blocks.B:
             part.copy_(torch.randn(part.shape, generator=random))
-    blocks.open(*trained)
+    blocks.set_trainable(*trained)
     return blocks
 
 
@@ -30,7 +30,7 @@ def layer(
         base = nn.Linear(INPUTS, OUTPUTS) if base is None else base
     base.requires_grad_(False)
     made = MixedLayer(base, Mixture(top_k=top_k), rank=RANK, alpha=ALPHA, **options).double()
-    filled(made.blocks, count, *trained)
+    filled(made.adapters, count, *trained)
     return made
 
 

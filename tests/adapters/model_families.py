@@ -63,14 +63,14 @@ def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
 
 def blocks_of(adapters: SharedAdapters) -> Any:
     """The blocks of each layer."""
-    return adapters.pool.blocks
+    return adapters.pool.adapters
 
 
 def fill(adapters: SharedAdapters, scale: float = 0.3) -> None:
     """Let blocks that add nothing yet add something."""
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for one in adapters.pool.blocks:
+        for one in adapters.pool.adapters:
             for up in getattr(one, "B", ()):
                 if not up.any():
                     up.copy_(scale * torch.randn(up.shape, generator=random))
@@ -98,7 +98,7 @@ def merged(family: str, adapters: SharedAdapters, weights: Tensor) -> Any:
     for name, layer in adapters.layers("look").items():
         plain = model.get_submodule(name)
         for number, weight in enumerate(weights.tolist()):
-            delta = 32 / 4 * weight * layer.blocks.B[number].detach() @ layer.blocks.A[number].detach()
+            delta = 32 / 4 * weight * layer.adapters.B[number].detach() @ layer.adapters.A[number].detach()
             plain.weight.data += delta if isinstance(plain, nn.Linear) else delta.T
     return model
 

@@ -41,7 +41,7 @@ def test_the_weights_are_those_of_the_formulas(order: str, temperature: float | 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_gradients_are_those_of_the_formulas(order: str) -> None:
     made = attention(4, projection_order=order)
-    made.open(3)
+    made.set_trainable(3)
     towards = torch.randn(3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     trained = [part for part in made.parameters() if part.requires_grad]
     found = torch.autograd.grad((made(vectors(3)) * towards).sum(), trained)
@@ -119,19 +119,19 @@ def test_a_key_is_drawn_by_its_number_whenever_it_is_made() -> None:
 
 def test_only_the_key_that_is_open_and_the_maps_train() -> None:
     made = attention(3)
-    made.open(1)
+    made.set_trainable(1)
     assert [key.requires_grad for key in made.keys] == [False, True, False]
     assert {name for name, part in made.named_parameters() if part.requires_grad} == {
         *("down", "up", "norm.weight", "norm.bias", "keys.1")
     }
-    made.open(None)
+    made.set_trainable(None)
     assert not any(part.requires_grad for part in made.parameters())
 
 
 def test_a_key_that_is_dropped_leaves_the_others_scores_alone() -> None:
     made, given = attention(4), vectors(3)
     before = made.scores(given)
-    made.drop(1)
+    made.delete(1)
     torch.testing.assert_close(made.scores(given), before[:, [0, 2, 3]])
     assert int(made.count) == 3
 
@@ -140,7 +140,7 @@ def test_a_key_that_is_not_in_use_can_be_dropped() -> None:
     made = attention(2)
     made.reserve(4)
     before = made(vectors(3))
-    made.drop(3)
+    made.delete(3)
     assert (int(made.count), len(made.keys)) == (2, 3)
     torch.testing.assert_close(made(vectors(3)), before)
 
@@ -149,7 +149,7 @@ def test_a_key_that_is_not_in_use_can_be_dropped() -> None:
 def test_a_key_that_is_not_there_is_not_dropped(block: int) -> None:
     made = attention(4)
     with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
-        made.drop(block)
+        made.delete(block)
     assert (int(made.count), len(made.keys)) == (4, 4)
 
 

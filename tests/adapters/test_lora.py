@@ -14,10 +14,10 @@ from tests.adapters.mixed_models import ALPHA, INPUTS, OUTPUTS, RANK, drawn, fil
 def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
     """Outputs, and gradients to the states, the weights and the parts of trained blocks, are those of the loop."""
     states = states.requires_grad_()
-    options = {"top_k": made.mixture.top_k, "detach_old": made.blocks.detach_old}
-    parts = [part for number in made.blocks.trained for part in (made.blocks.A[number], made.blocks.B[number])]
+    options = {"top_k": made.mixture.top_k, "detach_old": made.adapters.detach_old}
+    parts = [part for number in made.adapters.trained for part in (made.adapters.A[number], made.adapters.B[number])]
     found = run(made, states, weights)
-    expected = reference.mixed(made.blocks, states, made.base_layer(states), weights, **options)
+    expected = reference.mixed(made.adapters, states, made.base_layer(states), weights, **options)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     towards = drawn(*found.shape, seed=7)
     wanted = [states, weights, *parts]
@@ -109,7 +109,7 @@ def test_with_top_k_of_all_blocks_a_mix_is_dense() -> None:
 def test_old_blocks_that_are_detached_run_as_under_no_grad() -> None:
     """The authors' code: what old blocks give is computed without gradients, its weights have theirs."""
     detached, states, weights = layer(4, 3, detach_old=True), drawn(3, 4, INPUTS).requires_grad_(), weights_of(3, 4)
-    blocks = detached.blocks
+    blocks = detached.adapters
     with torch.no_grad():
         old = [blocks.scale * states @ blocks.A[number].T @ blocks.B[number].T for number in range(3)]
     own = blocks.scale * states @ blocks.A[3].T @ blocks.B[3].T
@@ -138,8 +138,8 @@ def test_top_k_of_few_tokens_and_of_many(rows: int, tokens: int, count: int) -> 
 def test_a_block_that_is_not_there_is_not_dropped() -> None:
     made = layer(3, 2)
     with pytest.raises(UserError, match="block: expected a number from 0 to 2, got 3"):
-        made.blocks.drop(3)
-    assert len(made.blocks) == 3
+        made.adapters.delete(3)
+    assert len(made.adapters) == 3
 
 
 def test_without_weights_a_layer_is_as_it_was() -> None:
@@ -149,13 +149,13 @@ def test_without_weights_a_layer_is_as_it_was() -> None:
 
 def test_a_new_block_adds_nothing_and_can_learn() -> None:
     made, states = layer(2, 1), drawn(3, 4, INPUTS)
-    made.blocks.reserve(3)
-    made.blocks.open(2)
+    made.adapters.reserve(3)
+    made.adapters.set_trainable(2)
     made.double()
     weights = weights_of(3, 3)
     only = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     assert torch.equal(run(made, states, only), made.base_layer(states))
-    down, up = torch.autograd.grad(run(made, states, weights).square().sum(), [made.blocks.A[2], made.blocks.B[2]])
+    down, up = torch.autograd.grad(run(made, states, weights).square().sum(), [made.adapters.A[2], made.adapters.B[2]])
     assert not down.any()
     assert up.abs().max() > 0
 
@@ -165,7 +165,7 @@ def test_delta_is_what_a_block_adds_to_the_matrix() -> None:
     for number in range(3):
         alone = torch.eye(3, dtype=torch.float64)[number]
         added = run(made, states, alone) - made.base_layer(states)
-        torch.testing.assert_close(added, states @ made.blocks.delta(number).T)
+        torch.testing.assert_close(added, states @ made.adapters.delta(number).T)
 
 
 def test_blocks_are_drawn_by_their_number() -> None:
@@ -174,7 +174,7 @@ def test_blocks_are_drawn_by_their_number() -> None:
         one.reserve(3)
     for count in (1, 2, 3):
         growing.reserve(count)
-        growing.open(count - 1)
+        growing.set_trainable(count - 1)
     for one, other, apart in zip(at_once.A, growing.A, others.A, strict=True):
         assert torch.equal(one, other)
         assert not torch.equal(one, apart)
@@ -196,12 +196,12 @@ def test_dropout_is_of_training_alone() -> None:
 def test_half_precision_layers_have_blocks_in_single_precision() -> None:
     base = nn.Linear(INPUTS, OUTPUTS).to(torch.bfloat16).requires_grad_(False)
     made = MixedLayer(base, Mixture(), rank=RANK, alpha=ALPHA)
-    filled(made.blocks, 3, 2)
+    filled(made.adapters, 3, 2)
     states = drawn(2, 4, INPUTS).to(torch.bfloat16)
     found = run(made, states, weights_of(2, 3).float())
     assert found.dtype == torch.bfloat16
-    assert made.blocks.A[2].dtype == torch.float32
-    plainly = reference.mixed(made.blocks, states.float(), base(states).float(), weights_of(2, 3).float())
+    assert made.adapters.A[2].dtype == torch.float32
+    plainly = reference.mixed(made.adapters, states.float(), base(states).float(), weights_of(2, 3).float())
     torch.testing.assert_close(found.float(), plainly, rtol=0.02, atol=0.02)
 
 
@@ -214,8 +214,8 @@ def test_under_autocast(top_k: int | None) -> None:
         found = run(made, states, weights)
     assert found.dtype == torch.bfloat16
     found.float().sum().backward()
-    assert made.blocks.A[2].grad is not None
-    assert made.blocks.A[2].grad.dtype == torch.float32
+    assert made.adapters.A[2].grad is not None
+    assert made.adapters.A[2].grad.dtype == torch.float32
     torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
 
 
@@ -233,8 +233,8 @@ def test_nothing_in_a_mix_waits_for_a_device() -> None:
 
 def test_blocks_follow_their_layer_to_another_device() -> None:
     made = MixedLayer(nn.Linear(INPUTS, OUTPUTS), Mixture(), rank=RANK, alpha=ALPHA).to("meta")
-    made.blocks.reserve(1)
-    assert made.blocks.A[0].device.type == "meta"
+    made.adapters.reserve(1)
+    assert made.adapters.A[0].device.type == "meta"
 
 
 def test_activations_that_are_kept_do_not_grow_by_whole_outputs() -> None:

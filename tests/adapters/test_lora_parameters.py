@@ -14,32 +14,32 @@ from tests.adapters.mixed_models import INPUTS, OUTPUTS, RANK, drawn, layer, run
 
 def agree(made: MixedLayer) -> None:
     """The stack holds what the parameters do."""
-    if not len(made.blocks):
+    if not len(made.adapters):
         return
-    dtype = made.blocks.A[0].dtype
-    count = len(made.blocks)
+    dtype = made.adapters.A[0].dtype
+    count = len(made.adapters)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     states, weights = drawn(2, 3, INPUTS).to(dtype), weights_of(2, count).detach().to(dtype)
     with torch.no_grad():
         found = run(made.eval(), states, weights)
-        expected = reference.mixed(made.blocks, states, made.base_layer(states), weights)
+        expected = reference.mixed(made.adapters, states, made.base_layer(states), weights)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.A))
-    assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.B))
+    assert all(part.requires_grad == (n in made.adapters.trained) for n, part in enumerate(made.adapters.A))
+    assert all(part.requires_grad == (n in made.adapters.trained) for n, part in enumerate(made.adapters.B))
 
 
 def reserve(made: MixedLayer, number: int) -> MixedLayer:
-    made.blocks.reserve(min(len(made.blocks) + number % 3, 6))
+    made.adapters.reserve(min(len(made.adapters) + number % 3, 6))
     return made
 
 
 def open_one(made: MixedLayer, number: int) -> MixedLayer:
-    made.blocks.open(*([number % len(made.blocks)] if len(made.blocks) else []))
+    made.adapters.set_trainable(*([number % len(made.adapters)] if len(made.adapters) else []))
     return made
 
 
 def open_all(made: MixedLayer, number: int) -> MixedLayer:
-    made.blocks.open(*range(len(made.blocks)))
+    made.adapters.set_trainable(*range(len(made.adapters)))
     return made
 
 
@@ -49,9 +49,9 @@ def step(made: MixedLayer, number: int) -> MixedLayer:
     if not parts:
         return made
     optimizer = torch.optim.AdamW(parts, lr=0.1, weight_decay=0.1)
-    dtype = made.blocks.A[0].dtype
+    dtype = made.adapters.A[0].dtype
     for turn in range(2):
-        weights = weights_of(2, len(made.blocks), seed=number).detach().to(dtype)
+        weights = weights_of(2, len(made.adapters), seed=number).detach().to(dtype)
         run(made, drawn(2, 3, INPUTS, seed=turn).to(dtype), weights).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -59,8 +59,8 @@ def step(made: MixedLayer, number: int) -> MixedLayer:
 
 
 def drop(made: MixedLayer, number: int) -> MixedLayer:
-    if len(made.blocks):
-        made.blocks.drop(number % len(made.blocks))
+    if len(made.adapters):
+        made.adapters.delete(number % len(made.adapters))
     return made
 
 
@@ -74,7 +74,7 @@ def copied(made: MixedLayer, number: int) -> MixedLayer:
     made.mixture.weights = None
     other = copy.deepcopy(made)
     with torch.no_grad():
-        for part in made.blocks.parameters():
+        for part in made.adapters.parameters():
             part.add_(1)
     return other
 
@@ -85,17 +85,17 @@ def load(made: MixedLayer, number: int) -> MixedLayer:
         name: torch.randn(value.shape, generator=random).to(value.dtype) for name, value in made.state_dict().items()
     }
     made.load_state_dict(state, assign=bool(number % 2))
-    for one, part in enumerate(made.blocks.A):  # an assigned parameter is as trained as the one before it
-        assert part.requires_grad == (one in made.blocks.trained)
+    for one, part in enumerate(made.adapters.A):  # an assigned parameter is as trained as the one before it
+        assert part.requires_grad == (one in made.adapters.trained)
     return made
 
 
 def change(made: MixedLayer, number: int) -> MixedLayer:
     """As methods do that merge blocks."""
-    if len(made.blocks):
+    if len(made.adapters):
         with torch.no_grad():
-            made.blocks.A[number % len(made.blocks)].mul_(0.5)
-            made.blocks.B[number % len(made.blocks)].copy_(torch.ones(OUTPUTS, RANK))
+            made.adapters.A[number % len(made.adapters)].mul_(0.5)
+            made.adapters.B[number % len(made.adapters)].copy_(torch.ones(OUTPUTS, RANK))
     return made
 
 
@@ -116,32 +116,32 @@ def test_whatever_happens_the_mix_is_that_of_the_parameters(doings: list[tuple[O
 def test_a_step_moves_the_open_block_alone() -> None:
     made = layer(3, 1)
     agree(made)
-    before = [part.detach().clone() for part in made.blocks.parameters()]
+    before = [part.detach().clone() for part in made.adapters.parameters()]
     step(made, 0)
-    moved = [not torch.equal(one, part) for one, part in zip(before, made.blocks.parameters(), strict=True)]
+    moved = [not torch.equal(one, part) for one, part in zip(before, made.adapters.parameters(), strict=True)]
     assert moved == [False, True, False, False, True, False]
 
 
 def test_optimizer_state_stays_with_a_block_through_reserving() -> None:
     """The parameter objects are the same ones all the while."""
     made = layer(2, 1)
-    before = [id(part) for part in made.blocks.parameters()]
+    before = [id(part) for part in made.adapters.parameters()]
     agree(made)
-    made.blocks.reserve(2)
-    made.blocks.open(0)
+    made.adapters.reserve(2)
+    made.adapters.set_trainable(0)
     agree(made)
-    made.blocks.open(1)
+    made.adapters.set_trainable(1)
     made.float().double()
-    assert [id(part) for part in made.blocks.parameters()] == before
+    assert [id(part) for part in made.adapters.parameters()] == before
 
 
 def test_dropping_keeps_the_others() -> None:
     made = layer(4, 2)
-    kept = [made.blocks.delta(number) for number in (0, 2, 3)]
-    made.blocks.drop(1)
-    assert made.blocks.trained == (1,)
+    kept = [made.adapters.delta(number) for number in (0, 2, 3)]
+    made.adapters.delete(1)
+    assert made.adapters.trained == (1,)
     for number, expected in enumerate(kept):
-        torch.testing.assert_close(made.blocks.delta(number), expected)
+        torch.testing.assert_close(made.adapters.delta(number), expected)
     agree(made)
 
 
@@ -158,6 +158,6 @@ def test_what_is_read_under_inference_mode_can_be_trained_later() -> None:
     made = layer(3, 2)
     with torch.inference_mode():
         agree(made)
-    made.blocks.open(0)
+    made.adapters.set_trainable(0)
     step(made, 0)
     agree(made)

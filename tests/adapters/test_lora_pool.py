@@ -61,17 +61,17 @@ def given(name: str) -> dict[str, Tensor]:
     return {"input_ids": IDS} | ({"decoder_input_ids": IDS[:, :3]} if name == "t5" else {})
 
 
-def pool_in(found: nn.Module, blocks: int = 4, *trained: int, **options: Any) -> LoraAdapterPool:
+def make_pool(found: nn.Module, blocks: int = 4, *trained: int, **options: Any) -> LoraAdapterPool:
     """A pool in float64 whose blocks all add something."""
     pool = LoraAdapterPool(found, r=2, lora_alpha=4, **options)
     pool.reserve(blocks)
     found.double()
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for one in pool.blocks:
+        for one in pool.adapters:
             for part in one.B:
                 part.copy_(torch.randn(part.shape, generator=random))
-    pool.open(*trained)
+    pool.set_trainable(*trained)
     return pool
 
 
@@ -107,15 +107,15 @@ def test_a_model_with_a_pool_gives_what_its_changed_matrices_would(name: str, to
     """Row by row, with the blocks that the row uses added to the matrices of a model without a pool; in evaluation."""
     found = model(name)
     weights = shares()
-    pool = pool_in(found, 4, 3, top_k=top_k)
-    with pool.weighing(weights), torch.no_grad():
+    pool = make_pool(found, 4, 3, top_k=top_k)
+    with pool.use_weights(weights), torch.no_grad():
         mixed = states(found, name)
     for row in range(2):
         other = model(name)
         for place, layer in pool.layers.items():
             for block in reference.chosen(weights[row].tolist(), range(4), top_k):
                 matrix = other.get_submodule(place).weight
-                delta = weights[row, block] * layer.blocks.delta(block)
+                delta = weights[row, block] * layer.adapters.delta(block)
                 with torch.no_grad():
                     matrix.add_(delta if isinstance(other.get_submodule(place), nn.Linear) else delta.T)
         with torch.no_grad():
@@ -128,11 +128,11 @@ def test_without_weights_and_without_a_pool_a_model_is_as_it_was(name: str) -> N
     names = set(found.state_dict())
     with torch.no_grad():
         before = states(found, name)
-        pool = pool_in(found)
+        pool = make_pool(found)
         assert torch.equal(states(found, name), before)
-        with pool.weighing(None):
+        with pool.use_weights(None):
             assert torch.equal(states(found, name), before)
-        with pool.weighing(shares()):
+        with pool.use_weights(shares()):
             assert not torch.equal(states(found, name), before)
         assert torch.equal(states(found, name), before)
         pool.remove()
@@ -147,20 +147,20 @@ def test_new_blocks_add_nothing() -> None:
         before = states(found, "bert")
         pool = LoraAdapterPool(found, r=2, lora_alpha=4)
         pool.reserve(3)
-        with pool.weighing(torch.ones(3)):
+        with pool.use_weights(torch.ones(3)):
             torch.testing.assert_close(states(found, "bert"), before, rtol=0, atol=0)
 
 
 def test_beams_and_steps_of_writing_use_their_rows_weights() -> None:
     """Beam search, with a cache, gives for each row what it gives for that row alone."""
     found = model("llama")
-    pool = pool_in(found, 4)
+    pool = make_pool(found, 4)
     told: dict[str, Any] = {"max_new_tokens": 5, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(IDS)
-    with pool.weighing(shares()):
+    with pool.use_weights(shares()):
         together = found.generate(input_ids=IDS, attention_mask=mask, min_new_tokens=5, **told)
     for row in range(2):
-        with pool.weighing(shares()[row : row + 1]):
+        with pool.use_weights(shares()[row : row + 1]):
             one = slice(row, row + 1)
             alone = found.generate(input_ids=IDS[one], attention_mask=mask[one], min_new_tokens=5, **told)
         assert torch.equal(together[one], alone)
@@ -168,11 +168,11 @@ def test_beams_and_steps_of_writing_use_their_rows_weights() -> None:
 
 def test_only_the_open_block_trains_and_every_layer_has_its_gradient() -> None:
     found = model("llama")
-    pool = pool_in(found, 3, 1)
+    pool = make_pool(found, 3, 1)
     trained = {id(part) for part in found.parameters() if part.requires_grad}
     assert trained == {id(part) for part in pool.parameters_of(1)}
     weights = shares(2, 3).requires_grad_()
-    with pool.weighing(weights):
+    with pool.use_weights(weights):
         states(found, "llama").square().sum().backward()
     assert weights.grad is not None
     assert (weights.grad.abs() > 0).all()
@@ -184,18 +184,18 @@ def test_only_the_open_block_trains_and_every_layer_has_its_gradient() -> None:
 def test_weights_that_were_made_for_a_forward_are_not_used_in_another() -> None:
     """What layers share of the weights is made anew for others, with gradients or without, and after a change."""
     found = model("llama")
-    pool = pool_in(found, 3)
+    pool = make_pool(found, 3)
     weights = shares(2, 3)
     with torch.no_grad():
-        with pool.weighing(weights):
+        with pool.use_weights(weights):
             first = states(found, "llama")
             weights.mul_(2)
             doubled = states(found, "llama")
-        with pool.weighing(shares(2, 3) * 2):
+        with pool.use_weights(shares(2, 3) * 2):
             torch.testing.assert_close(states(found, "llama"), doubled, rtol=0, atol=0)
         assert not torch.equal(first, doubled)
     asked = shares(2, 3).requires_grad_()
-    with pool.weighing(asked):
+    with pool.use_weights(asked):
         with torch.inference_mode():
             states(found, "llama")
         with torch.no_grad():
@@ -205,8 +205,8 @@ def test_weights_that_were_made_for_a_forward_are_not_used_in_another() -> None:
     assert asked.grad is not None
     assert asked.grad.abs().max() > 0
     fixed = shares(2, 3)
-    pool.open(2)
-    with pool.weighing(fixed):
+    pool.set_trainable(2)
+    with pool.use_weights(fixed):
         with torch.inference_mode():
             states(found, "llama")
         states(found, "llama").square().sum().backward()
@@ -216,11 +216,11 @@ def test_weights_that_were_made_for_a_forward_are_not_used_in_another() -> None:
 def test_checkpointed_layers_have_the_same_gradients() -> None:
     def gradients(checkpointing: bool) -> list[Tensor]:
         found = model("llama").train()
-        pool = pool_in(found, 3, 2)
+        pool = make_pool(found, 3, 2)
         if checkpointing:
             found.activation_checkpointing_enable()
         weights = shares(2, 3).requires_grad_()
-        with pool.weighing(weights):
+        with pool.use_weights(weights):
             found(IDS, use_cache=False).logits.square().sum().backward()
         return [part.grad for part in (weights, *pool.parameters_of(2)) if part.grad is not None]
 
@@ -232,25 +232,25 @@ def test_checkpointed_layers_have_the_same_gradients() -> None:
 
 def test_a_block_that_is_dropped_is_gone_from_every_layer() -> None:
     found = model("bert")
-    pool = pool_in(found, 4, 3)
+    pool = make_pool(found, 4, 3)
     weights = shares()
     without = weights.clone()
     without[:, 1] = 0
     with torch.no_grad():
-        with pool.weighing(without):
+        with pool.use_weights(without):
             expected = states(found, "bert")
-        pool.drop(1)
-        with pool.weighing(weights[:, [0, 2, 3]]):
+        pool.delete(1)
+        with pool.use_weights(weights[:, [0, 2, 3]]):
             torch.testing.assert_close(states(found, "bert"), expected)
     assert len(pool) == 3
 
 
 def test_layers_are_drawn_each_by_its_name() -> None:
-    one, other = pool_in(model("bert")), pool_in(model("bert"), seed=1)
-    first = [blocks.A[0] for blocks in one.blocks]
+    one, other = make_pool(model("bert")), make_pool(model("bert"), seed=1)
+    first = [blocks.A[0] for blocks in one.adapters]
     assert not any(torch.equal(first[0], part) for part in first[1:])
-    assert not torch.equal(first[0], other.blocks[0].A[0])
-    assert all(torch.equal(a, b.A[0]) for a, b in zip(first, pool_in(model("bert")).blocks, strict=True))
+    assert not torch.equal(first[0], other.adapters[0].A[0])
+    assert all(torch.equal(a, b.A[0]) for a, b in zip(first, make_pool(model("bert")).adapters, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -289,12 +289,12 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
         LoraAdapterPool(found, by_row=True)
     pool = LoraAdapterPool(found, target_modules="value_proj", r=2, by_row=True)
     pool.reserve(2)
-    with pool.weighing(torch.full((3, 2), 0.5)), torch.no_grad():
+    with pool.use_weights(torch.full((3, 2), 0.5)), torch.no_grad():
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
     pool.remove()
     pool = LoraAdapterPool(found, r=2)
     pool.reserve(2)
-    with pool.weighing(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
+    with pool.use_weights(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
 
 
@@ -307,14 +307,14 @@ def test_a_model_without_queries_is_refused() -> None:
 
 @pytest.mark.parametrize("block", [4, -1])
 def test_blocks_that_are_not_there(block: int) -> None:
-    pool = pool_in(model("bert"), 4, 1)
+    pool = make_pool(model("bert"), 4, 1)
     with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
-        pool.open(block)
+        pool.set_trainable(block)
     with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
-        pool.drop(block)
-    assert (len(pool), pool.blocks[0].trained) == (4, (1,))
+        pool.delete(block)
+    assert (len(pool), pool.adapters[0].trained) == (4, (1,))
 
 
 def test_targets_of_one_layer() -> None:
-    pool = pool_in(model("bert"), target_modules="layer.0.attention.self.query")
+    pool = make_pool(model("bert"), target_modules="layer.0.attention.self.query")
     assert list(pool.layers) == ["encoder.layer.0.attention.self.query"]

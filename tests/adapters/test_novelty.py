@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.novelty import DRAWS, Novelty, check_separable, is_known_task, novelty
+from regard.adapters.novelty import DRAWS, Novelty, check_separable, find_known_task, novelty
 from regard.errors import UserError
 
 WIDTH, WORDS, LENGTH = 384, 200, 12
@@ -102,7 +102,7 @@ def test_of_many_kinds_each_is_recognised_and_a_new_one_is_not() -> None:
     kept = [kind(one)(40, one) for one in range(12)]
 
     def which(rows: Tensor) -> int | None:
-        return is_known_task([novelty(rows, one, seed=place) for place, one in enumerate(kept)], alarm=0.001)
+        return find_known_task([novelty(rows, one, seed=place) for place, one in enumerate(kept)], alarm=0.001)
 
     assert [which(kind(one)(60, 100 + one)) for one in range(12)] == list(range(12))
     assert [which(kind(one)(60, 100 + one)) for one in range(12, 16)] == [None] * 4
@@ -131,14 +131,14 @@ def test_a_seed_is_a_draw_and_nothing_else() -> None:
 
 def test_the_likeliest_kind_is_taken_and_the_least_unlike_where_it_may_be() -> None:
     new, odd, like, liker = Novelty(0.2, 0.001), Novelty(0.05, 0.01), Novelty(0.01, 0.3), Novelty(0.02, 0.6)
-    assert is_known_task([], alarm=0.01) is None
-    assert is_known_task([new, like, liker, odd], alarm=0.01) == 2
-    assert is_known_task([Novelty(0.02, 0.3), like], alarm=0.01) == 1
-    assert is_known_task([new, odd], alarm=0.01) is None
-    assert is_known_task([new, odd], alarm=0.009) == 1
-    assert is_known_task([new, odd], alarm=0.01, reuse=0.95) == 1
-    assert is_known_task([new, odd], alarm=0.01, reuse=0.96) is None
-    assert is_known_task([], alarm=0.01, reuse=0.5) is None
+    assert find_known_task([], alarm=0.01) is None
+    assert find_known_task([new, like, liker, odd], alarm=0.01) == 2
+    assert find_known_task([Novelty(0.02, 0.3), like], alarm=0.01) == 1
+    assert find_known_task([new, odd], alarm=0.01) is None
+    assert find_known_task([new, odd], alarm=0.009) == 1
+    assert find_known_task([new, odd], alarm=0.01, reuse=0.95) == 1
+    assert find_known_task([new, odd], alarm=0.01, reuse=0.96) is None
+    assert find_known_task([], alarm=0.01, reuse=0.5) is None
 
 
 def test_few_rows_cannot_tell() -> None:

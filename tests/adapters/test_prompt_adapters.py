@@ -38,7 +38,7 @@ def mapped(made: PromptAdapters, plain: Tensor) -> Tensor:
 @pytest.mark.parametrize("residual", [True, False])
 def test_an_open_prompt_is_the_mlp_of_it_and_itself(residual: bool) -> None:
     made = blocks(residual=residual)
-    made.open(1)
+    made.set_trainable(1)
     plain = made.P[1].detach()
     expected = mapped(made, plain) + residual * plain
     torch.testing.assert_close(made.prompt(1), expected)
@@ -48,10 +48,10 @@ def test_an_open_prompt_is_the_mlp_of_it_and_itself(residual: bool) -> None:
 
 def test_a_prompt_that_is_folded_is_what_it_was_and_needs_no_mlp() -> None:
     made = blocks()
-    made.open(0)
+    made.set_trainable(0)
     before = made.prompt(0).detach().clone()
     assert not torch.equal(before, made.P[0])
-    made.close()
+    made.fold()
     assert torch.equal(made.P[0], before)
     assert made.trained == ()
     made.mlp = None
@@ -60,14 +60,14 @@ def test_a_prompt_that_is_folded_is_what_it_was_and_needs_no_mlp() -> None:
 
 def test_opening_the_next_folds_the_one_before_also_out_of_what_was_saved() -> None:
     made, other = blocks(), blocks()
-    made.open(0)
+    made.set_trainable(0)
     with torch.no_grad():
         for one in made.parameters():
             one.add_(torch.linspace(-1, 1, one.numel(), dtype=one.dtype).view_as(one))
     before = made.prompt(0).detach().clone()
     other.load_state_dict(made.state_dict())
     for either in (made, other):
-        either.open(1)
+        either.set_trainable(1)
         assert torch.equal(either.prompt(0), before)
         assert not either.P[0].requires_grad
     assert torch.equal(made.prompt(1), other.prompt(1))
@@ -75,25 +75,25 @@ def test_opening_the_next_folds_the_one_before_also_out_of_what_was_saved() -> N
 
 def test_opening_what_is_open_changes_nothing() -> None:
     made = blocks()
-    made.open(0)
+    made.set_trainable(0)
     parts: Any = made.mlp
     with torch.no_grad():
         parts[0].weight.add_(1.0)
     before = made.prompt(0).detach().clone()
-    made.open(0)
+    made.set_trainable(0)
     assert torch.equal(made.prompt(0), before)
 
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_a_prompt_that_is_opened_again_is_what_it_was_and_is_trained_further(residual: bool) -> None:
     made = blocks(residual=residual)
-    made.open(0)
+    made.set_trainable(0)
     with torch.no_grad():
         made.P[0].add_(1.0)
     before = made.prompt(0).detach().clone()
-    made.open(1)
+    made.set_trainable(1)
     other = made.prompt(1).detach().clone()
-    made.open(0, 1)
+    made.set_trainable(0, 1)
     torch.testing.assert_close(made.prompt(0), before)
     torch.testing.assert_close(made.prompt(1), other)
     assert made.trained == (0, 1)
@@ -105,9 +105,9 @@ def test_a_prompt_that_is_opened_again_is_what_it_was_and_is_trained_further(res
                 one.sub_(0.01 * one.grad)
     assert made.prompt(0).square().sum() < before.square().sum()
     moved = made.prompt(0).detach().clone()
-    made.open(0)
+    made.set_trainable(0)
     torch.testing.assert_close(made.prompt(0), moved)
-    made.drop(1)
+    made.delete(1)
     assert made.folded.tolist() == [True, False]
 
 
@@ -128,20 +128,20 @@ def test_prompts_are_drawn_by_seed_and_number_and_begin_as_words() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_mix_is_the_weighed_sum(count: int) -> None:
     made = blocks()
-    made.open(0)
+    made.set_trainable(0)
     weights = torch.rand(4, count, dtype=torch.float64)
-    found = made.mixed(weights)
+    found = made.mix(weights)
     for row in range(4):
         expected = sum(weights[row, block] * made.prompt(block) for block in range(count))
         torch.testing.assert_close(found[row], expected)
-    assert made.mixed(weights[0]).shape == (1, LENGTH, WIDTH)
+    assert made.mix(weights[0]).shape == (1, LENGTH, WIDTH)
 
 
 def test_the_next_block_moves_up_where_one_is_dropped() -> None:
     made = blocks()
-    made.open(2)
+    made.set_trainable(2)
     before = [made.prompt(number).detach().clone() for number in range(3)]
-    made.drop(1)
+    made.delete(1)
     assert len(made) == 2
     assert torch.equal(made.prompt(0), before[0])
     assert torch.equal(made.prompt(1), before[2])
@@ -151,7 +151,7 @@ def test_the_next_block_moves_up_where_one_is_dropped() -> None:
 def test_without_an_mlp_prompts_are_themselves() -> None:
     made = PromptAdapters(WIDTH, LENGTH, 0)
     made.reserve(1)
-    made.open(0)
+    made.set_trainable(0)
     assert torch.equal(made.prompt(0), made.P[0])
     assert made.P[0].requires_grad
     assert made.P[0].abs().max() <= 0.5
@@ -163,6 +163,6 @@ def test_blocks_that_cannot_be() -> None:
     with pytest.raises(UserError, match="hidden: expected a whole number of at least 0, got True"):
         PromptAdapters(WIDTH, 1, True)
     with pytest.raises(UserError, match="block: expected a number from 0 to 2, got 3"):
-        blocks().open(3)
+        blocks().set_trainable(3)
     with pytest.raises(UserError, match="weights: expected one for each of at most 3 blocks, got 4"):
         blocks().mixed(torch.ones(4))

@@ -88,7 +88,7 @@ def pooled(kind: str, blocks: int = 2, **options: Any) -> tuple[Any, PromptAdapt
     found = model(kind)
     pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=6, seed=1, **options)
     pool.reserve(blocks)
-    pool.open(0)
+    pool.set_trainable(0)
     return found, pool
 
 
@@ -119,7 +119,7 @@ def test_a_prompt_is_the_embeddings_of_words_before_the_text(kind: str) -> None:
     plain = model(kind)
     prompt = pool.prompts.prompt(0).detach()[None].expand(2, -1, -1)
     expected = logits(plain, **embedded(plain, prompt, IDS, MASK))
-    with pool.weighing(torch.ones(1)):
+    with pool.use_weights(torch.ones(1)):
         given = logits(found, input_ids=IDS, attention_mask=MASK)
     cut = expected if kind in PAIRS else expected[:, LENGTH:]
     real = torch.ones_like(ANSWERS).bool() if kind in PAIRS else MASK.bool()
@@ -136,11 +136,11 @@ def test_no_row_depends_on_the_others_or_on_padding(kind: str) -> None:
     weights = torch.tensor([[0.3, 0.7], [0.9, -0.4]], dtype=torch.float64)
     sides = [(IDS, MASK)] + ([(LEFT, MASK.flip(1))] if kind in DECODERS else [])
     for ids, mask in sides:
-        with pool.weighing(weights):
+        with pool.use_weights(weights):
             together = logits(found, input_ids=ids, attention_mask=mask)
         for row in range(2):
             real = mask[row].bool()
-            with pool.weighing(weights[row : row + 1]):
+            with pool.use_weights(weights[row : row + 1]):
                 alone = _alone(found, kind, ids[row][real], row)
             expected = together[row] if kind in PAIRS else together[row][real]
             torch.testing.assert_close(alone, expected)
@@ -161,7 +161,7 @@ def test_what_is_written_behind_a_prompt(kind: str, beams: int) -> None:
     weights = torch.tensor([[1.0, 0.5], [-0.6, 1.2]], dtype=torch.float64)
     ids, mask = (IDS, MASK) if kind in PAIRS else (LEFT, MASK.flip(1))
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
-    with pool.weighing(weights), torch.no_grad():
+    with pool.use_weights(weights), torch.no_grad():
         given = found.generate(input_ids=ids, attention_mask=mask, **options)
     for row in range(2):
         real = mask[row].bool()
@@ -178,13 +178,13 @@ def test_what_is_written_behind_a_prompt(kind: str, beams: int) -> None:
 def test_a_cache_goes_on_behind_its_prompt(kind: str) -> None:
     found, pool = pooled(kind)
     ids, mask, cache = LEFT, MASK.flip(1), DynamicCache(config=model(kind).config)
-    with pool.weighing(torch.ones(2)), torch.no_grad():
+    with pool.use_weights(torch.ones(2)), torch.no_grad():
         whole = found(input_ids=ids, attention_mask=mask).logits
         found(input_ids=ids[:, :3], attention_mask=mask[:, :3], past_key_values=cache, use_cache=True)
         last = found(input_ids=ids[:, 3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
         torch.testing.assert_close(last, whole[:, 3:])
         bare = DynamicCache(config=found.config)
-        with pool.weighing(None):
+        with pool.use_weights(None):
             found(input_ids=ids[:, :3], attention_mask=mask[:, :3], past_key_values=bare, use_cache=True)
         with pytest.raises(UserError, match="past_key_values: expected those of a text behind the same soft prompts"):
             found(input_ids=ids[:, 3:], attention_mask=mask, past_key_values=bare, use_cache=True)
@@ -193,13 +193,13 @@ def test_a_cache_goes_on_behind_its_prompt(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta", "llama", "t5"])
 def test_prompts_of_which_some_are_padding(kind: str) -> None:
     found, pool = pooled(kind)
-    both = pool.prompts.joined([1, 0])[None].expand(2, -1, -1)
+    both = pool.prompts.concatenate([1, 0])[None].expand(2, -1, -1)
     real = torch.ones(2, 2 * LENGTH, dtype=torch.bool)
     real[1, :LENGTH] = False
-    with pool.prepending(both, real):
+    with pool.prepend(both, real):
         given = logits(found, input_ids=IDS, attention_mask=MASK)
     for row, own in ((0, [1, 0]), (1, [0])):
-        with pool.prepending(pool.prompts.joined(own)[None]):
+        with pool.prepend(pool.prompts.concatenate(own)[None]):
             alone = _alone(found, kind, IDS[row][MASK[row].bool()], row)
         expected = given[row] if kind in PAIRS else given[row][MASK[row].bool()]
         torch.testing.assert_close(alone, expected)
@@ -207,7 +207,7 @@ def test_prompts_of_which_some_are_padding(kind: str) -> None:
 
 def test_only_what_is_open_gets_a_gradient() -> None:
     found, pool = pooled("bert")
-    with pool.weighing(torch.ones(2)):
+    with pool.use_weights(torch.ones(2)):
         logits(found, input_ids=IDS, attention_mask=MASK)[:, 0].square().sum().backward()
     named = {name for name, one in found.named_parameters() if one.grad is not None and bool(one.grad.any())}
     assert "soft_prompts.P.0" in named
@@ -219,7 +219,7 @@ def test_only_what_is_open_gets_a_gradient() -> None:
 def test_all_states_are_those_of_the_text() -> None:
     found, pool = pooled("bert")
     types = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
-    with pool.weighing(torch.ones(1)):
+    with pool.use_weights(torch.ones(1)):
         out = found(IDS, MASK, types, output_hidden_states=True)
         plain = found(IDS, MASK, types, return_dict=False)
     assert all(states.shape == (2, 5, WIDTH) for states in out.hidden_states)
@@ -236,7 +236,7 @@ def test_a_model_is_left_as_it_was_found() -> None:
     assert found.state_dict().keys() > names
     pool.remove()
     assert found.state_dict().keys() == names
-    with pool.weighing(torch.ones(1)):
+    with pool.use_weights(torch.ones(1)):
         given = logits(found, input_ids=IDS, attention_mask=MASK)
     assert torch.equal(given, logits(plain, input_ids=IDS, attention_mask=MASK))
 
@@ -244,11 +244,11 @@ def test_a_model_is_left_as_it_was_found() -> None:
 def test_a_pool_does_what_its_blocks_do() -> None:
     _, pool = pooled("bert", blocks=3)
     assert len(pool) == 3
-    assert pool.blocks == (pool.prompts,)
-    pool.open(2)
-    pool.drop(0)
+    assert pool.adapters == (pool.prompts,)
+    pool.set_trainable(2)
+    pool.delete(0)
     trained = [pool.prompts.trained]
-    pool.close()
+    pool.fold()
     assert [*trained, pool.prompts.trained] == [(1,), ()]
     assert len(pool) == 2
 
@@ -257,9 +257,9 @@ def test_a_model_in_low_precision_has_exact_prompts() -> None:
     found = model("llama").to(torch.bfloat16)
     pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=6)
     pool.reserve(1)
-    pool.open(0)
+    pool.set_trainable(0)
     assert {one.dtype for one in pool.prompts.parameters()} == {torch.float32}
-    with pool.weighing(torch.ones(1)):
+    with pool.use_weights(torch.ones(1)):
         low = logits(found, input_ids=IDS, attention_mask=MASK)
     assert low.dtype == torch.bfloat16
     assert bool(low.isfinite().all())
@@ -268,9 +268,9 @@ def test_a_model_in_low_precision_has_exact_prompts() -> None:
 def test_autocast_changes_little() -> None:
     found, pool = pooled("bert")
     found.float()
-    pool.open(1)
+    pool.set_trainable(1)
     weights = torch.tensor([[0.5, 0.5], [1.0, -0.2]])
-    with pool.weighing(weights):
+    with pool.use_weights(weights):
         exact = logits(found, input_ids=IDS, attention_mask=MASK)
         with torch.autocast("cpu", torch.bfloat16):
             low = logits(found, input_ids=IDS, attention_mask=MASK)
@@ -314,19 +314,22 @@ def test_models_that_do_not_read_embeddings_as_tokens(kind: type[Reads]) -> None
 
 def test_texts_that_prompts_cannot_stand_before() -> None:
     found, pool = pooled("bert")
-    with pool.weighing(torch.ones(1)):
+    with pool.use_weights(torch.ones(1)):
         with pytest.raises(UserError, match="length: expected texts of at most 9 tokens behind 3 of prompts, got 10"):
             found(torch.ones(1, 10, dtype=torch.long))
         with pytest.raises(UserError, match=r"attention_mask: expected \(row, token\)"):
             found(IDS, MASK[:, None, None].double())
-    with pool.weighing(torch.ones(3, 1)), pytest.raises(UserError, match="prompts: expected one for each of 2 rows"):
+    with pool.use_weights(torch.ones(3, 1)), pytest.raises(UserError, match="prompts: expected one for each of 2 rows"):
         found(IDS, MASK)
     found, pool = pooled("t5")
-    with pool.weighing(torch.ones(1)), pytest.raises(UserError, match="attention_mask: expected padding on the right"):
+    with (
+        pool.use_weights(torch.ones(1)),
+        pytest.raises(UserError, match="attention_mask: expected padding on the right"),
+    ):
         logits(found, input_ids=LEFT, attention_mask=MASK.flip(1))
     found, pool = pooled("bart")
-    some = pool.prompts.joined([0])[None], torch.tensor([[False, True, True]])
-    with pool.prepending(*some), pytest.raises(UserError, match="prompts: expected as many for each row"):
+    some = pool.prompts.concatenate([0])[None], torch.tensor([[False, True, True]])
+    with pool.prepend(*some), pytest.raises(UserError, match="prompts: expected as many for each row"):
         logits(found, input_ids=IDS, attention_mask=MASK)
 
 
@@ -336,8 +339,8 @@ def test_a_decoder_alone_is_read_like_its_language_model() -> None:
     base.load_state_dict(whole.model.state_dict(), strict=False)
     other = PromptAdapterPool(base, num_virtual_tokens=LENGTH, encoder_hidden_size=6, seed=1)
     other.reserve(2)
-    other.open(0)
-    with pool.weighing(torch.ones(1)), other.weighing(torch.ones(1)):
+    other.set_trainable(0)
+    with pool.use_weights(torch.ones(1)), other.use_weights(torch.ones(1)):
         expected = whole(IDS, MASK, output_hidden_states=True).hidden_states[-1]
         torch.testing.assert_close(base(IDS, MASK).last_hidden_state, expected)
 
@@ -347,7 +350,7 @@ def test_an_encoder_without_its_decoder_gives_the_states_of_the_text_alone() -> 
         found = deepcopy(model(kind).get_encoder())
         pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=0)
         pool.reserve(1)
-        with pool.weighing(torch.ones(1)):
+        with pool.use_weights(torch.ones(1)):
             states = found(input_ids=IDS, attention_mask=MASK).last_hidden_state
         given = embedded(found, pool.prompts.mixed(torch.ones(2, 1)), IDS, MASK)
         pool.remove()
@@ -362,7 +365,7 @@ def test_other_kinds_of_models_are_read_as_well(kind: str) -> None:
         found = MambaModel(MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=1, state_size=2))
     pool = PromptAdapterPool(found.eval(), num_virtual_tokens=LENGTH, encoder_hidden_size=0)
     pool.reserve(1)
-    with pool.weighing(torch.ones(1)), torch.no_grad():
+    with pool.use_weights(torch.ones(1)), torch.no_grad():
         states = found(input_ids=IDS[:1]).last_hidden_state
     given = embedded(found, pool.prompts.mixed(torch.ones(1, 1)), IDS[:1], MASK[:1])
     pool.remove()
@@ -374,5 +377,9 @@ def test_a_cache_of_states_cannot_be_gone_on_with() -> None:
     found = MambaModel(MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=1, state_size=2)).eval()
     pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=0)
     pool.reserve(1)
-    with torch.no_grad(), pool.weighing(torch.ones(1)), pytest.raises(UserError, match="and a usual cache, got Mamba"):
+    with (
+        torch.no_grad(),
+        pool.use_weights(torch.ones(1)),
+        pytest.raises(UserError, match="and a usual cache, got Mamba"),
+    ):
         found(input_ids=IDS[:1], cache_params=object())

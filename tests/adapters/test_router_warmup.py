@@ -13,7 +13,7 @@ from regard.errors import UserError
 def attention(blocks: int) -> SharedAttention:
     found = SharedAttention(8, hidden_size=6, seed=1)
     found.use(blocks)
-    found.open(blocks - 1)
+    found.set_trainable(blocks - 1)
     return found
 
 
@@ -37,7 +37,7 @@ def test_a_new_task_is_known_and_the_earlier_ones_still_are() -> None:
     gate = attention(1)
     earlier = [PastTask(torch.tensor([1.0]), vectors(-1.0))]
     gate.use(2)
-    gate.open(1)
+    gate.set_trainable(1)
     key, before = gate.keys[0].detach().clone(), gate.down.detach().clone()
     loss = warm_up_router(gate, vectors(1.0), earlier, steps=200, rate=5e-3)
     assert loss < 0.2
@@ -71,7 +71,7 @@ def test_it_is_a_function_of_its_seed() -> None:
 def test_what_is_opened_is_the_open_block() -> None:
     """Not the newest, whose key is frozen."""
     gate = attention(2)
-    gate.open(0)
+    gate.set_trainable(0)
     warm_up_router(gate, vectors(1.0), [], steps=100, rate=5e-3)
     assert gate(vectors(1.0))[:, 0].min() > 0.8
 
@@ -80,7 +80,7 @@ def test_without_an_open_block_or_a_row_nothing_is_opened() -> None:
     gate = attention(2)
     with pytest.raises(UserError, match="vectors: expected at least one of the task's rows, got none"):
         warm_up_router(gate, vectors(1.0)[:0], [], steps=1, rate=5e-3)
-    gate.open(None)
+    gate.set_trainable(None)
     with pytest.raises(UserError, match="attention: expected one with an open block, got none"):
         warm_up_router(gate, vectors(1.0), [], steps=1, rate=5e-3)
 

@@ -32,7 +32,7 @@ def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family:
     adapters = filled(family)
     before = {name: value.clone() for name, value in adapters.state_dict().items()}
     trained = {name for name, value in adapters.named_parameters() if value.requires_grad}
-    blocks = {f"model.{name}.blocks.{part}.2" for name in adapters.layers("look") for part in "AB"}
+    blocks = {f"model.{name}.adapters.{part}.2" for name in adapters.layers("look") for part in "AB"}
     maps = {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys.2")}
     assert trained == blocks | maps
     optimizer = torch.optim.SGD([value for value in adapters.parameters() if value.requires_grad], lr=1.0)

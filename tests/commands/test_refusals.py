@@ -91,9 +91,9 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         ("blank.txt", b" \n\t\n", "texts: expected text, blank.txt is empty"),
         ("binary.txt", b"MZ\x90\x00\x03", "texts: expected text, binary.txt is binary (NUL byte at offset 3)"),
         ("latin.txt", "déjà".encode("latin-1"), "texts: expected UTF-8, latin.txt is not: "),
-        ("model.bin", b"w1 w2", "texts: expected a file with one of the suffixes .txt, .jsonl, .parquet, or -; got"),
+        ("model.bin", b"w1 w2", "texts: expected a file with one of the suffixes .txt, .txt.gz, .jsonl, "),
         ("bad.jsonl", b'{"text": "a"}\n{"text"\n', "texts: expected JSON in bad.jsonl, line 2: "),
-        ("keyless.jsonl", b'{"body": "a"}\n', "texts: expected the key 'text' in keyless.jsonl, line 1, got body"),
+        ("keyless.jsonl", b'{"body": "a"}\n', "texts: expected the column 'text' in keyless.jsonl, line 1, found body"),
         ("cut.parquet", b"PAR1", "texts: expected a Parquet file, cut.parquet is none: "),
     ],
 )
@@ -192,7 +192,7 @@ def test_non_finite_activations(refused: Callable[..., str], changed: Callable[[
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     line = refused("--batch-size", 2, model=folder)
     assert line.startswith("non-finite activations: ")
-    assert " of layer 1 (decoder) in batch 0; expected finite values" in line
+    assert " of layer 1 (decoder) in batch 0; check the model and its precision" in line
 
 
 def test_models_that_cannot_be_observed(refused: Callable[..., str], changed: Callable[[str], Path]) -> None:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from regard.continual import answer_metrics
-from regard.continual.answer_metrics import exact_match, longest_common, normalised, rouge_l, score_answer, words
+from regard.continual.answer_metrics import (
+    exact_match_score,
+    longest_common_subsequence,
+    normalize_answer,
+    rouge_l_score,
+    score_answer,
+    split_stems,
+)
 from regard.errors import UserError
 
 
@@ -29,14 +36,14 @@ from regard.errors import UserError
     ],
 )
 def test_exact_match(answer: str, reference: str, expected: float) -> None:
-    assert exact_match(answer, reference) == expected
-    assert exact_match(reference, answer) == expected
+    assert exact_match_score(answer, reference) == expected
+    assert exact_match_score(reference, answer) == expected
 
 
 def test_what_is_compared() -> None:
-    assert normalised("The  «Cat», sat!\n") == "the «cat» sat"
-    assert words("Running dogs' run, 3 cats—ponies") == ["run", "dog", "run", "3", "cat", "poni"]
-    assert words("кошка") == []
+    assert normalize_answer("The  «Cat», sat!\n") == "the «cat» sat"
+    assert split_stems("Running dogs' run, 3 cats—ponies") == ["run", "dog", "run", "3", "cat", "poni"]
+    assert split_stems("кошка") == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_what_is_compared() -> None:
     ],
 )
 def test_rouge_l_by_hand(answer: str, reference: str, expected: float) -> None:
-    assert rouge_l(answer, reference) == pytest.approx(expected, rel=1e-12)
+    assert rouge_l_score(answer, reference) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_best_reference_counts() -> None:
@@ -72,7 +79,7 @@ def plain(one: Sequence[str], other: Sequence[str]) -> int:
 
 @given(st.lists(st.sampled_from("abcd"), max_size=90), st.lists(st.sampled_from("abcd"), max_size=90))
 def test_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
-    assert longest_common(one, other) == plain(one, other) == longest_common(other, one)
+    assert longest_common_subsequence(one, other) == plain(one, other) == longest_common_subsequence(other, one)
 
 
 def test_parity_with_the_publishers_package() -> None:
@@ -98,7 +105,7 @@ def test_parity_with_the_publishers_package() -> None:
     for _ in range(300):
         answer, reference = (" ".join(drawn.choices(said, k=drawn.randint(0, 12))) for _ in range(2))
         expected = scorer.score(reference, answer)["rougeL"].fmeasure
-        assert rouge_l(answer, reference) == pytest.approx(expected, abs=1e-12), (answer, reference)
+        assert rouge_l_score(answer, reference) == pytest.approx(expected, abs=1e-12), (answer, reference)
 
 
 def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +113,7 @@ def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_metrics._stemmer.cache_clear()
     answer_metrics._stem.cache_clear()
     with pytest.raises(UserError, match=r"rouge-l needs the package nltk: pip install 'regard\[learn\]'"):
-        rouge_l("a word", "a word")
+        rouge_l_score("a word", "a word")
     assert score_answer("exact-match", "a word", ("a word",)) == 1.0
     monkeypatch.undo()
-    assert rouge_l("a word", "a word") == 1.0
+    assert rouge_l_score("a word", "a word") == 1.0

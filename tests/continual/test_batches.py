@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.continual.batches import TOGETHER, Epochs, ExampleRef
+from regard.continual.batches import BATCHES_PER_SORT, Epochs, ExampleRef
 
 
 def epochs(lengths: list[int], **options: int) -> Epochs:
@@ -44,8 +44,8 @@ def test_seeds_and_epochs_differ() -> None:
 
 
 def test_rows_of_a_batch_are_about_as_long() -> None:
-    """Among as many as `TOGETHER` batches, so that little of a batch is padding; batches come in any order."""
-    lengths = [(row * 37) % 64 + 1 for row in range(4 * TOGETHER)]
+    """Among as many as `BATCHES_PER_SORT` batches, so that little of a batch is padding; batches come in any order."""
+    lengths = [(row * 37) % 64 + 1 for row in range(4 * BATCHES_PER_SORT)]
     drawn = epochs(lengths, epochs=1)
     longest = [[lengths[item.row] for item in drawn.at(step)] for step in range(drawn.steps)]
     assert all(max(batch) - min(batch) <= 3 for batch in longest)

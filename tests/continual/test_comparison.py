@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.continual.comparison import DIFFERENCES, SUMMARY, differences, summary
+from regard.continual.comparison import DIFFERENCES, SUMMARY, compare_methods, summarize
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from tests.continual.matrices import PEAK, RISE, at_end, rows
@@ -36,7 +36,7 @@ def one(found: pd.DataFrame) -> dict[str, Any]:
 
 
 def test_a_mean_by_hand() -> None:
-    found = one(summary(table({"replay": [70, 72, 74]})))
+    found = one(summarize(table({"replay": [70, 72, 74]})))
     half = 4.30265273 * 2 / math.sqrt(3)
     assert list(found) == list(SUMMARY)
     assert (found["method"], found["scenario"], found["metric"], found["n"]) == (
@@ -51,25 +51,25 @@ def test_a_mean_by_hand() -> None:
 
 def test_seeds_and_orders_are_runs_alike() -> None:
     both = pd.concat([table({"replay": [70, 72]}), table({"replay": [74]}, order="1-0")])
-    assert one(summary(both))["n"] == 3
+    assert one(summarize(both))["n"] == 3
 
 
 def test_streams_methods_settings_and_metrics_are_kept_apart() -> None:
     parts = [{}, {"stream": "words"}, {"scenario": "cil"}, {"metric": "bwt"}]
-    found = summary(pd.concat([table({"a": [70 + i], "b": [10 + i]}, **part) for i, part in enumerate(parts)]))
+    found = summarize(pd.concat([table({"a": [70 + i], "b": [10 + i]}, **part) for i, part in enumerate(parts)]))
     assert found["n"].tolist() == [1] * 8
     assert sorted(found["mean"]) == [10, 11, 12, 13, 70, 71, 72, 73]
 
 
 def test_what_is_not_defined_is_left_out_and_never_0() -> None:
-    found = summary(table({"a": [70, math.nan, 72], "joint": [math.nan] * 3})).set_index("method")
+    found = summarize(table({"a": [70, math.nan, 72], "joint": [math.nan] * 3})).set_index("method")
     assert (found.loc["a", "n"], found.loc["a", "mean"]) == (2, 71)
     assert found.loc["joint", "n"] == 0
     assert found.loc["joint", ["mean", "std", "ci_low", "ci_high"]].isna().all()
 
 
 def test_one_run_has_no_interval() -> None:
-    found = one(summary(table({"a": [70]})))
+    found = one(summarize(table({"a": [70]})))
     assert found["mean"] == 70
     assert all(math.isnan(found[name]) for name in ("std", "ci_low", "ci_high"))
 
@@ -81,7 +81,7 @@ def test_the_order_of_the_seeds_is_nothing(values: list[float], chance: Any) -> 
     places = list(range(len(first)))
     chance.shuffle(places)
     second = first.iloc[places]
-    for function, keys in ((summary, ["method"]), (lambda each: differences(each, "a"), ["method", "against"])):
+    for function, keys in ((summarize, ["method"]), (lambda each: compare_methods(each, "a"), ["method", "against"])):
         told, found = (function(each).sort_values(keys).set_index(keys) for each in (first, second))
         numeric = [name for name in ("n", "mean", "std", "ci_low", "ci_high", *NUMBERS) if name in told]
         pd.testing.assert_frame_equal(told[numeric], found[numeric], check_index_type=False)
@@ -91,7 +91,7 @@ def test_the_order_of_the_seeds_is_nothing(values: list[float], chance: Any) -> 
 
 
 def test_a_difference_by_hand() -> None:
-    found = one(differences(table({"finetune": [60, 80, 70], "replay": [61, 82, 73]})))
+    found = one(compare_methods(table({"finetune": [60, 80, 70], "replay": [61, 82, 73]})))
     half = 4.30265273 / math.sqrt(3)
     assert list(found) == list(DIFFERENCES)
     assert (found["method"], found["against"], found["n"]) == ("replay", "finetune", 3)
@@ -105,39 +105,41 @@ def test_a_difference_by_hand() -> None:
 
 
 def test_runs_are_paired_so_that_what_they_share_is_no_noise() -> None:
-    found = one(differences(table({"a": [10, 50, 90, 30], "b": [11, 51.1, 90.9, 31]})))
+    found = one(compare_methods(table({"a": [10, 50, 90, 30], "b": [11, 51.1, 90.9, 31]})))
     assert not found["overlaps"]
     assert 0.5 < found["ci_low"] < found["ci_high"] < 1.5
 
 
 def test_pairs_are_of_one_seed_and_one_order() -> None:
     parts = [table({"a": [10, 20, 99], "b": [11, 23]}), table({"a": [30], "b": [35]}, order="1-0")]
-    found = one(differences(pd.concat(parts).sample(frac=1, random_state=1), against="a"))
+    found = one(compare_methods(pd.concat(parts).sample(frac=1, random_state=1), against="a"))
     assert (found["n"], found["difference"]) == (3, 3)
 
 
 def test_against_one_method_or_each_against_those_before_it() -> None:
     three = table({"a": [1, 2], "b": [2, 4], "c": [5, 5]})
-    every, to_b = (differences(three, against)[["method", "against"]].to_numpy().tolist() for against in (None, "b"))
+    every, to_b = (
+        compare_methods(three, against)[["method", "against"]].to_numpy().tolist() for against in (None, "b")
+    )
     assert every == [["b", "a"], ["c", "a"], ["c", "b"]]
     assert to_b == [["a", "b"], ["c", "b"]]
 
 
 def test_methods_with_nothing_in_common_have_no_row() -> None:
     apart = pd.concat([table({"a": [1, 2]}), table({"b": [1, 2]}, stream="words"), table({"c": [1]}, order="1-0")])
-    assert differences(apart).empty
-    assert list(differences(apart).columns) == list(DIFFERENCES)
-    assert differences(table({"a": [1, 2], "joint": [math.nan, math.nan]}), "joint").empty
+    assert compare_methods(apart).empty
+    assert list(compare_methods(apart).columns) == list(DIFFERENCES)
+    assert compare_methods(table({"a": [1, 2], "joint": [math.nan, math.nan]}), "joint").empty
 
 
 def test_one_pair_has_a_difference_and_nothing_to_hold_it_against() -> None:
-    found = one(differences(table({"a": [1], "b": [4]})))
+    found = one(compare_methods(table({"a": [1], "b": [4]})))
     assert (found["n"], found["difference"], found["overlaps"]) == (1, 3, pd.NA)
     assert all(math.isnan(found[name]) for name in NUMBERS[1:])
 
 
 def test_methods_that_are_the_same_have_no_test() -> None:
-    found = one(differences(table({"a": [1, 5, 3], "b": [1, 5, 3]})))
+    found = one(compare_methods(table({"a": [1, 5, 3], "b": [1, 5, 3]})))
     assert (found["difference"], found["ci_low"], found["ci_high"], found["overlaps"]) == (0, 0, 0, True)
     assert math.isnan(found["t_test"])
 
@@ -147,7 +149,7 @@ def test_comparisons_of_one_metric_are_corrected_together() -> None:
     base = chance.normal(70, 3, 8)
     values = {"a": base, "b": base + chance.normal(2, 1, 8), "c": base + chance.normal(1, 1, 8)}
     both = pd.concat([table(values), table({name: values[name] for name in "ab"}, metric="bwt")])
-    found = differences(both, against="a").set_index(["metric", "method"])
+    found = compare_methods(both, against="a").set_index(["metric", "method"])
     for test in ("t_test", "signed_rank"):
         small, large = sorted(found.loc["average_performance", test])
         assert sorted(found.loc["average_performance", f"{test}_holm"]) == pytest.approx(
@@ -160,7 +162,7 @@ def test_the_tests_are_those_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats", reason="the package scipy is not installed")
     chance = np.random.default_rng(5)
     a, b = chance.normal(70, 5, 9), chance.normal(73, 5, 9)
-    found = one(differences(table({"a": a, "b": b})))
+    found = one(compare_methods(table({"a": a, "b": b})))
     told = stats.ttest_rel(b, a)
     assert found["t_test"] == pytest.approx(told.pvalue)
     assert (found["ci_low"], found["ci_high"]) == pytest.approx(tuple(told.confidence_interval(0.95)))
@@ -171,7 +173,7 @@ def test_the_tests_are_those_of_scipy() -> None:
 @given(st.lists(st.tuples(POINTS, POINTS, POINTS), min_size=2, max_size=8))
 def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[tuple[float, float, float]]) -> None:
     a, b, shift = (np.array(each) for each in zip(*values, strict=True))
-    plain, shifted = (one(differences(table({"a": a + by, "b": b + by}))) for by in (0, shift))
+    plain, shifted = (one(compare_methods(table({"a": a + by, "b": b + by}))) for by in (0, shift))
     assert [shifted[name] for name in NUMBERS] == pytest.approx(
         [plain[name] for name in NUMBERS], abs=1e-6, nan_ok=True
     )
@@ -181,7 +183,7 @@ def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[
 @given(st.lists(st.tuples(POINTS, POINTS), min_size=2, max_size=8))
 def test_turned_round_a_difference_changes_its_sign(values: list[tuple[float, float]]) -> None:
     both = table(dict(zip("ab", zip(*values, strict=True), strict=True)))
-    there, back = one(differences(both, "a")), one(differences(both, "b"))
+    there, back = one(compare_methods(both, "a")), one(compare_methods(both, "b"))
     assert (there["difference"], there["ci_low"]) == pytest.approx((-back["difference"], -back["ci_high"]))
     assert there["overlaps"] == back["overlaps"]
     assert [there[name] for name in NUMBERS[4:]] == pytest.approx([back[name] for name in NUMBERS[4:]], nan_ok=True)
@@ -194,13 +196,13 @@ def test_the_tables_of_runs() -> None:
     runs = [rows(PEAK, seed=seed) for seed in (0, 1)]
     runs += [at_end([90, 90, 90], seed=0), rows(RISE, seed=2, order="0-1-2")]
     metrics = metrics_table(pd.concat(runs))
-    means = summary(metrics).set_index(["method", "metric"])
+    means = summarize(metrics).set_index(["method", "metric"])
     assert (means.loc[("finetune", "average_performance"), "n"], means.loc[("finetune", "forgetting"), "mean"]) == (
         2,
         7.5,
     )
     assert (means.loc[("joint", "average_performance"), "n"], means.loc[("joint", "forgetting"), "n"]) == (1, 0)
-    found = differences(metrics, against="finetune").set_index("metric")
+    found = compare_methods(metrics, against="finetune").set_index("metric")
     assert found.index.tolist() == ["average_performance"]
     assert found.loc["average_performance", "difference"] == pytest.approx(90 - 215 / 3)
 
@@ -208,17 +210,17 @@ def test_the_tables_of_runs() -> None:
 def test_mistakes_are_said() -> None:
     good = table({"a": [1, 2], "b": [2, 4]})
     with pytest.raises(UserError, match=r"against: expected a method of the table \(a, b\), got c"):
-        differences(good, against="c")
+        compare_methods(good, against="c")
     with pytest.raises(UserError, match="missing: metric, value"):
-        summary(good.drop(columns=["value", "metric"]))
+        summarize(good.drop(columns=["value", "metric"]))
     with pytest.raises(UserError, match="expected one value for each run, several are of stream letters"):
-        differences(pd.concat([good, good]))
+        compare_methods(pd.concat([good, good]))
     with pytest.raises(UserError, match="confidence: expected a number between 0 and 1, got 95"):
-        summary(good, confidence=95)
+        summarize(good, confidence=95)
 
 
 def test_a_table_without_rows_has_none() -> None:
     empty = table({})
-    assert list(summary(empty).columns) == list(SUMMARY)
-    assert summary(empty).empty
-    assert differences(empty).empty
+    assert list(summarize(empty).columns) == list(SUMMARY)
+    assert summarize(empty).empty
+    assert compare_methods(empty).empty

@@ -18,18 +18,18 @@ from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, Rob
 from regard.continual.learner import Learner
 from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.ctr_layers import (
-    Guarded,
+    GuardedLinear,
     KnowledgeSharing,
     Plugin,
-    Site,
+    PluginInput,
     Sizes,
     TaskSpecific,
     compensate,
     open_gates,
     slope_at,
-    squashed,
+    squash,
 )
-from regard.continual.methods.ctr_network import CtrNetwork, ends
+from regard.continual.methods.ctr_network import CtrNetwork, find_end_layers
 from regard.continual.methods.probe import Probe
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
@@ -46,9 +46,9 @@ def drawn_alike() -> None:
     torch.manual_seed(0)
 
 
-def site(tasks: list[int], lengths: list[int], width: int | None = None, slope: float = 140.0) -> Site:
+def site(tasks: list[int], lengths: list[int], width: int | None = None, slope: float = 140.0) -> PluginInput:
     real = torch.arange(width or max(lengths)) < torch.tensor(lengths)[:, None]
-    return Site(real, torch.tensor(tasks), torch.full((len(tasks),), slope), max(tasks))
+    return PluginInput(real, torch.tensor(tasks), torch.full((len(tasks),), slope), max(tasks))
 
 
 def draw(*shape: int) -> Tensor:
@@ -100,14 +100,14 @@ def train(module: nn.Module, loss: Callable[[], Tensor], steps: int = 5) -> None
 
 
 def test_held_weights_stay_to_the_bit_under_decay() -> None:
-    layer, inputs = Guarded(3, 4), torch.randn(5, 3)
+    layer, inputs = GuardedLinear(3, 4), torch.randn(5, 3)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     outputs, into = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])
     layer.guard(outputs, into)
     train(layer, lambda: layer(inputs).square().sum())
     computed = layer(inputs)
-    layer.settle()
-    assert layer.held is None
+    layer.release()
+    assert layer.guarded is None
     assert torch.equal(layer(inputs), computed)
     same = layer.weight == weight
     assert same.tolist() == [[True, True, False], [False] * 3, [True, True, False], [False] * 3]
@@ -115,7 +115,12 @@ def test_held_weights_stay_to_the_bit_under_decay() -> None:
 
 
 def test_gradients_are_blocked_as_far_as_neurons_are_used() -> None:
-    layer, inputs, used, into = Guarded(3, 2).double(), draw(5, 3), torch.tensor([0.25, 1.0]), torch.tensor([0, 0.5, 1])
+    layer, inputs, used, into = (
+        GuardedLinear(3, 2).double(),
+        draw(5, 3),
+        torch.tensor([0.25, 1.0]),
+        torch.tensor([0, 0.5, 1]),
+    )
     layer(inputs).square().sum().backward()
     assert layer.weight.grad is not None is not layer.bias.grad
     plain, plain_bias = layer.weight.grad.clone(), layer.bias.grad.clone()
@@ -138,7 +143,7 @@ def test_an_old_task_is_computed_as_before() -> None:
     before, was = module(states, old), module(states, new)
     module.guard([mask.detach() for mask in module.masks(0, 140.0)])
     train(module, lambda: (module(states, new) - 1).square().sum())
-    module.settle()
+    module.release()
     assert torch.equal(module(states, old), before)
     assert not torch.allclose(module(states, new), was)
 
@@ -147,7 +152,7 @@ def test_an_old_task_is_computed_as_before() -> None:
 
 
 def test_squashing_by_hand() -> None:
-    found = squashed(torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64))
+    found = squash(torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64))
     assert torch.allclose(found, torch.tensor([[3 / 5 * 25 / 26, 4 / 5 * 25 / 26], [0, 0]], dtype=torch.float64))
 
 
@@ -173,7 +178,7 @@ def test_drawn_gates_open_as_often_as_their_softmax_says() -> None:
 def shared_by_hand(module: KnowledgeSharing, states: Tensor, task: int) -> Tensor:
     """What is shared with a text (token, width) of a task, one number at a time where it can be."""
     sizes, tokens = module.sizes, len(states)
-    capsules = [squashed(module.capsules[one](states)) for one in range(task + 1)]
+    capsules = [squash(module.capsules[one](states)) for one in range(task + 1)]
     votes = [
         torch.stack([torch.cat([route @ token for route in module.routes[one]]) for token in capsules[one]])
         for one in range(task + 1)
@@ -245,7 +250,7 @@ def test_closed_plugins_leave_the_model_as_it_is() -> None:
     assert isinstance(network, CtrNetwork)
     open_ = network(rows)
     with torch.no_grad():
-        for plugin in network.each:
+        for plugin in network.typed_plugins:
             for one in plugin.specific.tasks[1]:  # type: ignore[attr-defined]
                 one.fill_(-9.0)
     found = network(rows)
@@ -276,7 +281,7 @@ def test_where_plugins_go() -> None:
     ]
     for model in models:
         layers = model.encoder.layer
-        assert [id(one) for one in ends(model)] == [
+        assert [id(one) for one in find_end_layers(model)] == [
             id(one) for layer in layers for one in (layer.attention.output.dense, layer.output.dense)
         ]
 
@@ -304,8 +309,8 @@ def test_settings_that_cannot_be(name: str, value: Any) -> None:
 # -- the whole ------------------------------------------------------------------------------------------
 
 
-def test_the_loss_counts_free_neurons_that_are_taken() -> None:
-    learner, method = begun(sparsity=0.5)
+def test_the_loss_counts_free_neurons_that_are_capacity_used() -> None:
+    learner, method = begun(sparsity_weight=0.5)
     network: Any = learner.network.eval()
     method.before_task(learner, 0)
     method.after_task(learner, 0)
@@ -313,7 +318,7 @@ def test_the_loss_counts_free_neurons_that_are_taken() -> None:
     method.before_task(learner, 1)
     rows = {**learner.rows(learner.items(1)[:3], size=4), "slope": torch.full((4,), 2.0)}
     taken = free = 0.0
-    for plugin in network.each:
+    for plugin in network.typed_plugins:
         for embeddings in plugin.specific.tasks:
             for first, second in zip(embeddings[0].tolist(), embeddings[1].tolist(), strict=True):
                 left = 1 - 1 / (1 + math.exp(-140 * first))
@@ -333,7 +338,7 @@ def test_what_a_run_changes_and_what_not() -> None:
     assert all(torch.equal(before[name], second[name]) for name in encoder)
     assert not torch.equal(before["plugins.0.specific.layers.0.weight"], first["plugins.0.specific.layers.0.weight"])
     # the first task's classes, embeddings and neurons, after the second
-    own = learner.own[0]
+    own = learner.task_classes[0]
     assert torch.equal(first["classifier.head.vectors"][own], second["classifier.head.vectors"][own])
     assert not torch.equal(first["classifier.head.vectors"][~own], second["classifier.head.vectors"][~own])
     assert torch.equal(first["plugins.3.specific.tasks.1.0"], second["plugins.3.specific.tasks.1.0"])
@@ -354,7 +359,7 @@ def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
     whole = run_stream(learner, method)
 
     def stop(told: Any) -> None:
-        if (told.position, told.step) == (2, 4):
+        if (told.task_index, told.step) == (2, 4):
             raise KeyboardInterrupt
 
     learner, method = begun()
@@ -403,6 +408,6 @@ def test_it_learns() -> None:
     ):
         found: list[float] = []
         learner = make_learner(few, method, model, budget, seed=1)
-        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]
+        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.metrics["loss"]))  # type: ignore[misc]
         losses.append(found[-4:])
     assert min(losses[0]) > 0.7 > 0.4 > max(losses[1]), losses

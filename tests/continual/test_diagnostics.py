@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from regard.continual.diagnostics import COLUMNS, DEGREES, DIAGNOSTICS, TOP, diagnose, sink_degrees
+from regard.continual.diagnostics import COLUMNS, DEGREES, DIAGNOSTICS, TOP, diagnose, measure_sink_degrees
 from regard.errors import UserError
 
 VOCABULARY, LAYERS, HEADS = 40, 2, 4
@@ -241,7 +241,7 @@ def test_degrees_of_tokens_are_means_over_their_places() -> None:
                 degree = weights.mean(1).mean(0)
                 for token in ids.unique().tolist():
                     by_token.setdefault((layer, token), []).append(float(degree[ids == token].mean()))
-    table = sink_degrees(model, iter(with_twice))
+    table = measure_sink_degrees(model, iter(with_twice))
     assert tuple(table.columns) == DEGREES
     rows = {(int(row.layer), row.token): row for row in table.itertuples()}
     assert rows.keys() == by_token.keys()
@@ -256,7 +256,7 @@ def test_degrees_of_tokens_are_means_over_their_places() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("call", [diagnose, sink_degrees])
+@pytest.mark.parametrize("call", [diagnose, measure_sink_degrees])
 def test_a_training_goes_on_as_if_nothing_had_looked(family: str, call: Callable[..., pd.DataFrame]) -> None:
     def gradients(*, looks: bool) -> tuple[dict[str, Tensor], Tensor]:
         model = encoder(family)
@@ -332,7 +332,7 @@ def test_an_unknown_statistic_is_refused(names: list[str], came: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [lambda b: diagnose(encoder(), b, common=COMMON), lambda b: sink_degrees(encoder(), b)]
+    "call", [lambda b: diagnose(encoder(), b, common=COMMON), lambda b: measure_sink_degrees(encoder(), b)]
 )
 def test_no_samples_are_refused(call: Callable[..., pd.DataFrame]) -> None:
     with pytest.raises(UserError, match=r"^batches: expected at least one .*, got none$"):
@@ -345,7 +345,7 @@ def test_samples_without_ids_have_no_common_sinks() -> None:
         diagnose(encoder(), [vectors], common=COMMON)
     assert len(diagnose(encoder(), [vectors], common=COMMON, statistics=["over_smoothing"])) == LAYERS + 1
     with pytest.raises(UserError, match=r"^batches: expected at least one with input_ids"):
-        sink_degrees(encoder(), [vectors])
+        measure_sink_degrees(encoder(), [vectors])
 
 
 def test_a_decoder_beside_the_encoder_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.continual.forgetting import ForgottenTask, check, find_drops, nothing_to_check
+from regard.continual.forgetting import ForgottenTask, check, explain_nothing_to_check, find_drops
 from regard.errors import UserError
 from regard.runs.intervals import fall_interval
 from tests.continual.matrices import PEAK, RISE, at_end, own, rows
@@ -155,12 +155,12 @@ def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tu
 )
 def test_nothing_to_check_has_a_reason(frame: pd.DataFrame, reason: str) -> None:
     assert check(frame) == []
-    assert nothing_to_check(frame) == f"nothing to check: {reason}"
+    assert explain_nothing_to_check(frame) == f"nothing to check: {reason}"
 
 
 def test_where_there_is_something_to_check_there_is_no_reason() -> None:
-    assert nothing_to_check(two(90, 90)) is None
-    assert nothing_to_check(pd.concat([two(90, 90), at_end([80, 90])])) is None
+    assert explain_nothing_to_check(two(90, 90)) is None
+    assert explain_nothing_to_check(pd.concat([two(90, 90), at_end([80, 90])])) is None
 
 
 def test_models_of_single_tasks_forget_nothing() -> None:
@@ -180,4 +180,4 @@ def test_mistakes_are_said() -> None:
     with pytest.raises(UserError, match="missing: n"):
         check(two(90, 80).drop(columns="n"))
     with pytest.raises(UserError, match="matrix: expected at least one row"):
-        nothing_to_check(two(90, 80).iloc[:0])
+        explain_nothing_to_check(two(90, 80).iloc[:0])

@@ -15,16 +15,23 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.continual import run as running
-from regard.continual.costs import flops_a_token
-from regard.continual.generation import answers
+from regard.continual.costs import flops_per_token
+from regard.continual.generation import generate_answers
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.models import TaskDeltas, delta_of, export, load_network, rebuild_network, with_model_hash
+from regard.continual.models import (
+    TaskDeltas,
+    add_model_hash,
+    delta_path,
+    export_network,
+    load_network,
+    rebuild_network,
+)
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.scoring import score_task, score_text
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.continual.text_learner import TextLearner
 from regard.errors import UserError
 from tests.continual import small_tasks
@@ -48,12 +55,12 @@ class Broken(Exception):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", no_flops)
+    monkeypatch.setattr(running, "flops_per_token", no_flops)
 
 
 def made(name: str) -> Method:
     kind = METHODS[name]
-    return kind(kind.Config.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parse(SMALL.get(name, {})))
 
 
 def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner:
@@ -64,7 +71,7 @@ def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner
 def learnt(name: str) -> RunState:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", no_flops)
+        patch.setattr(running, "flops_per_token", no_flops)
         method = made(name)
         return run_stream(learner_of(method), method)
 
@@ -77,8 +84,8 @@ def tables(ran: RunState) -> dict[str, Any]:
 def check_same(found: RunState, expected: RunState) -> None:
     """Bit for bit."""
     assert tables(found) == tables(expected)
-    weights = tensors_of(expected.network)
-    assert all(torch.equal(one, weights[name]) for name, one in tensors_of(found.network).items())
+    weights = collect_tensors(expected.network)
+    assert all(torch.equal(one, weights[name]) for name, one in collect_tensors(found.network).items())
     assert found.method.state.examples == expected.method.state.examples
     for name, one in expected.method.state.tensors.items():
         assert torch.equal(one, found.method.state.tensors[name])
@@ -90,7 +97,7 @@ def check_same(found: RunState, expected: RunState) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     learner = cast(TextLearner, make_learner(stream(), made("finetune"), lively(kind), BUDGET, seed=1))
-    said = answers(learner, cast(Any, learner.stream.tasks[0]))
+    said = generate_answers(learner, cast(Any, learner.stream.tasks[0]))
     assert len(said) == 8
     assert not any("[" in one for one in said)
     first = cast(Any, learner.stream.tasks[0])
@@ -101,17 +108,17 @@ def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     found = score_text(learner, told)
     assert found.til == pytest.approx(100 * rights / 8)
     assert (found.cil, found.n) == (None, 8)
-    assert score_task(learner, 0, learnt=1) == score_text(learner, first)
-    assert score_task(learner, 0, learnt=0, split="dev").n == 6
+    assert score_task(learner, 0, tasks_trained=1) == score_text(learner, first)
+    assert score_task(learner, 0, tasks_trained=0, split="dev").n == 6
     learner.budget = replace(BUDGET, eval_batch_size=3)
-    assert answers(learner, first) == said
+    assert generate_answers(learner, first) == said
 
 
 def test_a_task_outside_the_stream() -> None:
     ran = learnt("finetune")
     other = task("colours", rows=9)
     assert other not in ran.learner.stream.tasks
-    assert score_text(ran.learner, other) == score_task(ran.learner, 1, learnt=3)
+    assert score_text(ran.learner, other) == score_task(ran.learner, 1, tasks_trained=3)
     with pytest.raises(
         UserError, match="task: expected a run over tasks from text to text, words is of classification"
     ):
@@ -176,7 +183,9 @@ def test_no_method_is_fine_tuning(name: str) -> None:
         method = made(one)
         longer = replace(ONE, num_epochs=4)
         found.append(
-            tensors_of(run_stream(make_learner(stream(4, many=2), method, loaded(), longer, seed=1), method).network)
+            collect_tensors(
+                run_stream(make_learner(stream(4, many=2), method, loaded(), longer, seed=1), method).network
+            )
         )
     assert any(not torch.equal(one, found[0][key]) for key, one in found[1].items())
 
@@ -198,7 +207,7 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
         method = made(name)
         model = loaded(kind, dtype=torch.float64)
         learner = make_learner(stream(4, many=2), method, model, replace(ONE, micro_batch_size=size), seed=1)
-        found.append(tensors_of(run_stream(learner, method).network))
+        found.append(collect_tensors(run_stream(learner, method).network))
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-9)
 
@@ -206,8 +215,8 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
 def test_operations_are_counted_for_each_token() -> None:
     method = made("finetune")
     learner = learner_of(method)
-    batches = method.batches(learner, 0, learner.fine_tuning())
-    assert flops_a_token(learner, method, batches) > 0
+    batches = method.batches(learner, 0, learner.fine_tuning_phase())
+    assert flops_per_token(learner, method, batches) > 0
 
 
 # -- the same numbers -------------------------------------------------------------------------------------
@@ -257,20 +266,20 @@ def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["finetune", "separate", "joint"])
 def test_the_network_after_each_task(name: str, lora: Any, tmp_path: Path) -> None:
     method, after, deltas = made(name), list[dict[str, Tensor]](), TaskDeltas(tmp_path)
-    learner = make_learner(stream(4), method, with_model_hash(loaded()), ONE, seed=1, lora=lora)
+    learner = make_learner(stream(4), method, add_model_hash(loaded()), ONE, seed=1, lora=lora)
     deltas.begin(learner, method, name)
 
     def keep(learner: Learner, task: int) -> None:
-        deltas.keep(learner, task)
-        after.append({key: value.clone() for key, value in tensors_of(learner.network).items()})
+        deltas.write(learner, task)
+        after.append({key: value.clone() for key, value in collect_tensors(learner.network).items()})
 
     run_stream(learner, method, on_task=keep)
     for task_, expected in enumerate(after, start=1):
         network, about = rebuild_network(tmp_path, task_, loaded())
-        found = tensors_of(network)
+        found = collect_tensors(network)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
-    names = set(load_file(delta_of(tmp_path, 3)))
+    names = set(load_file(delta_path(tmp_path, 3)))
     assert names
     assert lora is None or all("lora_" in one for one in names)
     check_exported(learner, network, about, tmp_path / "model")
@@ -280,7 +289,7 @@ def test_the_network_after_each_task(name: str, lora: Any, tmp_path: Path) -> No
 
 def check_exported(learner: Learner, network: Any, about: Any, folder: Path) -> None:
     """It is read again, by us and by Transformers, and answers the same."""
-    export(network, learner.tokenizer, about, folder)
+    export_network(network, learner.tokenizer, about, folder)
     rows = learner.rows([*learner.items(0), *learner.items(2)])
     expected = learner.network.eval()(rows)
     torch.testing.assert_close(load_network(folder)(rows), expected)
@@ -294,8 +303,8 @@ def check_exported(learner: Learner, network: Any, about: Any, folder: Path) -> 
 
 def test_a_language_model_is_told_by_its_head_too() -> None:
     given = loaded("gpt2")
-    assert with_model_hash(given).sha256 == with_model_hash(loaded("gpt2")).sha256
+    assert add_model_hash(given).sha256 == add_model_hash(loaded("gpt2")).sha256
     other = loaded("llama")
     with torch.no_grad():
         cast(Any, other.model).lm_head.weight[0] += 1
-    assert with_model_hash(other).sha256 != with_model_hash(loaded("llama")).sha256
+    assert add_model_hash(other).sha256 != add_model_hash(loaded("llama")).sha256

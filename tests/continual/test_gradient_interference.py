@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard.continual.gradient_interference as tested
-from regard.continual.gradient_interference import COLUMNS, gradients_of, interference, interference_table
+from regard.continual.gradient_interference import (
+    COLUMNS,
+    compute_gradients,
+    compute_interference,
+    make_interference_table,
+)
 from regard.errors import UserError
 
 Rows = tuple[Tensor, Tensor]
@@ -79,13 +84,13 @@ def tasks(tasks: int = 3, length: int = 12, dtype: torch.dtype = torch.float64) 
 
 
 def test_gradients_of_a_regression_are_those_by_hand() -> None:
-    found = gradients_of(regression(), BY_HAND, squared, count)
+    found = compute_gradients(regression(), BY_HAND, squared, count)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, GRADIENTS)
 
 
 def test_products_and_cosines_are_those_by_hand() -> None:
-    dot, cosine = interference(gradients_of(regression(), BY_HAND, squared, count))
+    dot, cosine = compute_interference(compute_gradients(regression(), BY_HAND, squared, count))
     assert dot.dtype == cosine.dtype == torch.float64
     expected = torch.tensor([[0.5, 1.0, 0.5], [1.0, 8.0, 14 / 3], [0.5, 14 / 3, 11 / 3]], dtype=torch.float64)
     torch.testing.assert_close(dot, expected, rtol=1e-6, atol=1e-6)
@@ -97,8 +102,8 @@ def test_products_and_cosines_are_those_by_hand() -> None:
 def test_a_step_against_one_gradient_changes_the_other_loss_by_the_product() -> None:
     """First-order: L_b(θ − ε g_a) − L_b(θ) ≈ −ε dot."""
     module, (first, second) = Network().double().eval(), tasks(2)
-    gradients = gradients_of(module, [[first], [second]], squared, count)
-    dot, _ = interference(gradients)
+    gradients = compute_gradients(module, [[first], [second]], squared, count)
+    dot, _ = compute_interference(gradients)
     before = float(squared(module, second).detach()) / count(second)
     rate = 1e-6
     with torch.no_grad():
@@ -113,9 +118,9 @@ def test_a_step_against_one_gradient_changes_the_other_loss_by_the_product() -> 
 @pytest.mark.parametrize("sizes", [[1] * 12, [5, 7], [11, 1], [4, 4, 4]])
 def test_how_rows_are_batched_makes_no_difference(sizes: list[int]) -> None:
     module = Network().double().train()
-    whole = gradients_of(module, [[task] for task in tasks()], squared, count)
+    whole = compute_gradients(module, [[task] for task in tasks()], squared, count)
     parts = [zip(*(tensor.split(sizes) for tensor in task), strict=True) for task in tasks()]
-    found = gradients_of(module, parts, squared, count)
+    found = compute_gradients(module, parts, squared, count)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
 
@@ -127,7 +132,7 @@ def test_gradients_are_of_the_module_in_evaluation_and_leave_it_as_it_was() -> N
     kept = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
     chance = torch.get_rng_state()
     with torch.no_grad():
-        found = gradients_of(module, [[task] for task in tasks()], squared, count)
+        found = compute_gradients(module, [[task] for task in tasks()], squared, count)
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), chance)
     assert [name for name, part in module.named_modules() if not part.training] == ["encoder.0"]
@@ -146,7 +151,7 @@ def test_gradients_are_of_the_module_in_evaluation_and_leave_it_as_it_was() -> N
 
 def test_chance_is_restored_though_a_loss_draws_from_it() -> None:
     module, chance = regression(), torch.get_rng_state()
-    found = gradients_of(module, BY_HAND, lambda module, rows: squared(module, rows) * torch.rand(1)[0], count)
+    found = compute_gradients(module, BY_HAND, lambda module, rows: squared(module, rows) * torch.rand(1)[0], count)
     assert torch.equal(torch.get_rng_state(), chance)
     assert not torch.allclose(found, GRADIENTS)
 
@@ -156,33 +161,33 @@ def test_the_parameters_are_those_that_require_gradients() -> None:
     for parameter in module.encoder[0].parameters():
         parameter.requires_grad_(False)
     given = [[task] for task in tasks()]
-    everything = gradients_of(module, given, squared, count)
+    everything = compute_gradients(module, given, squared, count)
     assert everything.shape == (3, sum(p.numel() for p in module.parameters() if p.requires_grad))
-    encoder = gradients_of(module, given, squared, count, parameters=module.encoder.parameters())
+    encoder = compute_gradients(module, given, squared, count, parameters=module.encoder.parameters())
     assert torch.equal(encoder, everything[:, : 6 * 6 + 6])
     assert [p.requires_grad for p in module.encoder[0].parameters()] == [False, False]
-    doubled = gradients_of(module, given, squared, count, parameters=[*module.encoder.parameters()] * 2)
+    doubled = compute_gradients(module, given, squared, count, parameters=[*module.encoder.parameters()] * 2)
     assert torch.equal(doubled, encoder)
     with pytest.raises(UserError, match=r"^parameters: expected at least one that requires gradients, got none$"):
-        gradients_of(module, given, squared, count, parameters=module.encoder[0].parameters())
+        compute_gradients(module, given, squared, count, parameters=module.encoder[0].parameters())
 
 
 def test_low_precision_is_added_up_in_float32() -> None:
     module = Network().bfloat16()
     given = [[task] for task in tasks(dtype=torch.bfloat16)]
-    assert gradients_of(module, given, squared, count).dtype == torch.float32
+    assert compute_gradients(module, given, squared, count).dtype == torch.float32
 
 
 @pytest.mark.parametrize("empty", [[], [rows((1, 1, 1))] * 0])
 def test_a_task_without_rows_is_refused(empty: list[Rows]) -> None:
     with pytest.raises(UserError, match=r"^tasks: expected rows of every task, got none of task 2$"):
-        gradients_of(regression(), [BY_HAND[0], empty], squared, count)
+        compute_gradients(regression(), [BY_HAND[0], empty], squared, count)
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**16), st.sampled_from([1e-12, 1.0, 1e9]))
 def test_it_is_symmetric_and_cosines_are_cosines(tasks: int, width: int, seed: int, scale: float) -> None:
     gradients = torch.randn(tasks, width, generator=torch.Generator().manual_seed(seed)) * scale
-    dot, cosine = interference(gradients)
+    dot, cosine = compute_interference(gradients)
     exact = gradients.double()
     torch.testing.assert_close(dot, exact @ exact.T, rtol=1e-12, atol=1e-12 * scale**2)
     assert torch.equal(dot, dot.T)
@@ -197,14 +202,14 @@ def test_it_is_symmetric_and_cosines_are_cosines(tasks: int, width: int, seed: i
 
 def test_slices_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
-    whole = interference(gradients)
+    whole = compute_interference(gradients)
     monkeypatch.setattr(tested, "SLICE", 7)
-    for found, expected in zip(interference(list(gradients)), whole, strict=True):
+    for found, expected in zip(compute_interference(list(gradients)), whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_gradient_of_zero_has_no_angle() -> None:
-    dot, cosine = interference(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+    dot, cosine = compute_interference(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     assert dot.tolist() == [[0, 0], [0, 25]]
     assert cosine.isnan().tolist() == [[True, True], [True, False]]
 
@@ -215,20 +220,20 @@ def test_a_gradient_of_zero_has_no_angle() -> None:
 )
 def test_gradients_of_unequal_lengths_are_refused(gradients: Any, came: str) -> None:
     with pytest.raises(UserError, match=f"^gradients: expected a vector for each task, all of one length, got {came}$"):
-        interference(gradients)
+        compute_interference(gradients)
 
 
 def test_the_table_has_each_pair_once() -> None:
     gradients = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-2.0, 0.0]])
-    table = interference_table(gradients)
+    table = make_interference_table(gradients)
     assert tuple(table.columns) == COLUMNS
     expected = [(1, 1, 1, 1), (1, 2, 3, 0.6), (1, 3, -2, -1), (2, 2, 25, 1), (2, 3, -6, -0.6), (3, 3, 4, 1)]
     pd.testing.assert_frame_equal(table, pd.DataFrame(expected, columns=list(COLUMNS)), check_dtype=False)
-    named = interference_table(gradients, [2, 4, 5])
+    named = make_interference_table(gradients, [2, 4, 5])
     assert [(a, b) for a, b in zip(named["task_index_a"], named["task_index_b"], strict=True)][:3] == [
         (2, 2),
         (2, 4),
         (2, 5),
     ]
     with pytest.raises(UserError, match=r"^positions: expected one for each of 3 gradients, got 2$"):
-        interference_table(gradients, [1, 2])
+        make_interference_table(gradients, [1, 2])

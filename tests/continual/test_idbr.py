@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.learner import IGNORED, Learner
-from regard.continual.methods.idbr import Idbr, IdbrConfig, Replays
-from regard.continual.methods.idbr_halves import Halving
-from regard.continual.methods.idbr_kmeans import distances, kmeans, representatives
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.methods.idbr import Idbr, IdbrConfig, ReplaySchedule
+from regard.continual.methods.idbr_halves import HalvesMaker
+from regard.continual.methods.idbr_kmeans import kmeans, select_representatives, squared_distances
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
-HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
+HALVING = HalvesMaker(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 
 def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
@@ -43,8 +43,8 @@ def spread(points: Tensor, groups: tuple[int, ...]) -> float:
 
 def test_kmeans_finds_what_trying_all_groupings_finds() -> None:
     draw = torch.Generator().manual_seed(3)
-    centres = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
-    points = centres.repeat_interleave(3, 0)[:8] + torch.randn(8, 2, generator=draw, dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
+    points = centers.repeat_interleave(3, 0)[:8] + torch.randn(8, 2, generator=draw, dtype=torch.float64)
     best = min(spread(points, groups) for groups in itertools.product(range(3), repeat=8) if len(set(groups)) == 3)
     for seed in range(5):
         found = kmeans(points, 3, seed=seed)[1]
@@ -52,27 +52,27 @@ def test_kmeans_finds_what_trying_all_groupings_finds() -> None:
 
 
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 99))
-def test_kmeans_ends_where_nothing_moves(count: int, centres: int, seed: int) -> None:
+def test_kmeans_ends_where_nothing_moves(count: int, centers: int, seed: int) -> None:
     points = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found, groups = kmeans(points, centres, seed=seed)
-    assert len(found) == min(count, centres)
+    found, groups = kmeans(points, centers, seed=seed)
+    assert len(found) == min(count, centers)
     for number, point in enumerate(points):
         assert groups[number] == (found - point).square().sum(1).argmin()
-    for number, centre in enumerate(found):
+    for number, center in enumerate(found):
         if (groups == number).any():
-            assert torch.allclose(centre, points[groups == number].mean(0))
+            assert torch.allclose(center, points[groups == number].mean(0))
 
 
 def test_representatives_are_the_nearest_to_each_mean() -> None:
     points = torch.tensor([[0.0], [1.0], [5.0], [20.0], [21.0], [21.5]])
     # means 2 and 20.8333
-    assert representatives(points, 2, seed=0) == [1, 4]
-    assert representatives(points, 6, seed=0) == [0, 1, 2, 3, 4, 5]
-    assert representatives(points[:1].repeat(4, 1), 3, seed=0) == [0]
+    assert select_representatives(points, 2, seed=0) == [1, 4]
+    assert select_representatives(points, 6, seed=0) == [0, 1, 2, 3, 4, 5]
+    assert select_representatives(points[:1].repeat(4, 1), 3, seed=0) == [0]
 
 
 def test_distances_are_squared() -> None:
-    assert distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).tolist() == [[25.0]]
+    assert squared_distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).tolist() == [[25.0]]
 
 
 # -- halves ---------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_rows_in_halves() -> None:
         "token_type_ids": torch.zeros(2, 5, dtype=torch.long),
         "labels": torch.tensor([1, 0]),
     }
-    found = HALVING.rows(rows, First(1))  # type: ignore[arg-type]
+    found = HALVING.split_rows(rows, First(1))  # type: ignore[arg-type]
     assert found["input_ids"].tolist() == [[CLS, 7, SEP, 8, SEP, 0], [CLS, 7, SEP, 8, 9, SEP]]
     assert found["halves"].tolist() == [[CLS, 8, SEP, 7, SEP, 0], [CLS, 8, 9, SEP, 7, SEP]]
     assert found["attention_mask"].tolist() == [[True] * 5 + [False], [True] * 6]
@@ -122,10 +122,10 @@ def test_rows_in_halves() -> None:
 
 def test_a_tokenizer_needs_a_separator() -> None:
     tokenizer = loaded().tokenizer
-    assert Halving.of(tokenizer, length=8, pad=0) == Halving(frozenset({0, 2, 3, 4}), SEP, 8, 0)
+    assert HalvesMaker.from_tokenizer(tokenizer, length=8, pad=0) == HalvesMaker(frozenset({0, 2, 3, 4}), SEP, 8, 0)
     tokenizer.sep_token = None
     with pytest.raises(UserError, match="separator"):
-        Halving.of(tokenizer, length=8, pad=0)
+        HalvesMaker.from_tokenizer(tokenizer, length=8, pad=0)
 
 
 # -- replays --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_replays(count: int, tasks: int, interval: int) -> None:
     items = [ExampleRef(tasks, row) for row in range(count)]
     new = Epochs(items, [1] * count, size=4, epochs=2, seed=0)
     old = [[ExampleRef(task, row) for row in range(2 + 3 * task)] for task in range(tasks)]
-    plan = Replays(new, old, interval=interval, seed=0)
+    plan = ReplaySchedule(new, old, interval=interval, seed=0)
     found = [plan.at(step) for step in range(plan.steps)]
     replaying = [here for here, replays in found if replays]
     assert all(0 < len(here) <= 4 for here, _ in found)
@@ -152,7 +152,7 @@ def test_replays(count: int, tasks: int, interval: int) -> None:
 
 def test_a_round_by_hand() -> None:
     new = Epochs([ExampleRef(1, row) for row in range(6)], [1] * 6, size=2, epochs=1, seed=0)
-    plan = Replays(new, [[ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2)]], interval=2, seed=0)
+    plan = ReplaySchedule(new, [[ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2)]], interval=2, seed=0)
     assert plan.steps == 4
     assert plan.at(0) == (new.at(0), False)
     mixed = [*plan.at(1)[0], *plan.at(2)[0]]
@@ -174,7 +174,7 @@ def test_the_loss_is_its_formula() -> None:
     learner, method = begun(nsp_weight=0.7, task_weight=0.3, generic_reg_weight=0.2, specific_reg_weight=0.9)
     run_first(learner, method)
     network: Any = learner.network
-    batches = method.batches(learner, 1, learner.fine_tuning())
+    batches = method.batches(learner, 1, learner.fine_tuning_phase())
     with torch.no_grad():
         network.head.generic[0].weight.mul_(1.1)
         for step in range(batches.steps):
@@ -197,7 +197,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
     network, chosen, total = learner.network, method.config, 0.0
     assert isinstance(network, IdbrNetwork)
     for number, label in enumerate(rows["labels"].tolist()):
-        if label == IGNORED:
+        if label == IGNORE_INDEX:
             continue
         real, task, row = (rows[name][number] for name in ("attention_mask", "tasks", "rows"))
         own = learner.stream.class_indices(int(task))
@@ -211,8 +211,8 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
             if rows["replays"][number]:
                 total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
-                before = method.before[method.places[ExampleRef(int(task), int(row))]]
-                weight = chosen.held_replayed if rows["replays"][number] else chosen.held_new
+                before = method.previous_spaces[method.places[ExampleRef(int(task), int(row))]]
+                weight = chosen.replay_reg_scale if rows["replays"][number] else chosen.new_reg_scale
                 moved = (space[0] - before).square()
                 total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
     return total
@@ -221,7 +221,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
 def test_the_loss_of_a_batch_is_that_of_its_parts() -> None:
     learner, method = begun()
     run_first(learner, method)
-    batches = method.batches(learner, 1, learner.fine_tuning())
+    batches = method.batches(learner, 1, learner.fine_tuning_phase())
     rows = next(rows for step in range(batches.steps) if (rows := batches.rows(step))["replays"].all())
     learner.network.eval()
     parts = [{name: value[part] for name, value in rows.items()} for part in (slice(0, 1), slice(1, 4))]
@@ -237,7 +237,9 @@ def test_what_was_noted_is_where_the_spaces_were() -> None:
     assert set(method.places) == {*learner.items(1), *method.state.examples}
     with torch.no_grad():
         for item in (ExampleRef(1, 3), method.state.examples[0]):
-            assert torch.allclose(network.spaces(learner.rows([item])), method.before[method.places[item]], atol=1e-6)
+            assert torch.allclose(
+                network.spaces(learner.rows([item])), method.previous_spaces[method.places[item]], atol=1e-6
+            )
 
 
 def test_rows_as_they_are_have_the_plain_loss() -> None:
@@ -270,7 +272,7 @@ def test_the_memory_is_shared_out_among_tasks() -> None:
     method.after_task(learner, 0)
     assert (len(method.state.examples), method.memory_size) == (2, 8)
     learner, method = begun(memory_size=2)
-    with pytest.raises(UserError, match=r"^memory: expected an example of each of 3 tasks"):
+    with pytest.raises(UserError, match=r"^memory_size: expected an example of each of 3 tasks"):
         method.before_task(learner, 0)
 
 
@@ -279,7 +281,7 @@ def test_without_replay_nothing_is_kept() -> None:
     run_stream(learner, method)
     assert method.state.examples == []
     assert method.memory_size == 0
-    batches = method.batches(learner, 2, learner.fine_tuning())
+    batches = method.batches(learner, 2, learner.fine_tuning_phase())
     assert not any(batches.rows(step)["replays"].any() for step in range(batches.steps))
     assert set(method.places) == set(learner.items(2))
 

@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 def begun(memory: int = 6, rows: int = 2, **changes: Any) -> tuple[Learner, Method]:
-    method = METHODS["replay"](METHODS["replay"].Config.parsed({"memory_size": memory}))
+    method = METHODS["replay"](METHODS["replay"].Config.parse({"memory_size": memory}))
     return make_learner(stream(rows), method, loaded(), **{**AS_IT_WAS, **changes}), method
 
 
@@ -42,7 +42,7 @@ def begun(memory: int = 6, rows: int = 2, **changes: Any) -> tuple[Learner, Meth
     ids=lambda changes: next(iter(changes)),
 )
 def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
     def stop(learner: Learner, learnt: int) -> None:
         if learnt == 2:
@@ -59,7 +59,9 @@ def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, mon
 def test_two_stages_of_a_task_draw_batches_of_their_own() -> None:
     learner, _ = begun(rows=8)
     items = learner.items(0)
-    first, second = (learner.drawn(items, learner.fine_tuning(name=name)) for name in ("probing", "fine-tuning"))
-    again = learner.drawn(items, learner.fine_tuning(name="probing"))
+    first, second = (
+        learner.schedule(items, learner.fine_tuning_phase(name=name)) for name in ("probing", "fine-tuning")
+    )
+    again = learner.schedule(items, learner.fine_tuning_phase(name="probing"))
     assert [first.at(step) for step in range(first.steps)] == [again.at(step) for step in range(first.steps)]
     assert [first.at(step) for step in range(first.steps)] != [second.at(step) for step in range(first.steps)]

@@ -38,7 +38,7 @@ def classifying() -> Learner:
 
 
 def writing(kind: Any, targets: str = "auto") -> Learner:
-    method = METHODS["sequential-lora"](METHODS["sequential-lora"].Config.parsed({"target_modules": targets}))
+    method = METHODS["sequential-lora"](METHODS["sequential-lora"].Config.parse({"target_modules": targets}))
     return make_learner(
         small_text_tasks.stream(), method, small_text_tasks.lively(kind), small_text_tasks.BUDGET, seed=1
     )

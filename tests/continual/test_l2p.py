@@ -271,12 +271,12 @@ def test_the_prompts_that_a_task_chose_are_counted() -> None:
         for row in np.argsort(away, axis=1, kind="stable")[:, :3]:
             expected[row] += 1
         assert method.state.tensors["usage"].tolist() == expected.tolist()
-        shares = method.shares()
+        shares = method.prompt_frequencies()
         assert shares is not None
         assert float(shares.sum()) == pytest.approx(1)
     plain = L2p(SMALL)
     plain.after_task(learner, 0)
-    assert plain.shares() is None
+    assert plain.prompt_frequencies() is None
     assert plain.state.tensors == {}
 
 
@@ -367,4 +367,4 @@ def test_adapters_are_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(said: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        l2p.Config.parsed(said)
+        l2p.L2pConfig.parse(said)

@@ -37,17 +37,17 @@ LORA = ("sapt", "o-lora", "epi")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def test_a_row_is_held_against_all_classes_that_were_seen_and_against_other_words() -> None:
     learner = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
     learner.task = 1
     logits, tasks = torch.randn(2, 8), torch.tensor([1, 0])
-    found = learner.of_task(logits, tasks)
+    found = learner.mask_logits(logits, tasks)
     assert torch.equal(found[:, [0, 1, 2, 3, 4, 7]], logits[:, [0, 1, 2, 3, 4, 7]])
     assert bool((found[:, 5:7] < -1e20).all())
-    plain = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1).of_task(logits[:, :7], tasks)
+    plain = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1).mask_logits(logits[:, :7], tasks)
     assert plain.exp().gt(0).sum(-1).tolist() == [3, 2]
 
 
@@ -68,7 +68,7 @@ def test_methods_learn_with_it(name: str) -> None:
     config: dict[str, Any] = {"l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2}, "seekr": {"memory_size": 6}}.get(
         name, {}
     )
-    method = kind(kind.Config.parsed(config))
+    method = kind(kind.Config.parse(config))
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()
     ran = run_stream(learner, method)
@@ -92,8 +92,8 @@ def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) ->
     rows = learner.rows(learner.items(0)[:3])
 
     def done(learner: Any, learnt: int) -> None:
-        deltas.keep(learner, learnt)
-        with learner.evaluating() as network, torch.no_grad():
+        deltas.write(learner, learnt)
+        with learner.evaluation_mode() as network, torch.no_grad():
             seen.append(network(rows))
 
     run_stream(learner, method, on_task=done)

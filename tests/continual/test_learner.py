@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.training_phase import warmup_steps
+from regard.continual.training_phase import count_warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -24,7 +24,7 @@ def learner(**options: Any) -> Learner:
 
 
 def test_rows_are_the_texts() -> None:
-    """Of several tasks together, padded to the longest of them, labelled among the classes of the stream."""
+    """Of several tasks together, padded to the longest of them, labeled among the classes of the stream."""
     one = learner()
     items = [ExampleRef(2, 7), ExampleRef(0, 3), ExampleRef(1, 14), ExampleRef(0, 0)]
     rows = one.rows(items)
@@ -45,7 +45,7 @@ def test_rows_are_the_texts() -> None:
 def test_rows_that_fill_up_count_for_nothing() -> None:
     one, items = learner(), [ExampleRef(0, 1), ExampleRef(0, 9)]
     whole, filled = one.rows(items), one.rows(items, size=5)
-    assert filled["labels"].tolist() == [*whole["labels"].tolist(), IGNORED, IGNORED, IGNORED]
+    assert filled["labels"].tolist() == [*whole["labels"].tolist(), IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     assert torch.equal(filled["input_ids"][2:], whole["input_ids"][[0, 1, 0]])
     logits = torch.randn(5, 7)
     assert float(one.cross_entropy(logits, filled)) == pytest.approx(float(one.cross_entropy(logits[:2], whole)))
@@ -53,7 +53,7 @@ def test_rows_that_fill_up_count_for_nothing() -> None:
 
 def test_the_loss_is_over_the_classes_of_each_row_s_task() -> None:
     one = learner()
-    rows = {"tasks": torch.tensor([0, 1, 1]), "labels": torch.tensor([1, 2, IGNORED])}
+    rows = {"tasks": torch.tensor([0, 1, 1]), "labels": torch.tensor([1, 2, IGNORE_INDEX])}
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     found = one.cross_entropy(logits, rows)
     first = logits[0, :2].exp().sum().log() - logits[0, 1]
@@ -67,9 +67,9 @@ def test_the_loss_is_over_the_classes_of_each_row_s_task() -> None:
 def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> None:
     """At the second task: rows of both against classes 0 to 4, one of the third against its own as well."""
     one = learner(head="labels")
-    assert (one.among, learner().among) == ("seen", "task")
+    assert (one.loss_classes, learner().loss_classes) == ("seen", "task")
     one.task = 1
-    rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORED])}
+    rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORE_INDEX])}
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     found = one.cross_entropy(logits, rows)
     first = logits[0, :5].exp().sum().log() - logits[0, 1]
@@ -83,7 +83,7 @@ def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> N
     alone = logits[0, :2].exp().sum().log() - logits[0, 1]
     only = {name: value[:1] for name, value in rows.items()}
     assert one.cross_entropy(logits[:1], only).item() == pytest.approx(alone.item(), rel=1e-14)
-    assert one.contrasted(torch.tensor([0])).tolist() == [[True, True, *[False] * 5]]
+    assert one.contrast_mask(torch.tensor([0])).tolist() == [[True, True, *[False] * 5]]
 
 
 def test_classes_seen_so_far() -> None:
@@ -98,33 +98,33 @@ def test_classes_of_the_same_name_are_the_same() -> None:
     train = replace(third, labels=("dog", "red"))
     one = learner(stream=replace(stream(), tasks=(first, second, train)))
     assert one.stream.classes == ("cat", "dog", "red", "blue", "green")
-    assert one.own[2].tolist() == [False, True, True, False, False]
+    assert one.task_classes[2].tolist() == [False, True, True, False, False]
     assert set(one.rows(one.items(2))["labels"].tolist()) == {1, 2}
 
 
 def test_an_epoch_has_each_row_once() -> None:
     one = learner()
     one.task = 1
-    stage = one.fine_tuning()
-    batches = one.epochs(one.items(1), stage)
+    stage = one.fine_tuning_phase()
+    batches = one.epoch_batches(one.items(1), stage)
     assert (batches.steps, batches.size) == (2 * 5, 4)
     for epoch in range(2):
         drawn = [batches.rows(5 * epoch + place) for place in range(5)]
-        counted = [row for rows in drawn for row in rows["rows"][rows["labels"] != IGNORED].tolist()]
+        counted = [row for rows in drawn for row in rows["rows"][rows["labels"] != IGNORE_INDEX].tolist()]
         assert sorted(counted) == list(range(18))
         assert all(len(rows["labels"]) == 4 for rows in drawn)
 
 
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
-    tuning, probing = one.fine_tuning(), one.probing(num_epochs=7)
+    tuning, probing = one.fine_tuning_phase(), one.probing_phase(num_epochs=7)
     assert (tuning.num_epochs, tuning.learning_rate, tuning.trains) == (2, 5e-3, "all")
     assert (probing.num_epochs, probing.learning_rate, probing.trains) == (7, 5e-2, "head")
 
 
 @pytest.mark.parametrize("steps, expected", [(1, 1), (16, 1), (17, 2), (100, 6)])
 def test_warm_up(steps: int, expected: int) -> None:
-    assert warmup_steps(replace(BUDGET, warmup_ratio=0.06), steps) == expected
+    assert count_warmup_steps(replace(BUDGET, warmup_ratio=0.06), steps) == expected
 
 
 def test_seeds_are_of_names() -> None:
@@ -138,11 +138,11 @@ def test_seeds_are_of_names() -> None:
 
 def test_rows_that_are_sampled() -> None:
     one = learner()
-    drawn = one.sampled(1, "dev", 4)
+    drawn = one.sample_examples(1, "dev", 4)
     assert len(set(drawn)) == 4
-    assert drawn == one.sampled(1, "dev", 4) == sorted(drawn)
-    assert set(drawn) <= set(one.sampled(1, "dev", 6))
-    assert one.sampled(1, "dev", 100) == [ExampleRef(1, row) for row in range(9)]
+    assert drawn == one.sample_examples(1, "dev", 4) == sorted(drawn)
+    assert set(drawn) <= set(one.sample_examples(1, "dev", 6))
+    assert one.sample_examples(1, "dev", 100) == [ExampleRef(1, row) for row in range(9)]
 
 
 def test_in_evaluation_and_back() -> None:
@@ -150,14 +150,14 @@ def test_in_evaluation_and_back() -> None:
     one.network.train()
     one.network.classifier.encoder.eval()
     before = {name: module.training for name, module in one.network.named_modules()}
-    with one.evaluating() as network:
+    with one.evaluation_mode() as network:
         assert not any(module.training for module in network.modules())
     assert {name: module.training for name, module in one.network.named_modules()} == before
 
 
 def test_each_row_in_its_order() -> None:
     one, items = learner(), [ExampleRef(0, row) for row in (5, 1, 4, 0, 2)]
-    parts = list(one.each(items, size=2))
+    parts = list(one.iterate_batches(items, size=2))
     assert [len(part["labels"]) for part in parts] == [2, 2, 1]
     assert [row for part in parts for row in part["rows"].tolist()] == [5, 1, 4, 0, 2]
 

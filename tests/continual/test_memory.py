@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from regard.continual import memory
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.replay import ReplayConfig
@@ -36,7 +36,7 @@ def outcomes(rows: int, capacity: int) -> Counter[frozenset[int]]:
     found: Counter[frozenset[int]] = Counter()
     for said in product(*(range(number + 1) for number in range(capacity, rows))):
         below, draw = _drawing(said)
-        kept = memory.reservoir([], ITEMS[:rows], seen=0, capacity=capacity, draw=draw)
+        kept = memory.update_reservoir([], ITEMS[:rows], seen=0, capacity=capacity, draw=draw)
         assert below == list(range(capacity + 1, rows + 1))
         found[frozenset(item.row for item in kept)] += 1
     return found
@@ -66,11 +66,11 @@ def test_every_set_of_examples_is_in_a_reservoir_with_the_same_chance(rows: int,
 
 def test_a_reservoir_goes_on_with_what_has_come_before() -> None:
     draws = iter([2, 1, 5, 0])
-    whole = memory.reservoir([], ITEMS, seen=0, capacity=2, draw=lambda below: next(draws))
+    whole = memory.update_reservoir([], ITEMS, seen=0, capacity=2, draw=lambda below: next(draws))
     draws = iter([2, 1, 5, 0])
-    part = memory.reservoir([], ITEMS[:3], seen=0, capacity=2, draw=lambda below: next(draws))
+    part = memory.update_reservoir([], ITEMS[:3], seen=0, capacity=2, draw=lambda below: next(draws))
     assert part == [ExampleRef(0, 0), ExampleRef(0, 1)]
-    assert memory.reservoir(part, ITEMS[3:], seen=3, capacity=2, draw=lambda below: next(draws)) == whole
+    assert memory.update_reservoir(part, ITEMS[3:], seen=3, capacity=2, draw=lambda below: next(draws)) == whole
     assert whole == [ExampleRef(0, 5), ExampleRef(0, 3)]
 
 
@@ -78,7 +78,7 @@ def test_a_reservoir_that_is_not_full_draws_nothing() -> None:
     def never(below: int) -> int:
         raise AssertionError
 
-    assert memory.reservoir(ITEMS[:2], ITEMS[2:4], seen=2, capacity=4, draw=never) == ITEMS[:4]
+    assert memory.update_reservoir(ITEMS[:2], ITEMS[2:4], seen=2, capacity=4, draw=never) == ITEMS[:4]
 
 
 # -- equal shares ---------------------------------------------------------------------------------------
@@ -95,23 +95,23 @@ def test_a_reservoir_that_is_not_full_draws_nothing() -> None:
     ],
 )
 def test_shares_are_dealt_one_at_a_time(sizes: list[int], capacity: int, expected: list[int]) -> None:
-    assert memory.shares(sizes, capacity) == expected
+    assert memory.allocate(sizes, capacity) == expected
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 30))
 def test_shares_fill_the_memory_evenly_and_only_shrink(sizes: list[int], capacity: int) -> None:
-    found = memory.shares(sizes, capacity)
+    found = memory.allocate(sizes, capacity)
     assert sum(found) == min(capacity, sum(sizes))
     assert all(share <= size for share, size in zip(found, sizes, strict=True))
     short = [share for share, size in zip(found, sizes, strict=True) if share < size]
     assert all(share >= max(found) - 1 for share in short)
-    fewer = memory.shares(sizes[:-1], capacity)
+    fewer = memory.allocate(sizes[:-1], capacity)
     assert all(now <= then for now, then in zip(found, fewer, strict=False))
 
 
 def test_a_balanced_memory_keeps_the_first_of_each_group() -> None:
     items = [ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2), ExampleRef(1, 0), ExampleRef(1, 1)]
-    found = memory.balanced(items, capacity=3, group=lambda item: item.task)
+    found = memory.balance_groups(items, capacity=3, group=lambda item: item.task)
     assert found == [ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(1, 0)]
 
 
@@ -119,7 +119,7 @@ def test_a_memory_that_is_balanced_has_as_many_of_each_class(learner: Learner) -
     kept, config = MethodState(), memory.MemoryConfig(memory_size=11, storage_policy="balanced")
     for task, many in enumerate(([6, 5], [3, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1])):
         before = set(kept.examples)
-        memory.keep(learner, kept, config, task)
+        memory.store_examples(learner, kept, config, task)
         labels = Counter(
             (item.task, int(learner.encoded[item.task, "train"].labels[item.row])) for item in kept.examples
         )
@@ -135,7 +135,7 @@ def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
         for each in (learner, again, other):
             kept = MethodState()
             for task in range(3):
-                memory.keep(each, kept, memory.MemoryConfig(memory_size=7, storage_policy=store), task)
+                memory.store_examples(each, kept, memory.MemoryConfig(memory_size=7, storage_policy=store), task)
             assert len(set(kept.examples)) == len(kept.examples) == 7
             found.append(kept)
         assert found[0] == found[1] != found[2]
@@ -146,17 +146,17 @@ def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
 
 
 def test_what_is_drawn_is_a_function_of_seed_and_step() -> None:
-    first = [memory.drawn(ITEMS, 4, seed=3, step=step) for step in range(20)]
-    assert first == [memory.drawn(ITEMS, 4, seed=3, step=step) for step in range(20)]
-    assert first != [memory.drawn(ITEMS, 4, seed=4, step=step) for step in range(20)]
+    first = [memory.sample_memory(ITEMS, 4, seed=3, step=step) for step in range(20)]
+    assert first == [memory.sample_memory(ITEMS, 4, seed=3, step=step) for step in range(20)]
+    assert first != [memory.sample_memory(ITEMS, 4, seed=4, step=step) for step in range(20)]
     assert len({tuple(each) for each in first}) > 15
     assert all(len(set(each)) == 4 for each in first)
-    assert sorted(memory.drawn(ITEMS, 9, seed=0, step=0)) == ITEMS
+    assert sorted(memory.sample_memory(ITEMS, 9, seed=0, step=0)) == ITEMS
 
 
 def test_each_example_is_drawn_as_often_as_the_others() -> None:
     steps = 3000
-    found = Counter(item for step in range(steps) for item in memory.drawn(ITEMS, 2, seed=0, step=step))
+    found = Counter(item for step in range(steps) for item in memory.sample_memory(ITEMS, 2, seed=0, step=step))
     expected, deviation = steps / 3, (steps * 2 / 9) ** 0.5
     assert all(abs(found[item] - expected) < 4 * deviation for item in ITEMS)
 
@@ -171,14 +171,14 @@ def kept_of(*rows: int) -> MethodState:
 def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
     """The examples of a batch that count."""
     listed = zip(rows["tasks"].tolist(), rows["rows"].tolist(), rows["labels"].tolist(), strict=True)
-    return [ExampleRef(task, row) for task, row, label in listed if label != IGNORED]
+    return [ExampleRef(task, row) for task, row, label in listed if label != IGNORE_INDEX]
 
 
 def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Learner) -> None:
-    stage, kept = learner.fine_tuning(), kept_of(1, 4, 7)
+    stage, kept = learner.fine_tuning_phase(), kept_of(1, 4, 7)
     learner.task = 1
-    plain = learner.epochs(learner.items(1), stage)
-    found = memory.beside(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
+    plain = learner.epoch_batches(learner.items(1), stage)
+    found = memory.replay_in_batches(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
     assert (found.steps, found.size) == (plain.steps, 6)
     for step in range(found.steps):
         rows, new = found.rows(step), items_of(plain.rows(step))
@@ -191,20 +191,20 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
 
 def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     learner.task = 1
-    found = memory.beside(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning())
+    found = memory.replay_in_batches(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning_phase())
     rows = found.rows(0)
     assert found.size == 2 * BUDGET.batch_size
-    assert (rows["labels"] == IGNORED).sum() == 2
+    assert (rows["labels"] == IGNORE_INDEX).sum() == 2
     assert sorted(items_of(rows)[4:]) == [ExampleRef(0, 1), ExampleRef(0, 4)]
 
 
 @pytest.mark.parametrize("interval, expected", [(1, "nonononono"), (2, "nnonnonnon"), (4, "nnnnonnnno"), (20, "n")])
 def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: str, learner: Learner) -> None:
     learner.task = 1
-    stage = learner.fine_tuning()
-    plain = learner.epochs(learner.items(1), stage)
+    stage = learner.fine_tuning_phase()
+    plain = learner.epoch_batches(learner.items(1), stage)
     kept = kept_of(1, 4, 7)
-    found = memory.interleaved(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)
+    found = memory.replay_at_intervals(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)
     assert found.steps == plain.steps + plain.steps // interval
     batches = [items_of(found.rows(step)) for step in range(found.steps)]
     kinds = "".join("o" if {item.task for item in each} == {0} else "n" for each in batches)
@@ -230,11 +230,11 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
 )
 def test_settings_that_cannot_be(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        ReplayConfig.parsed(said)
+        ReplayConfig.parse(said)
     assert str(raised.value) == told
 
 
 def test_settings_come_from_texts() -> None:
-    assert ReplayConfig.parsed({"memory_size": "9", "replay_mode": "merge"}) == replace(
+    assert ReplayConfig.parse({"memory_size": "9", "replay_mode": "merge"}) == replace(
         ReplayConfig(), memory_size=9, replay_mode="merge"
     )

@@ -21,7 +21,7 @@ from regard.continual.method import Method, MethodState
 from regard.continual.methods import METHODS, method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual.small_tasks import loaded, stream
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", no_flops)
+    monkeypatch.setattr(running, "flops_per_token", no_flops)
 
 
 def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> Learner:
@@ -82,18 +82,18 @@ def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> L
 
 def outcome(ran: RunState, after: list[dict[str, Tensor]]) -> Outcome:
     rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.rows["cost"]]
-    return Outcome({**ran.rows, "cost": rows}, tensors_of(ran.network), ran.method.state, after)
+    return Outcome({**ran.rows, "cost": rows}, collect_tensors(ran.network), ran.method.state, after)
 
 
 @cache
 def learnt(name: str, seed: int = 1) -> Outcome:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", no_flops)
+        patch.setattr(running, "flops_per_token", no_flops)
         method, after = made(name), list[dict[str, Tensor]]()
 
         def on_task(learner: Learner, task: int) -> None:
-            weights = tensors_of(learner.network.classifier)
+            weights = collect_tensors(learner.network.classifier)
             after.append({key: value.clone() for key, value in weights.items()})
 
         return outcome(run_stream(learner_of(method, seed=seed), method, on_task=on_task), after)
@@ -245,14 +245,14 @@ def test_another_seed_draws_another_head(name: str) -> None:
 def whole(name: str) -> RunState:
     """A run without dropout in float64."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", no_flops)
+        patch.setattr(running, "flops_per_token", no_flops)
         return exact(name)
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(name: str) -> None:
-    check_close(name, tensors_of(exact(name, micro_batch=3).network), tensors_of(whole(name).network))
+    check_close(name, collect_tensors(exact(name, micro_batch=3).network), collect_tensors(whole(name).network))
 
 
 def check_close(name: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -286,7 +286,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         told = json.loads((tmp_path / f"found-{rank}.json").read_text())
         for name in NAMES:
             assert told[name] == kept(whole(name)), name
-            check_close(name, load_file(tmp_path / f"{name}-{rank}.safetensors"), tensors_of(whole(name).network))
+            check_close(name, load_file(tmp_path / f"{name}-{rank}.safetensors"), collect_tensors(whole(name).network))
 
 
 def test_names_that_are_no_method() -> None:
@@ -298,7 +298,7 @@ def test_names_that_are_no_method() -> None:
 
 
 def test_settings_that_are_none() -> None:
-    parsed = METHODS["replay"].Config.parsed
+    parsed = METHODS["replay"].Config.parse
     with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory_size, "):
         parsed({"speed": 1})
     with pytest.raises(
@@ -306,4 +306,4 @@ def test_settings_that_are_none() -> None:
     ):
         parsed({"memory_siz": 1})
     with pytest.raises(UserError, match=r"^set: there is no setting memory_size, the method has none$"):
-        METHODS["finetune"].Config.parsed({"memory_size": 1})
+        METHODS["finetune"].Config.parse({"memory_size": 1})

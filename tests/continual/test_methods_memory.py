@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from regard.continual import memory
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.methods.agem import AGem, project
-from regard.continual.methods.derpp import DarkExperience, distance
+from regard.continual.methods.agem import AGem, project_gradient
+from regard.continual.methods.derpp import DarkExperience, mean_square_distance
 from regard.continual.methods.finetune import Finetune
-from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
+from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, ShownMemory
 from regard.continual.methods.replay import Replay
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
@@ -72,12 +72,12 @@ def test_merging_goes_once_over_new_and_old_rows_an_epoch() -> None:
     learner = begun(method)
     found = second_batch(learner, method)
     told = [item for step in range(found.steps) for item in _items(found.rows(step))]
-    assert sorted(told) == sorted([*learner.items(1), *method.kept.items])
+    assert sorted(told) == sorted([*learner.items(1), *method.state.examples])
     assert found.steps == 6
 
 
 def _items(rows: dict[str, Tensor]) -> list[ExampleRef]:
-    here = rows["labels"] != IGNORED
+    here = rows["labels"] != IGNORE_INDEX
     return [ExampleRef(*each) for each in torch.stack([rows["tasks"], rows["rows"]], 1)[here].tolist()]
 
 
@@ -108,7 +108,7 @@ def test_a_gradient_against_the_reference_is_projected(
     gradient: tuple[float, float], reference: tuple[float, float], expected: tuple[float, float]
 ) -> None:
     pieces = [torch.tensor([one]) for one in gradient]
-    project(pieces, [torch.tensor([one]) for one in reference])
+    project_gradient(pieces, [torch.tensor([one]) for one in reference])
     assert [float(one) for one in pieces] == pytest.approx(expected)
 
 
@@ -116,7 +116,7 @@ def test_a_step_on_a_quadratic_does_not_raise_the_memory_s_loss() -> None:
     # new ½|w − (2, 0)|², old ½|w − (−1, 1)|², at w = 0: g = (−2, 0), r = (1, −1), g·r = −2, r·r = 2
     gradient = torch.tensor([-2.0, 0.0])
     reference = torch.tensor([1.0, -1.0])
-    project([gradient], [reference])
+    project_gradient([gradient], [reference])
     assert gradient.tolist() == [-1.0, -1.0]
     assert float(gradient @ reference) == 0.0
 
@@ -130,7 +130,7 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
     (stage,) = method.phases(learner, 1)
     network = learner.network.train()
     parameters = [one for one in network.parameters() if one.requires_grad]
-    items = memory.drawn(method.state.examples, 5, seed=learner.seed_for("replay", 1), step=3)
+    items = memory.sample_memory(method.state.examples, 5, seed=learner.seed_for("replay", 1), step=3)
     rows = learner.rows(items)
     reference = torch.autograd.grad(learner.cross_entropy(network(rows), rows) / 5, parameters)
     for one, gradient in zip(parameters, reference, strict=True):
@@ -152,13 +152,13 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
 def test_only_what_a_step_trains_is_corrected() -> None:
     method = of("agem")
     learner = begun(method)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
     vectors = learner.network.get_parameter("classifier.head.vectors")
     vectors.grad = torch.ones_like(vectors)
-    (stage,) = method.stages(learner, 1)
-    assert stage.correct is not None
-    stage.correct(learner.network, 0)
+    (stage,) = method.phases(learner, 1)
+    assert stage.transform_gradients is not None
+    stage.transform_gradients(learner.network, 0)
     assert [name for name, one in learner.network.named_parameters() if one.grad is not None] == [
         "classifier.head.vectors"
     ]
@@ -170,7 +170,7 @@ def test_only_what_a_step_trains_is_corrected() -> None:
 def test_the_distance_is_the_mean_square_over_the_row_s_own_classes() -> None:
     logits, stored = torch.tensor([[1.0, 2.0, 9.0], [0.0, 1.0, 3.0]]), torch.tensor([[0.0, 0.0, 0.0], [5.0, 1.0, 1.0]])
     own = torch.tensor([[True, True, False], [False, True, True]])
-    assert distance(logits, stored, own).tolist() == [2.5, 2.0]
+    assert mean_square_distance(logits, stored, own).tolist() == [2.5, 2.0]
 
 
 def test_dark_experience_is_the_sum_of_three_means() -> None:
@@ -184,7 +184,7 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
     new, dark, old = items[:2], items[2:5], items[5:]
     assert ({item.task for item in new}, len(old)) == ({1}, 3)
     for name, drawn in (("logits", dark), ("labels", old)):
-        assert drawn == memory.drawn(kept, 3, seed=learner.seed_for("replay", name, 1), step=short)
+        assert drawn == memory.sample_memory(kept, 3, seed=learner.seed_for("replay", name, 1), step=short)
     method.state.tensors["logits"] = stored + 1.0  # the network moved away
     rows, network = batches.rows(short), learner.network
 
@@ -195,7 +195,7 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
     now = network(learner.rows(dark))[:, :2]
     then = (stored + 1.0)[[kept.index(item) for item in dark]][:, :2]
     expected = entropy(new) + 0.7 * (now - then).square().mean() + 0.3 * entropy(old)
-    found = method.loss(learner, network, rows) / (rows["labels"] != IGNORED).sum()
+    found = method.loss(learner, network, rows) / (rows["labels"] != IGNORE_INDEX).sum()
     torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=0)
 
 
@@ -244,7 +244,7 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
 
 
 def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: ExampleRef, trained: str) -> Tensor:
-    """The logits of a row after gradient descent on a copy, by PyTorch's optimiser and autograd alone."""
+    """The logits of a row after gradient descent on a copy, by PyTorch's optimizer and autograd alone."""
     config = method.config
     row = learner.rows([item])
     model = copy.deepcopy(network.classifier).eval()
@@ -291,7 +291,7 @@ def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str
 
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_one_step_of_a_head_by_hand(adapt: str) -> None:
-    """A bias moves by −rate · (p − y), the mean over neighbours; the pull counts from the second step on."""
+    """A bias moves by −rate · (p − y), the mean over neighbors; the pull counts from the second step on."""
     _, learner, network = adapting(
         adaptation_scope=adapt, adaptation_steps=1, num_neighbors=1, l2_weight=100.0, adaptation_lr=0.5
     )
@@ -302,7 +302,7 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
         found = network(row)[0]
     # with weights of zero every state is zero: logits are biases, p = ½ for both classes of the task
     assert network.remembered is not None
-    label = int(network.remembered.rows["labels"][network.nearest(row)[0, 0]])
+    label = int(network.remembered.rows["labels"][network.find_neighbors(row)[0, 0]])
     own = (0, 1) if label < 2 else (2, 3, 4)
     expected = [0.0] * 7
     for number in own:
@@ -310,12 +310,14 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
     assert found.tolist() == pytest.approx(expected)
 
 
-def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
+def test_neighbors_have_the_nearest_keys_of_the_first_encoder() -> None:
     method, learner, network = adapting(num_neighbors=4)
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(2, 5), ExampleRef(1, 3)], split="train")
     keys = torch.stack([_key(learner, network, item) for item in method.state.examples])
     torch.testing.assert_close(method.state.tensors["keys"], keys, rtol=0, atol=1e-12)
-    for near, task, row in zip(network.nearest(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True):
+    for near, task, row in zip(
+        network.find_neighbors(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True
+    ):
         far = (keys - _key(learner, network, ExampleRef(task, row))).norm(dim=1)
         assert near.tolist() == far.argsort()[:4].tolist()
     for name, one in network.reader.named_parameters():
@@ -363,8 +365,11 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
     _, learner, network = adapting(adaptation_scope="head")
     network.float()
     assert network.remembered is not None
-    network.remembered = Remembered(
-        network.remembered.rows, network.remembered.keys.float(), network.remembered.own, network.remembered.learnt
+    network.remembered = ShownMemory(
+        network.remembered.rows,
+        network.remembered.keys.float(),
+        network.remembered.class_mask,
+        network.remembered.tasks_trained,
     )
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(1, 1)])
     with torch.no_grad():
@@ -389,5 +394,5 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
 )
 def test_settings_that_cannot_be(name: str, said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        METHODS[name].Config.parsed(said)
+        METHODS[name].Config.parse(said)
     assert str(raised.value) == told

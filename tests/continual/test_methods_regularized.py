@@ -15,8 +15,8 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS, ewc, lwf
-from regard.continual.methods.ewc import CENTRE, FISHER, Ewc, drawn, fisher
-from regard.continual.methods.lwf import Lwf, distillation
+from regard.continual.methods.ewc import CENTRE, FISHER, Ewc, fisher_information, sample_labels
+from regard.continual.methods.lwf import Lwf, distillation_losses
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.stream import Stream
@@ -55,7 +55,7 @@ def two() -> Stream:
 @cache
 def learnt(name: str, *, tasks: int = 2, **said: Any) -> RunState:
     """A run of the method over two tasks, or broken off after one."""
-    method = METHODS[name](METHODS[name].Config.parsed(said))
+    method = METHODS[name](METHODS[name].Config.parse(said))
     learner = make_learner(two(), method, loaded(), BUDGET, seed=1)
     return run_stream(learner, method) if tasks == 2 else stopped(learner, method)
 
@@ -144,7 +144,7 @@ def of_regression(states: Tensor, shares: Tensor, labels: Tensor) -> dict[str, T
 def test_the_fisher_information_of_a_head_is_that_of_logistic_regression() -> None:
     learner = precise(Ewc())
     learner.network.classifier.encoder.requires_grad_(False)
-    assert_same(fisher(learner, ITEMS, labels="true", seed=0), of_regression(*read(learner)), atol=1e-10)
+    assert_same(fisher_information(learner, ITEMS, labels="true", seed=0), of_regression(*read(learner)), atol=1e-10)
 
 
 def test_labels_of_the_model_are_those_it_gives_and_not_the_true_ones() -> None:
@@ -156,13 +156,13 @@ def test_labels_of_the_model_are_those_it_gives_and_not_the_true_ones() -> None:
     assert shares[:, 0].min() > 0.99
     assert labels.unique().tolist() == [0, 1, 2]
     expected = of_regression(states, shares, torch.zeros_like(labels))
-    assert_same(fisher(learner, ITEMS, labels="model", seed=0), expected, atol=1e-10)
+    assert_same(fisher_information(learner, ITEMS, labels="model", seed=0), expected, atol=1e-10)
 
 
 def test_drawn_labels_have_the_probabilities_of_the_logits() -> None:
     shares = torch.tensor([0.2, 0.5, 0.3])
     logits = torch.cat([torch.tensor([-1e30]), shares.log()]).expand(20_000, 4)
-    found = drawn(logits, torch.Generator().manual_seed(0)).bincount(minlength=4) / 20_000
+    found = sample_labels(logits, torch.Generator().manual_seed(0)).bincount(minlength=4) / 20_000
     assert found[0] == 0
     torch.testing.assert_close(found[1:], shares, rtol=0, atol=4 * 0.5 / math.sqrt(20_000))
 
@@ -176,7 +176,7 @@ def test_the_fisher_information_is_the_mean_of_squared_gradients_of_single_examp
         log_likelihood = logits[rows["labels"][0] - OWN[0]] - logits.exp().sum().log()
         for name, gradient in gradients(learner, log_likelihood).items():
             expected[name] += gradient**2 / len(ITEMS)
-    found = fisher(learner, ITEMS, labels="true", seed=0)
+    found = fisher_information(learner, ITEMS, labels="true", seed=0)
     assert_same(found, expected)
     assert max(float(value.max()) for value in found.values()) > 1e-3
 
@@ -184,14 +184,14 @@ def test_the_fisher_information_is_the_mean_of_squared_gradients_of_single_examp
 def test_nothing_is_dropped_out_and_training_goes_on() -> None:
     learner = make_learner(stream(), Ewc(), loaded(dropout=0.5), BUDGET, seed=1)
     learner.network.train()
-    one, other = (fisher(learner, ITEMS, labels="true", seed=0) for _ in range(2))
+    one, other = (fisher_information(learner, ITEMS, labels="true", seed=0) for _ in range(2))
     assert_same(one, other, atol=0)
     assert all(module.training for module in learner.network.modules())
     assert all(parameter.grad is None for parameter in learner.network.parameters())
 
 
 def test_classes_of_other_tasks_have_no_part() -> None:
-    found = fisher(precise(Ewc()), ITEMS, labels="model", seed=0)
+    found = fisher_information(precise(Ewc()), ITEMS, labels="model", seed=0)
     others = [number for number in range(7) if number not in OWN]
     for name in ("classifier.head.vectors", "classifier.head.bias"):
         assert not found[name][others].any()
@@ -201,7 +201,10 @@ def test_classes_of_other_tasks_have_no_part() -> None:
 def test_what_is_not_trained_has_none() -> None:
     learner = precise(Ewc())
     learner.network.classifier.encoder.requires_grad_(False)
-    assert set(fisher(learner, ITEMS, labels="true", seed=0)) == {"classifier.head.vectors", "classifier.head.bias"}
+    assert set(fisher_information(learner, ITEMS, labels="true", seed=0)) == {
+        "classifier.head.vectors",
+        "classifier.head.bias",
+    }
 
 
 def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +212,9 @@ def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.Monkey
 
     def noted(learner: Learner, items: list[ExampleRef], **others: Any) -> dict[str, Tensor]:
         taken.append(list(items))
-        return fisher(learner, items, **others)
+        return fisher_information(learner, items, **others)
 
-    monkeypatch.setattr(ewc, "fisher", noted)
+    monkeypatch.setattr(ewc, "fisher_information", noted)
     learner = precise(Ewc())
     for samples in (4, 4, 100):
         Ewc(ewc.EwcConfig(fisher_samples=samples)).after_task(learner, 1)
@@ -253,7 +256,7 @@ def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
     assert len(method.state.tensors) == 2 * len(named)
 
 
-def test_online_information_fades_and_the_centre_is_the_last() -> None:
+def test_online_information_fades_and_the_center_is_the_last() -> None:
     method = Ewc(ewc.EwcConfig(ewc_lambda=3.0, online=True, decay_factor=0.5))
     learner = precise(method)
     (first, _), (second, _), (third, there) = tasks = [told(learner, seed) for seed in range(3)]
@@ -326,13 +329,13 @@ def test_answers_are_compared_at_the_temperature() -> None:
     softened = (0.75, 0.25)  # of 9 : 1, whose roots are 3 : 1
     entropy = -sum(share * math.log(share) for share in softened)
     expected = [math.log(2.0), entropy, -0.75 * math.log(1 / 5) - 0.25 * math.log(4 / 5)]
-    torch.testing.assert_close(distillation(logits, before, 2.0), torch.tensor(expected))
+    torch.testing.assert_close(distillation_losses(logits, before, 2.0), torch.tensor(expected))
 
 
 def test_answers_that_stay_have_no_gradient() -> None:
     before = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     logits = before.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(distillation(logits, before, 2.0).sum(), logits)
+    (gradient,) = torch.autograd.grad(distillation_losses(logits, before, 2.0).sum(), logits)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-7)
 
 
@@ -416,7 +419,7 @@ def test_old_answers_on_new_texts_change_less() -> None:
 
 
 def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
-    learner, method = at_third_task(warm_up=True)
+    learner, method = at_third_task(warmup_head=True)
     assert [stage.trains for stage in method.phases(learner, 2)] == ["head", "all"]
     assert [stage.trains for stage in method.phases(learner, 0)] == ["all"]
     rows, name = learner.rows(learner.items(2)[:4]), "classifier.head.vectors"
@@ -433,7 +436,7 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 @pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warmup_head": True})])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:
     def made() -> tuple[Learner, Method]:
-        method = METHODS[name](METHODS[name].Config.parsed(said))
+        method = METHODS[name](METHODS[name].Config.parse(said))
         return make_learner(two(), method, loaded(), BUDGET, seed=1), method
 
     whole = learnt(name, **said)
@@ -453,12 +456,12 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
         (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a number of at least 1, got 0"),
         (lambda: ewc.EwcConfig(decay_factor=2.0), "decay_factor: expected a number of at least 0 and at most 1, got 2"),
         (
-            lambda: ewc.EwcConfig.parsed({"fisher_labels": "some"}),
+            lambda: ewc.EwcConfig.parse({"fisher_labels": "some"}),
             "fisher_labels: expected one of model, true, got 'some'",
         ),
         (lambda: lwf.LwfConfig(temperature=0.0), "temperature: expected a number of at least"),
         (
-            lambda: lwf.LwfConfig.parsed({"distillation_weight": "-1"}),
+            lambda: lwf.LwfConfig.parse({"distillation_weight": "-1"}),
             "distillation_weight: expected a number of at least 0, got -1",
         ),
     ],

@@ -107,8 +107,8 @@ def test_a_matrix_has_a_row_before_training_and_nothing_above_the_task_at_hand()
     np.testing.assert_array_equal(matrix.scores, told)
     assert matrix.tasks == ("c", "a", "b")
     assert matrix.rows.tolist() == [7, 7, 7]
-    assert (matrix.learnt.tolist(), matrix.final.tolist()) == ([80, 90, 60], [70, 85, 60])
-    assert matrix.unlearnt.tolist() == [50, 40, 55]
+    assert (matrix.learned.tolist(), matrix.final.tolist()) == ([80, 90, 60], [70, 85, 60])
+    assert matrix.before_learning.tolist() == [50, 40, 55]
     assert matrix.finished
 
 

@@ -16,9 +16,16 @@ from transformers import AutoModelForSequenceClassification
 
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
-from regard.continual.models import TaskDeltas, delta_of, export, load_network, rebuild_network, with_model_hash
+from regard.continual.models import (
+    TaskDeltas,
+    add_model_hash,
+    delta_path,
+    export_network,
+    load_network,
+    rebuild_network,
+)
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import made
@@ -37,13 +44,13 @@ class Broken(Exception):
 def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     """The network after each task of a run whose deltas go to the folder."""
     method, after = made(name), list[dict[str, Tensor]]()
-    learner = make_learner(stream(4), method, with_model_hash(loaded()), ONE, seed=1, **options)
+    learner = make_learner(stream(4), method, add_model_hash(loaded()), ONE, seed=1, **options)
     deltas = TaskDeltas(folder)
     deltas.begin(learner, method, name)
 
     def keep(learner: Learner, task: int) -> None:
-        deltas.keep(learner, task)
-        after.append({key: value.clone() for key, value in tensors_of(learner.network).items()})
+        deltas.write(learner, task)
+        after.append({key: value.clone() for key, value in collect_tensors(learner.network).items()})
 
     run_stream(learner, method, on_task=keep)
     return after
@@ -55,7 +62,7 @@ def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
     after = learnt(name, tmp_path)
     for task, expected in enumerate(after, start=1):
         network, about = rebuild_network(tmp_path, task, loaded())
-        found = tensors_of(network)
+        found = collect_tensors(network)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
         lineage = network.classifier.config.lineage
@@ -69,41 +76,41 @@ def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
 def test_only_what_has_changed_is_kept(tmp_path: Path) -> None:
     learnt("probe", tmp_path)
     for task in (1, 2, 3):
-        assert set(load_file(delta_of(tmp_path, task))) == {"classifier.head.vectors", "classifier.head.bias"}
+        assert set(load_file(delta_path(tmp_path, task))) == {"classifier.head.vectors", "classifier.head.bias"}
 
 
 def test_below_adapters_nothing_is_kept(tmp_path: Path) -> None:
     (*_, last) = learnt("finetune", tmp_path, lora={"rank": 2})
-    names = set(load_file(delta_of(tmp_path, 3)))
+    names = set(load_file(delta_path(tmp_path, 3)))
     assert all("lora_" in name or ".head." in name for name in names)
     network, _ = rebuild_network(tmp_path, 3, loaded())
-    assert all(torch.equal(tensors_of(network)[key], value) for key, value in last.items())
+    assert all(torch.equal(collect_tensors(network)[key], value) for key, value in last.items())
 
 
 def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
     """Wherever it was broken off: before the state after a task was written, of which the delta is there."""
     learnt("finetune", tmp_path / "whole")
     method, folder = METHODS["finetune"](), tmp_path / "deltas"
-    start = partial(make_learner, stream(4), loaded=with_model_hash(loaded()), budget=ONE, seed=1)
+    start = partial(make_learner, stream(4), loaded=add_model_hash(loaded()), budget=ONE, seed=1)
     deltas = TaskDeltas(folder)
 
     def stop(learner: Learner, task: int) -> None:
-        deltas.keep(learner, task)
+        deltas.write(learner, task)
         if task == STOPPED:
             raise Broken
 
     with pytest.raises(Broken):
         run_stream(start(method=method), method, folder=tmp_path / "states", on_task=stop)
     method, deltas = METHODS["finetune"](), TaskDeltas(folder)
-    run_stream(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.keep)
+    run_stream(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.write)
     for task in (1, 2, 3):
-        assert delta_of(folder, task).read_bytes() == delta_of(tmp_path / "whole", task).read_bytes()
+        assert delta_path(folder, task).read_bytes() == delta_path(tmp_path / "whole", task).read_bytes()
 
 
 def test_a_model_is_told_by_its_weights(tmp_path: Path) -> None:
     learnt("finetune", tmp_path)
-    assert with_model_hash(loaded()).sha256 == with_model_hash(loaded()).sha256
-    assert with_model_hash(replace(loaded(), sha256="of files")).sha256 == "of files"
+    assert add_model_hash(loaded()).sha256 == add_model_hash(loaded()).sha256
+    assert add_model_hash(replace(loaded(), sha256="of files")).sha256 == "of files"
     rebuild_network(tmp_path, 1, replace(loaded(), sha256="of files, which have the same weights"))
     with pytest.raises(
         UserError, match=r"model: expected the one that the run began with, tiny with weights [0-9a-f]{12}; "
@@ -113,7 +120,7 @@ def test_a_model_is_told_by_its_weights(tmp_path: Path) -> None:
 
 def test_a_changed_bit_of_a_delta_is_noticed(tmp_path: Path) -> None:
     learnt("probe", tmp_path)
-    path = delta_of(tmp_path, 1)
+    path = delta_path(tmp_path, 1)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -150,18 +157,18 @@ def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
 def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     learnt(name, tmp_path / "deltas")
     network, about = rebuild_network(tmp_path / "deltas", 2, loaded())
-    export(network, loaded().tokenizer, about, tmp_path / "model")
+    export_network(network, loaded().tokenizer, about, tmp_path / "model")
     back = load_network(tmp_path / "model")
     rows = {"input_ids": torch.tensor([[2, 5, 11, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     rows["tasks"] = torch.tensor([1])
     with torch.no_grad():
         torch.testing.assert_close(back(rows), network(rows), rtol=0, atol=1e-6)
-    found, expected = tensors_of(back), tensors_of(network)
+    found, expected = collect_tensors(back), collect_tensors(network)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert (
         json.loads((tmp_path / "model" / "config.json").read_text())["lineage"]["sha256"]
-        == with_model_hash(loaded()).sha256
+        == add_model_hash(loaded()).sha256
     )
     with pytest.raises(UserError, match=r"model: .*nowhere cannot be read: "):
         load_network(tmp_path / "nowhere")
@@ -172,7 +179,7 @@ def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None
     """Which would answer something else than the network does."""
     learnt(name, tmp_path / "deltas")
     network, about = rebuild_network(tmp_path / "deltas", 2, loaded())
-    folder = export(network, loaded().tokenizer, about, tmp_path / "model")
+    folder = export_network(network, loaded().tokenizer, about, tmp_path / "model")
     with pytest.raises(UserError, match=rf"model: expected a classifier, .*model is the network of {name}; .*load_net"):
         AutoModelForSequenceClassification.from_pretrained(folder)
 
@@ -180,7 +187,7 @@ def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None
 def test_a_network_that_lacks_weights(tmp_path: Path) -> None:
     learnt("l2p", tmp_path / "deltas")
     network, about = rebuild_network(tmp_path / "deltas", 1, loaded())
-    folder = export(network, loaded().tokenizer, about, tmp_path / "model")
+    folder = export_network(network, loaded().tokenizer, about, tmp_path / "model")
     weights = load_file(folder / "network.safetensors")
     save_file({name: value for name, value in weights.items() if name != "keys"}, folder / "network.safetensors")
     with pytest.raises(UserError, match="models: expected all weights of l2p in "):

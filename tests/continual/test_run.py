@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream, trim_padding
 from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
@@ -55,7 +55,7 @@ def trained_by_hand(network: nn.Module, batches: list[dict[str, Tensor]], first:
     network.train()
     for step, rows in enumerate(batches, start=1):
         rate = 1e-2 * (step / warm if step <= warm else (steps - step) / (steps - warm))
-        counted = rows["labels"] != IGNORED
+        counted = rows["labels"] != IGNORE_INDEX
         given = {
             name: rows[name][counted] for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows
         }
@@ -96,10 +96,10 @@ def by_hand() -> tuple[list[dict[str, Tensor]], dict[tuple[int, int, str], float
     for task in range(3):
         matrix[task, task + 1, "til"] = scored_by_hand(learner, task, list(range(*OFFSETS[task : task + 2])))
         learner.task = task
-        batches = method.batches(learner, task, learner.fine_tuning())
+        batches = method.batches(learner, task, learner.fine_tuning_phase())
         drawn = [batches.rows(step) for step in range(batches.steps)]
         trained_by_hand(learner.network, drawn, OFFSETS[task], len(CLASSES[task]))
-        weights.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
+        weights.append({name: value.clone() for name, value in collect_tensors(learner.network).items()})
         for other in range(task + 1):
             own = list(range(*OFFSETS[other : other + 2]))
             matrix[task + 1, other + 1, "til"] = scored_by_hand(learner, other, own)
@@ -115,7 +115,7 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
         exact(),
         METHODS["finetune"](),
         on_task=lambda learner, task: after.append(
-            {name: value.clone() for name, value in tensors_of(learner.network).items()}
+            {name: value.clone() for name, value in collect_tensors(learner.network).items()}
         ),
     )
     for found, expected in zip(after, weights, strict=True):
@@ -138,7 +138,9 @@ def test_what_a_row_of_the_matrix_says() -> None:
 def test_probing_leaves_the_encoder() -> None:
     learner = exact("probe")
     ran = run_stream(learner, METHODS["probe"]())
-    moved = {name for name, value in tensors_of(ran.network).items() if not torch.equal(value, learner.start[name])}
+    moved = {
+        name for name, value in collect_tensors(ran.network).items() if not torch.equal(value, learner.start[name])
+    }
     assert moved == {"classifier.head.vectors", "classifier.head.bias"}
     assert all(one.requires_grad for one in ran.network.parameters())
 
@@ -160,7 +162,7 @@ def test_what_is_seen_before_a_task_is_the_model_that_learns_it() -> None:
     learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
 
     def look(learner: Learner, task: int) -> list[dict[str, Any]]:
-        now, start = tensors_of(learner.network), learner.start
+        now, start = collect_tensors(learner.network), learner.start
         return [{"statistic": "as at the start", "value": all(torch.equal(now[name], start[name]) for name in now)}]
 
     found = run_stream(learner, method, diagnose=look).rows["diagnostics"]
@@ -182,7 +184,7 @@ def test_a_limit_of_steps_is_of_one_task() -> None:
     assert whole[1] > 4
     for learner in (plain, limited):
         learner.task = 1
-    batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning()) for one in (plain, limited))
+    batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning_phase()) for one in (plain, limited))
     for step in range(4):
         assert torch.equal(batches.rows(step)["input_ids"], fewer.rows(step)["input_ids"])
     ran = run_stream(limited, METHODS["finetune"]())
@@ -202,7 +204,7 @@ def test_what_a_task_costs() -> None:
     linear = 2 * (4 * 16 * 16 + 2 * 16 * 32)
     for task, row in enumerate(ran.rows["cost"]):
         learner.task = task
-        batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning())
+        batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning_phase())
         tokens = sum(batches.rows(step)["input_ids"].numel() for step in range(batches.steps))
         assert 6 * linear * tokens <= row["flops"] <= 1.35 * 6 * linear * tokens
         assert (row["task_index"], row["task"]) == (task + 1, learner.stream.tasks[task].name)
@@ -268,7 +270,9 @@ def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbro
         assert {name: found[name] for name in ("flops", "steps")} == {
             name: expected[name] for name in ("flops", "steps")
         }
-    assert all(torch.equal(one, tensors_of(unbroken.network)[name]) for name, one in tensors_of(ran.network).items())
+    assert all(
+        torch.equal(one, collect_tensors(unbroken.network)[name]) for name, one in collect_tensors(ran.network).items()
+    )
 
 
 def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
-from regard.continual.models import TaskDeltas, export, load_network, rebuild_network
+from regard.continual.models import TaskDeltas, export_network, load_network, rebuild_network
 from regard.continual.run import make_learner, run_stream
 from regard.continual.saved_adapters import load_adapters
-from regard.continual.text_learner import begin_texts
+from regard.continual.text_learner import make_text_learner
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual import small_text_tasks
@@ -35,13 +35,13 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
     """A model as `regard rollback` writes it."""
     kind, model = METHODS[name], loaded(dropout=0.0)
-    method = kind(kind.Config.parsed(dict(one.split("=") for one in said)))
+    method = kind(kind.Config.parse(dict(one.split("=") for one in said)))
     return kept(make_learner(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
 
 
@@ -49,9 +49,9 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     """A run's network after so many tasks."""
     deltas = TaskDeltas(folder / "deltas")
     deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
-    run_stream(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
+    run_stream(learner, method, on_task=lambda learner, number: deltas.write(learner, number))
     network, about = rebuild_network(folder / "deltas", learnt, model)
-    return export(network, model.tokenizer, about, folder / "model")
+    return export_network(network, model.tokenizer, about, folder / "model")
 
 
 @pytest.mark.sample(2)
@@ -68,7 +68,7 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
     assert adapters.provenance[adapters.adapter_names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**ROWS), network.weights(ROWS))
-        with network.pool.weighing(network.weights(ROWS)):
+        with network.pool.use_weights(network.weights(ROWS)):
             expected = network.classifier.encoder(**ROWS).last_hidden_state
         torch.testing.assert_close(adapters(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
     assert not torch.allclose(expected, loaded(dropout=0.0).model(**ROWS).last_hidden_state, atol=1e-3)
@@ -92,7 +92,9 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     """The whole language model, encoder and decoder, with the weights of the prompt."""
     method, model = Sapt(SaptConfig(r=2, router_warmup_steps=20)), small_text_tasks.loaded(kind)
-    folder = kept(begin_texts(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model)
+    folder = kept(
+        make_text_learner(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model
+    )
     network, adapters = load_network(folder), load_adapters(small_text_tasks.loaded(kind).model, folder)
     assert isinstance(network, SaptNetwork)
     ids = torch.tensor([[5, 7, 6, 4, 8, 5]])
@@ -103,7 +105,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
         rows.pop("prompt_mask")
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**given), network.weights(rows))
-        with network.pool.weighing(network.weights(rows)):
+        with network.pool.use_weights(network.weights(rows)):
             plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
             expected = network.classifier.encoder(**plain).logits
         torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
@@ -116,7 +118,7 @@ def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> N
     network, adapters = load_network(folder), load_adapters(found.model, folder)
     assert isinstance(network, SaptNetwork)
     assert all(name.startswith("encoder.") for name in adapters.layers("count"))
-    with torch.no_grad(), network.pool.weighing(network.weights(ROWS)):
+    with torch.no_grad(), network.pool.use_weights(network.weights(ROWS)):
         expected = network.classifier.encoder(**ROWS).last_hidden_state
     with torch.no_grad():
         encoder = adapters.model.get_encoder()

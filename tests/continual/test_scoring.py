@@ -41,7 +41,7 @@ def test_by_hand(split: Any, rows: int, learner: Any) -> None:
         seen = [
             max(range(classes), key=lambda c: float(logits[1, row, c])) == label + 2 for row, label in enumerate(labels)
         ]
-        found = score_task(learner, 1, learnt=learnt, split=split)
+        found = score_task(learner, 1, tasks_trained=learnt, split=split)
         assert found.til == pytest.approx(100 * sum(own) / rows, rel=1e-6)
         assert found.cil == pytest.approx(100 * sum(seen) / rows, rel=1e-6)
         assert found.n == rows
@@ -52,11 +52,11 @@ def test_all_right_and_all_wrong(learner: Any) -> None:
     labels = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]).expand(3, -1)
     right = torch.nn.functional.one_hot(labels, 7).float()
     learner.network = Saying(right)
-    assert score_task(learner, 0, learnt=3) == score_task(learner, 0, learnt=1)
-    assert (score_task(learner, 0, learnt=1).til, score_task(learner, 0, learnt=1).cil) == (100.0, 100.0)
+    assert score_task(learner, 0, tasks_trained=3) == score_task(learner, 0, tasks_trained=1)
+    assert (score_task(learner, 0, tasks_trained=1).til, score_task(learner, 0, tasks_trained=1).cil) == (100.0, 100.0)
     right[..., 6] = 2.0  # a class of the last task, which is not yet known
-    assert score_task(learner, 0, learnt=2).cil == 100.0
-    assert score_task(learner, 0, learnt=3).cil == 0.0
-    assert score_task(learner, 0, learnt=3).til == 100.0
+    assert score_task(learner, 0, tasks_trained=2).cil == 100.0
+    assert score_task(learner, 0, tasks_trained=3).cil == 0.0
+    assert score_task(learner, 0, tasks_trained=3).til == 100.0
     learner.network = Saying(-right)
-    assert score_task(learner, 0, learnt=3).til == 0.0
+    assert score_task(learner, 0, tasks_trained=3).til == 0.0

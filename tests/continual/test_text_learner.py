@@ -43,7 +43,7 @@ PAIRS = TextPairs(inputs=("say the cat", "say"), targets=(("a cat", "cat"), ("it
     ],
 )
 def test_prompts_and_answers(kind: Any, prompt: str, answer: str) -> None:
-    found = encode_pairs(PAIRS, tokenizer(kind), BUDGET, apart=kind in ("t5", "bart"))
+    found = encode_pairs(PAIRS, tokenizer(kind), BUDGET, encoder_decoder=kind in ("t5", "bart"))
     assert said(found.input_ids[0][found.attention_mask[0]].tolist()) == prompt
     assert said(found.answers[0].tolist()) == answer
     assert found.labels.tolist() == [0, 1]
@@ -52,14 +52,14 @@ def test_prompts_and_answers(kind: Any, prompt: str, answer: str) -> None:
 
 
 def test_a_prompt_that_is_to_go_on_has_no_end() -> None:
-    found = encode_pairs(PAIRS, tokenizer("t5"), BUDGET, apart=False)
+    found = encode_pairs(PAIRS, tokenizer("t5"), BUDGET, encoder_decoder=False)
     assert said(found.input_ids[0].tolist()) == "say the cat"
 
 
 @pytest.mark.parametrize("apart, prompt", [(True, "say the [EOS]"), (False, "say the cat")])
 def test_what_does_not_fit_is_cut_and_counted(apart: bool, prompt: str) -> None:
     tight = replace(BUDGET, length=3, target_length=3)
-    found = encode_pairs(PAIRS, tokenizer("t5" if apart else "gpt2"), tight, apart=apart)
+    found = encode_pairs(PAIRS, tokenizer("t5" if apart else "gpt2"), tight, encoder_decoder=apart)
     assert said(found.input_ids[0].tolist()) == prompt
     assert said(found.answers[0].tolist()) == "a cat [EOS]"
     assert said(found.answers[1].tolist()) == "it is [EOS]"
@@ -70,7 +70,7 @@ def test_rows_are_padded_to_the_longest() -> None:
     here = learner()
     items = [ExampleRef(0, 0), ExampleRef(2, 3), ExampleRef(1, 5)]
     rows = here.rows(items, size=4)
-    longest = max(int(here.part(*(item.task, "train")).attention_mask[item.row].sum()) for item in items)
+    longest = max(int(here.encoded_split(*(item.task, "train")).attention_mask[item.row].sum()) for item in items)
     assert rows["input_ids"].shape == rows["attention_mask"].shape == (4, longest)
     assert rows["labels"].shape == (4, 4)
     assert rows["tasks"].tolist() == [0, 2, 1, 0]
@@ -114,8 +114,8 @@ def test_columns_of_padding_are_left_out() -> None:
 
 
 def test_which_methods_learn_them() -> None:
-    assert {name for name, kind in METHODS.items() if kind.texts} >= TEXTS
-    refused = [name for name, kind in METHODS.items() if not kind.texts]
+    assert {name for name, kind in METHODS.items() if kind.supports_text} >= TEXTS
+    refused = [name for name, kind in METHODS.items() if not kind.supports_text]
     assert {"lwf", "l2p", "der++", "mbpa++", "idbr", "ctr", "prescale", "probe"} <= set(refused)
     for name in refused:
         with pytest.raises(UserError, match="method: expected one for tasks from text to text, "):

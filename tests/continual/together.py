@@ -16,7 +16,7 @@ from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import Stream
 from regard.training import TrainingConfig, train
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -51,7 +51,7 @@ TEXTS_ALONE = {"lfpt5"}
 def made(name: str) -> Method:
     """The method with small settings."""
     kind = METHODS[name]
-    return kind(kind.Config.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parse(SMALL.get(name, {})))
 
 
 def two_tasks() -> Stream:
@@ -85,14 +85,14 @@ def kept(ran: RunState) -> dict[str, Any]:
 def main(out: Path) -> None:
     """Learn the stream with each method; the numbers of this process go to `out`."""
     torch.set_num_threads(1)
-    running.flops_a_token = no_flops  # type: ignore[assignment]
+    running.flops_per_token = no_flops  # type: ignore[assignment]
     train(
         net(), TrainingConfig(max_steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu"
     )  # the processes meet
     found = {}
     for name in (one for one in METHODS if one not in TEXTS_ALONE):
         ran = exact(name)
-        save_file(tensors_of(ran.network), out / f"{name}-{dist.get_rank()}.safetensors")
+        save_file(collect_tensors(ran.network), out / f"{name}-{dist.get_rank()}.safetensors")
         found[name] = kept(ran)
     (out / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

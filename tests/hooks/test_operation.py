@@ -171,7 +171,7 @@ def test_rows_of_each_operation_and_seed(found: ReplaceResult) -> None:
 
 def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews: Path, found: ReplaceResult) -> None:
     from regard.data import encode, read_task
-    from regard.training import ProbeSettings, States, fit_probe, predict, score
+    from regard.training import ProbeConfig, States, fit_probe, predict, score
 
     task = read_task(str(reviews), rows=(24, 12))
     train, valid = (encode("sequence", part, bert.tokenizer, 12, "paper") for part in (task.train, task.validation))
@@ -180,7 +180,7 @@ def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews:
         with torch.no_grad(), regard.replacing(bert.model, AttentionSpec(window=2)):
             told = [bert.model(**batch, output_hidden_states=True).hidden_states for batch in part.batches(7)]
         states.append(States.of(torch.cat([torch.stack(layers, 1) for layers in told]), part.attention_mask))
-    settings = ProbeSettings(learning_rate=0.01, batch_size=8, epochs=2)
+    settings = ProbeConfig(learning_rate=0.01, batch_size=8, epochs=2)
     probe = fit_probe("sequence", states[0], train.labels, 2, settings, 1)
     expected = score("accuracy", valid.labels, predict(probe, states[1]), task.labels)
     assert found.frame(constants="softmax+window=2", seed=1)["score"].item() == pytest.approx(expected, abs=1e-9)

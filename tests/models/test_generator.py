@@ -64,7 +64,7 @@ def test_answers_are_those_of_each_prompt_alone_and_without_a_cache(kind: Kind) 
     more = torch.cat([real, torch.zeros(len(ids), 4, dtype=torch.bool)], 1)
     assert torch.equal(generator.generate(wider, more, NEW), found)
     left, before = ids[:, :0], torch.zeros(len(ids), 2, dtype=torch.bool)
-    if not generator.reads_apart:
+    if not generator.is_encoder_decoder:
         left = torch.cat([torch.zeros(len(ids), 2, dtype=torch.long), ids], 1)
         assert torch.equal(generator.generate(left, torch.cat([before, real], 1), NEW), found)
 
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_rows_alone(kind: Kind) -> None:
 
 def test_what_a_decoder_reads() -> None:
     generator = Generator.from_loaded(loaded("gpt2"))
-    joined = generator.joined(
+    joined = generator.join(
         torch.tensor([[5, 6, 7], [8, 0, 0]]),
         torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(),
         torch.tensor([[9, -100], [9, 2]]),
@@ -137,7 +137,7 @@ def test_nothing_of_how_its_makers_let_it_write_is_kept() -> None:
     given.model.generation_config.update(repetition_penalty=5.0, do_sample=True, num_beams=3, min_new_tokens=4)
     assert torch.equal(Generator.from_loaded(given).generate(ids, real, NEW), plain)
     given.model.generation_config.eos_token_id = [2, int(plain[0, 0])]
-    assert Generator.from_loaded(given).ends == tuple(sorted({2, int(plain[0, 0])}))
+    assert Generator.from_loaded(given).end_token_ids == tuple(sorted({2, int(plain[0, 0])}))
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "regard"])
@@ -169,7 +169,7 @@ def test_it_is_saved_as_the_language_model_that_it_is(kind: Kind, tmp_path: Path
     generator.config.lineage["tasks"] = [{"name": "one"}]
     generator.save_pretrained(tmp_path)
     assert not hasattr(generator.encoder.config, "lineage")
-    kind_of = AutoModelForSeq2SeqLM if generator.reads_apart else AutoModelForCausalLM
+    kind_of = AutoModelForSeq2SeqLM if generator.is_encoder_decoder else AutoModelForCausalLM
     model = kind_of.from_pretrained(tmp_path, dtype="auto")
     assert type(model) is type(generator.encoder)
     assert model.config.lineage == {"base": f"tiny-{kind}", "sha256": None, "tasks": [{"name": "one"}]}

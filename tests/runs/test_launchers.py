@@ -309,7 +309,7 @@ def kill_the_node():
 killer = threading.Thread(target=kill_the_node, daemon=True)
 killer.start()
 vary = {"gate": ["", str(gate)], "rate": [0.0, 1.0, 2.0, 3.0]}
-found = sweep(FAKE, vary, seeds=1, out=out, on="ray", address=cluster.address, retries=0)
+found = sweep(FAKE, vary, num_seeds=1, out=out, launcher="ray", address=cluster.address, retries=0)
 killer.join()
 begun = counted(out, "begun")
 assert len(found.table) == 8 and not found.failed, found.failed
@@ -339,7 +339,7 @@ from tests.commands.sweep.sweeping import FAKE
 signal.signal(signal.SIGINT, signal.default_int_handler)
 out = Path(sys.argv[1])
 try:
-    sweep(FAKE, {"gate": ["", str(out.with_name("gate"))]}, seeds=1, out=out, on="ray", workers=2)
+    sweep(FAKE, {"gate": ["", str(out.with_name("gate"))]}, num_seeds=1, out=out, launcher="ray", workers=2)
 except KeyboardInterrupt:
     sys.exit(2)
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UserError
-from regard.runs.work_dir import JOURNAL, LOCK, MARK, can_resume, open_work_dir
+from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, open_work_dir
 
 PARTS = ("states",)
 ROOT = Path(__file__).parents[2]
@@ -64,6 +64,53 @@ def test_a_refused_call_deletes_nothing(tmp_path: Path) -> None:
         refused()
     after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {**after, LOCK: b""} == {**before, LOCK: b""}
+
+
+def begin(folder: Path, *, killed: bool) -> None:
+    """Start a run in a folder of another, and end it before it has anything to go on with."""
+    program = f"""
+import os
+from pathlib import Path
+from regard.errors import UserError
+from regard.runs.work_dir import open_work_dir
+with open_work_dir(Path({str(folder)!r}), command="test", parts={PARTS}) as work:
+    work.start({{"seed": 2}})
+    (work.folder / "states").mkdir()
+    if {killed}:
+        os._exit(0)
+    raise UserError("a mistake")
+"""
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_earlier_run_comes_back_if_the_next_one_did_nothing(tmp_path: Path, killed: bool) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+    begin(folder, killed=killed)
+    assert can_resume(folder, PARTS)
+    with open_work_dir(folder, command="test", parts=PARTS, resume=True, keep=True):
+        pass
+    assert {
+        path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK
+    } == before
+    assert run(folder, resume=True) == [LOCK, JOURNAL, "states", MARK]
+
+
+def test_a_run_that_was_killed_while_it_was_set_aside_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    (folder / MOVING).mkdir()
+    (folder / "states").rename(folder / MOVING / "states")
+    assert can_resume(folder, PARTS)
+    assert run(folder, resume=True) == [LOCK, JOURNAL, "states", MARK]
+    assert (folder / "states" / "a").read_text() == "a"
+
+
+def test_an_earlier_run_goes_once_the_next_one_has_something(tmp_path: Path) -> None:
+    run(tmp_path / "w")
+    assert run(tmp_path / "w", identity=2) == [LOCK, JOURNAL, "states", MARK]
 
 
 @pytest.mark.parametrize("resume", [False, True])

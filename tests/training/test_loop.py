@@ -231,7 +231,7 @@ def test_a_loss_that_is_no_number(value: float, size: int | None, tmp_path: Path
         trained(model, plan, batch=poisoned, folder=tmp_path)
     assert str(raised.value) == (
         "loss: expected a finite number, got nan at step 5; rows of its batch: 2 (tokens 20 21 22 23 24 25 26 27 …); "
-        f"6 (tokens 60 61 62 63 64 65 66 67 …); the last good checkpoint is {tmp_path / 'step-00000004'}"
+        f"6 (tokens 60 61 62 63 64 65 66 67 …); the last good state is {tmp_path / 'step-00000004'}"
     )
     with pytest.raises(KeyError):
         trained(clean, replace(plan, save_steps=None), batch=lambda step: {0: batch(step)}[step // 5])

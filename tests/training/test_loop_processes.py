@@ -118,7 +118,7 @@ def test_a_mistake_of_one_is_told_by_all(together: Any) -> None:
     assert first["row"] == second["row"]
     assert first["row"].startswith("loss: expected a finite number, got nan at step 2; rows of its batch: 6; ")
     assert first["row of the shards"] == second["row of the shards"]
-    assert "at step 2; rows of its batch: 1; there is no checkpoint" in first["row of the shards"]
+    assert "at step 2; rows of its batch: 1; there is no saved state" in first["row of the shards"]
     assert first["few rows"] == "batch_size: expected at least a row for each of 2 processes, got 1"
     assert first["uneven shards"] == "batch_size: with FSDP expected a multiple of 2 processes, got 5"
     for one, own in ((first, "resumed whole"), (second, "seen by one")):
@@ -126,5 +126,5 @@ def test_a_mistake_of_one_is_told_by_all(together: Any) -> None:
         assert one["own folders"].startswith(f"{told} and step 9 of another")
     assert "expected no checkpoints, got step-00000009" in first["own folders, not resumed"]
     assert second["own folders, not resumed"].endswith("another process cannot start from what it sees there")
-    assert "No space left on device; there is no checkpoint" in first["disk"]
+    assert "No space left on device; there is no saved state" in first["disk"]
     assert second["disk"] == "the first process cannot write the checkpoint of step 4"

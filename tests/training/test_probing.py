@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import UserError
 from regard.training import (
-    ProbeSettings,
+    ProbeConfig,
     SequenceProbe,
     States,
     batch_rows,
@@ -21,8 +21,8 @@ from regard.training import (
 
 from .conftest import LENGTH, SAMPLES, WORDS, Inputs
 
-SETTINGS = ProbeSettings(learning_rate=5e-3, batch_size=4, epochs=3)
-LONG = ProbeSettings(learning_rate=1e-2, batch_size=6, epochs=60)
+SETTINGS = ProbeConfig(learning_rate=5e-3, batch_size=4, epochs=3)
+LONG = ProbeConfig(learning_rate=1e-2, batch_size=6, epochs=60)
 CLASSES = {"sequence": 3, "token": 3, "mlm": WORDS}
 
 
@@ -36,7 +36,7 @@ def labels_of(kind: str, inputs: Inputs) -> Tensor:
     return torch.where(labelled, words, -100)
 
 
-def fitted(kind: Any, states: States, inputs: Inputs, settings: ProbeSettings, seed: int = 0, **options: Any) -> Any:
+def fitted(kind: Any, states: States, inputs: Inputs, settings: ProbeConfig, seed: int = 0, **options: Any) -> Any:
     return fit_probe(kind, states, labels_of(kind, inputs), CLASSES[kind], settings, seed, activation="gelu", **options)
 
 
@@ -100,7 +100,7 @@ def adam_by_hand(states: Tensor, labels: Tensor, probe: SequenceProbe, epochs: i
 def test_fitting_is_adam_at_a_constant_rate_on_the_mean_cross_entropy() -> None:
     hidden = torch.randn(6, 2, 3, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 1, 0, 2, 1])
-    settings = ProbeSettings(learning_rate=1e-2, batch_size=6, epochs=8, dropout=0.0)
+    settings = ProbeConfig(learning_rate=1e-2, batch_size=6, epochs=8, dropout=0.0)
     told: list[tuple[int, int, float]] = []
     states = States.of(hidden, torch.ones(6, 3).bool())
     fit_probe("sequence", states, labels, 3, settings, 4, on_epoch=lambda *of: told.append(of))
@@ -113,7 +113,7 @@ def test_fitting_is_adam_at_a_constant_rate_on_the_mean_cross_entropy() -> None:
 
 def test_the_loss_of_an_epoch_is_the_mean_over_labelled_tokens(states: States, inputs: Inputs) -> None:
     labels = labels_of("token", inputs)
-    settings = ProbeSettings(learning_rate=1e-12, batch_size=SAMPLES, epochs=1)
+    settings = ProbeConfig(learning_rate=1e-12, batch_size=SAMPLES, epochs=1)
     told: list[float] = []
     probe = fit_probe("token", states, labels, 3, settings, 0, on_epoch=lambda *of: told.append(of[2]))
     logits = probe(states.rows(torch.arange(SAMPLES)), inputs.mask)
@@ -187,7 +187,7 @@ def test_labels_that_do_not_fit_are_refused(
 
 
 def test_a_rate_that_diverges_is_told(states: States, inputs: Inputs) -> None:
-    settings = ProbeSettings(learning_rate=1e38, batch_size=4, epochs=3)
+    settings = ProbeConfig(learning_rate=1e38, batch_size=4, epochs=3)
     with pytest.raises(UserError, match="loss is no longer finite in epoch"):
         fitted("sequence", states, inputs, settings)
 
@@ -205,4 +205,4 @@ def test_a_rate_that_diverges_is_told(states: States, inputs: Inputs) -> None:
 )
 def test_settings_outside_their_range_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ProbeSettings(**{"learning_rate": 1e-3, "batch_size": 4, "epochs": 1, **change})
+        ProbeConfig(**{"learning_rate": 1e-3, "batch_size": 4, "epochs": 1, **change})

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from regard import UserError
-from regard.training import ProbeSettings, States, batch_rows, fit_probe, make_probe, train_through_encoder
+from regard.training import ProbeConfig, States, batch_rows, fit_probe, make_probe, train_through_encoder
 from regard.training.through import Batch
 
 from .conftest import LAYERS, LENGTH, SAMPLES, WIDTH, Inputs
 
-SETTINGS = ProbeSettings(learning_rate=5e-3, batch_size=4, epochs=3)
+SETTINGS = ProbeConfig(learning_rate=5e-3, batch_size=4, epochs=3)
 Batches = Callable[[int, int], Iterator[Batch]]
 
 
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_loss(model: Any, inputs: Inputs, labels: Te
 
     slope = (loss(1.01) - loss(0.99)) / 0.02
     probe.dropout.p = 0.0
-    settings = ProbeSettings(learning_rate=1e-9, batch_size=SAMPLES, epochs=1)
+    settings = ProbeConfig(learning_rate=1e-9, batch_size=SAMPLES, epochs=1)
     train_through_encoder(
         model,
         probe,
@@ -99,7 +99,7 @@ def test_the_gradient_is_that_of_the_loss(model: Any, inputs: Inputs, labels: Te
 
 
 def test_a_rate_of_their_own(model: Any, batches: Batches, gated: nn.Parameter) -> None:
-    once = ProbeSettings(learning_rate=1e-4, batch_size=4, epochs=1)
+    once = ProbeConfig(learning_rate=1e-4, batch_size=4, epochs=1)
     train_through_encoder(model, probe_of("sequence"), batches, [gated], once, 0)
     slow = abs(float(gated.detach()) - 1)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_tokens_learn_too(model: Any, inputs: Inputs, gated: nn.Parameter) -> No
         for rows in torch.arange(SAMPLES).split(4):
             yield inputs.batch(rows), inputs.mask[rows], labels[rows]
 
-    settings = ProbeSettings(learning_rate=1e-2, batch_size=4, epochs=12)
+    settings = ProbeConfig(learning_rate=1e-2, batch_size=4, epochs=12)
     history = train_through_encoder(model, probe_of("token"), batches, [gated], settings, 0)
     assert history[-1] < 0.5 * history[0]
 

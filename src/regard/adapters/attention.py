@@ -84,14 +84,14 @@ class SharedAttention(nn.Module):
         self.reserve(blocks)
         self.count.fill_(blocks)
 
-    def open(self, block: int | None) -> None:
+    def set_trainable(self, block: int | None) -> None:
         """Train the maps and the key of one adapter only; None freezes everything."""
         for index, key in enumerate(self.keys):
             key.requires_grad_(index == block)
         for shared in (self.down, self.up, *self.norm.parameters()):
             shared.requires_grad_(block is not None)
 
-    def drop(self, block: int) -> None:
+    def delete(self, block: int) -> None:
         """Remove a key; later ones move up."""
         if block not in range(len(self.keys)):
             raise UserError(f"block: expected a number from 0 to {len(self.keys) - 1}, got {block}")

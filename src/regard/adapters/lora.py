@@ -138,7 +138,7 @@ class LoraAdapters(nn.Module):
             self.B.append(nn.Parameter(self.like.new_zeros(self.outputs, self.rank), requires_grad=False))
             self._stack = None
 
-    def open(self, *blocks: int) -> None:
+    def set_trainable(self, *blocks: int) -> None:
         """Train these adapters only."""
         self.trained = tuple(sorted(blocks))
         for index in range(len(self)):
@@ -149,15 +149,15 @@ class LoraAdapters(nn.Module):
 
     def reopen(self) -> None:
         """Train the adapters whose A require gradients, after a caller has set that."""
-        self.open(*(index for index, parameter in enumerate(self.A) if parameter.requires_grad))
+        self.set_trainable(*(index for index, parameter in enumerate(self.A) if parameter.requires_grad))
 
-    def drop(self, block: int) -> None:
+    def delete(self, block: int) -> None:
         """Remove an adapter; later ones move up."""
         if block not in range(len(self)):
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
         self.A = nn.ParameterList([parameter for index, parameter in enumerate(self.A) if index != block])
         self.B = nn.ParameterList([parameter for index, parameter in enumerate(self.B) if index != block])
-        self.open(*(index - (index > block) for index in self.trained if index != block))
+        self.set_trainable(*(index - (index > block) for index in self.trained if index != block))
 
     def delta(self, block: int) -> Tensor:
         """Return what an adapter with weight 1 adds to the weight of the layer, (outputs, inputs)."""
@@ -229,7 +229,7 @@ class MixedLayer(nn.Module):
         super().__init__()
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
-        self.blocks = LoraAdapters(inputs, outputs, like=layer.weight, **options)  # type: ignore[arg-type]
+        self.adapters = LoraAdapters(inputs, outputs, like=layer.weight, **options)  # type: ignore[arg-type]
         self.mixture = mixture
 
     @property
@@ -246,7 +246,7 @@ class MixedLayer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the output of the layer with its adapters."""
-        outputs: Tensor = self.blocks(states, self.base_layer(states), self.mixture)
+        outputs: Tensor = self.adapters(states, self.base_layer(states), self.mixture)
         return outputs
 
 

@@ -78,34 +78,34 @@ class LoraAdapterPool:
 
     def __len__(self) -> int:
         """Return the number of adapters, in use or reserved."""
-        return len(next(iter(self.blocks)))
+        return len(next(iter(self.adapters)))
 
     @property
-    def blocks(self) -> tuple[LoraAdapters, ...]:
+    def adapters(self) -> tuple[LoraAdapters, ...]:
         """The adapters of each layer."""
-        return tuple(layer.blocks for layer in self.layers.values())
+        return tuple(layer.adapters for layer in self.layers.values())
 
     def reserve(self, blocks: int) -> None:
         """Add adapters until there are `blocks`."""
-        for adapters in self.blocks:
+        for adapters in self.adapters:
             adapters.reserve(blocks)
 
-    def open(self, *blocks: int) -> None:
+    def set_trainable(self, *blocks: int) -> None:
         """Train these adapters only."""
         unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
-        for adapters in self.blocks:
-            adapters.open(*blocks)
+        for adapters in self.adapters:
+            adapters.set_trainable(*blocks)
 
-    def drop(self, block: int) -> None:
+    def delete(self, block: int) -> None:
         """Remove an adapter from every layer; later ones move up."""
-        for adapters in self.blocks:
-            adapters.drop(block)
+        for adapters in self.adapters:
+            adapters.delete(block)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         """Return A and B of an adapter, layer by layer."""
-        return [parameter for adapters in self.blocks for parameter in (adapters.A[block], adapters.B[block])]
+        return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]
 
     @torch.no_grad()
     def copy(self, block: int, other: int) -> None:
@@ -114,7 +114,7 @@ class LoraAdapterPool:
             target.copy_(source)
 
     @contextmanager
-    def weighing(self, weights: Tensor | None) -> Iterator[None]:
+    def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Mix with these weights, (row, adapter) or (adapter,); None leaves the adapters out."""
         previous = self.mixture.weights
         self.mixture.weights = weights
@@ -124,7 +124,7 @@ class LoraAdapterPool:
             self.mixture.weights = previous
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def disable(self) -> Iterator[None]:
         """Give the model its original layers for a while."""
         self.remove()
         try:

@@ -89,7 +89,7 @@ class AdapterModel(nn.Module):
         )
         self.model: Any = model
         self.attention = attention.to(embeddings.device)
-        self.attention.open(None)
+        self.attention.set_trainable(None)
         self.active_adapter: str | None = None
         self.merged: list[MergedAdapter] = []
         self.added = 0
@@ -146,8 +146,8 @@ class AdapterModel(nn.Module):
         index = self.index_of(name)
         if self.active_adapter == name:
             self.freeze()
-        self.pool.drop(index)
-        self.attention.drop(index)
+        self.pool.delete(index)
+        self.attention.delete(index)
         self._reseed(1)
         del self._lineages[name]
         self._routing.changed()
@@ -155,7 +155,7 @@ class AdapterModel(nn.Module):
     def layers(self, action: str) -> dict[str, MixedLayer]:
         """Return the adapted layers by name, for an action that only LoRA adapters support."""
         if not isinstance(self.pool, LoraAdapterPool):
-            raise UserError(f"block: expected 'lora' to {action}, got {self.settings['block']!r}")
+            raise UserError(f"adapter_type: expected 'lora' to {action}, got {self.settings['adapter_type']!r}")
         return self.pool.layers
 
     def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
@@ -172,20 +172,20 @@ class AdapterModel(nn.Module):
 
     def _reseed(self, removed: int) -> None:
         """Change seeds, so that adapters at indices free again after a removal get new initial weights."""
-        for part in (*self.pool.blocks, self.attention):
+        for part in (*self.pool.adapters, self.attention):
             part.seed += 1_000_003 * removed
 
     def set_adapter(self, name: str) -> None:
         """Train only this adapter, its key and the shared maps."""
         index = self.index_of(name)
-        self.pool.open(index)
-        self.attention.open(index)
+        self.pool.set_trainable(index)
+        self.attention.set_trainable(index)
         self.active_adapter = name
 
     def freeze(self) -> None:
         """Freeze everything."""
-        self.pool.open()
-        self.attention.open(None)
+        self.pool.set_trainable()
+        self.attention.set_trainable(None)
         self.active_adapter = None
 
     def unload(self) -> PreTrainedModel:
@@ -237,7 +237,7 @@ class AdapterModel(nn.Module):
         if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.adapter_names)):
             shape = f"(row, {len(self.adapter_names)}) or ({len(self.adapter_names)},)"
             raise UserError(f"weights: expected a shape {shape}, got {tuple(weights.shape)}")
-        return self._routing.forcing(None if weights is None else weights.to(self.attention.down.device))
+        return self._routing.use_weights(None if weights is None else weights.to(self.attention.down.device))
 
     def use_only(self, name: str) -> AbstractContextManager[None]:
         """Use only this adapter for a while, with weight 1."""

@@ -72,7 +72,7 @@ def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int
     return Novelty(statistic, (1 + num_as_large) / (draws + 1))
 
 
-def is_known_task(comparisons: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
+def find_known_task(comparisons: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
     """Return the index of the known task that a sample belongs to, None if it is new.
 
     Args:

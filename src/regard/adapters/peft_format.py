@@ -46,7 +46,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
     index, layers = adapters.index_of(name), adapters.layers("export")
     tensors, transposed = {}, False
     for layer, mixed in layers.items():
-        for matrix, values in (("lora_A", mixed.blocks.A), ("lora_B", mixed.blocks.B)):
+        for matrix, values in (("lora_A", mixed.adapters.A), ("lora_B", mixed.adapters.B)):
             tensors[f"{_PREFIX}{layer}.{matrix}.weight"] = values[index].detach().cpu().contiguous().clone()
         transposed = transposed or not isinstance(mixed.base_layer, nn.Linear)
     config = {
@@ -95,7 +95,7 @@ def import_adapter(
     if unknown:
         targets = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in layers))
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
-    matrices = {layer: _fit_matrices(layers[layer].blocks, folder, config, layer, *pairs[layer]) for layer in pairs}
+    matrices = {layer: _fit_matrices(layers[layer].adapters, folder, config, layer, *pairs[layer]) for layer in pairs}
     origin = _read_origin(folder / WEIGHTS)
     if origin:
         saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
@@ -109,8 +109,8 @@ def import_adapter(
             adapters.attention.keys[index].copy_(key)
         for layer, mixed in layers.items():
             if layer in matrices:
-                mixed.blocks.A[index].copy_(matrices[layer][0])
-                mixed.blocks.B[index].copy_(matrices[layer][1])
+                mixed.adapters.A[index].copy_(matrices[layer][0])
+                mixed.adapters.B[index].copy_(matrices[layer][1])
     if active is None:
         adapters.freeze()
     else:

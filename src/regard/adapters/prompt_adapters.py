@@ -79,13 +79,13 @@ class PromptAdapters(nn.Module):
         flags = self.live.new_zeros(len(self) - len(self.live))
         self.live, self.folded = torch.cat([self.live, flags]), torch.cat([self.folded, flags])
 
-    def open(self, *blocks: int) -> None:
+    def set_trainable(self, *blocks: int) -> None:
         """Train these prompts only; fold the others, and reset the MLP unless it is theirs."""
         unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
         if self.mlp is not None and not torch.equal(self._reparametrized(blocks), self.live):
-            self.close()
+            self.fold()
             live = self._reparametrized(blocks)
             self._reset_mlp(min(blocks, default=0), adds=not bool((live & self.folded).any()))
             self.live.copy_(live)
@@ -101,7 +101,7 @@ class PromptAdapters(nn.Module):
         return mask if self.residual else mask & ~self.folded
 
     @torch.no_grad()
-    def close(self) -> None:
+    def fold(self) -> None:
         """Fold live prompts: each becomes P'."""
         for index in self.live.nonzero().flatten().tolist():
             self.P[index].copy_(self.prompt(index))
@@ -116,9 +116,9 @@ class PromptAdapters(nn.Module):
         self.folded[block] = True
         if self.live[block]:
             self.live[block] = False
-            self.open(*self.trained)
+            self.set_trainable(*self.trained)
 
-    def drop(self, block: int) -> None:
+    def delete(self, block: int) -> None:
         """Remove a prompt; later ones move up."""
         remaining = [index for index in range(len(self)) if index != block]
         self.P = nn.ParameterList([self.P[index] for index in remaining])
@@ -126,18 +126,18 @@ class PromptAdapters(nn.Module):
 
     def prompt(self, block: int) -> Tensor:
         """Return P' of a prompt, (length, width)."""
-        return self.joined([block])
+        return self.concatenate([block])
 
-    def mixed(self, weights: Tensor) -> Tensor:
+    def mix(self, weights: Tensor) -> Tensor:
         """Return Σ_i a_i P'_i, (row, length, width), by weights (row, prompt) of the first prompts, or (prompt,)."""
         rows = weights[None] if weights.dim() == 1 else weights
         if not 0 < rows.shape[1] <= len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {rows.shape[1]}")
-        prompts = self.joined(range(rows.shape[1])).unflatten(0, (-1, self.length))
+        prompts = self.concatenate(range(rows.shape[1])).unflatten(0, (-1, self.length))
         with torch.autocast(prompts.device.type, enabled=False):
             return torch.einsum("rb,blw->rlw", rows.to(prompts.dtype), prompts)
 
-    def joined(self, blocks: Sequence[int]) -> Tensor:
+    def concatenate(self, blocks: Sequence[int]) -> Tensor:
         """Concatenate P' of prompts: (prompt · length, width)."""
         live = self.live.tolist()
         return torch.cat([self._reparametrize(index) if live[index] else self.P[index] for index in blocks])

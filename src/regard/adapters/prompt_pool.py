@@ -95,7 +95,7 @@ class PromptAdapterPool:
         return len(self.prompts)
 
     @property
-    def blocks(self) -> tuple[PromptAdapters, ...]:
+    def adapters(self) -> tuple[PromptAdapters, ...]:
         """The prompts, as a tuple of one, as a LoRA pool has one item for each layer."""
         return (self.prompts,)
 
@@ -103,17 +103,17 @@ class PromptAdapterPool:
         """Add prompts until there are `blocks`."""
         self.prompts.reserve(blocks)
 
-    def open(self, *blocks: int) -> None:
+    def set_trainable(self, *blocks: int) -> None:
         """Train these prompts only."""
-        self.prompts.open(*blocks)
+        self.prompts.set_trainable(*blocks)
 
-    def close(self) -> None:
+    def fold(self) -> None:
         """Fold trained prompts, so that they need no MLP."""
-        self.prompts.close()
+        self.prompts.fold()
 
-    def drop(self, block: int) -> None:
+    def delete(self, block: int) -> None:
         """Remove a prompt; later ones move up."""
-        self.prompts.drop(block)
+        self.prompts.delete(block)
 
     def copy(self, block: int, other: int) -> None:
         """Copy prompt `other` into prompt `block`."""
@@ -126,7 +126,7 @@ class PromptAdapterPool:
         return [self.prompts.P[block], *mlp_parameters]
 
     @contextmanager
-    def weighing(self, weights: Tensor | None) -> Iterator[None]:
+    def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Prepend a mix of prompts for a while, by weights (row, prompt) or (prompt,); None for nothing."""
         weights_before, prefix_before = self.mixture.weights, self._prefix
         self.mixture.weights, self._prefix = weights, None
@@ -136,7 +136,7 @@ class PromptAdapterPool:
             self.mixture.weights, self._prefix = weights_before, prefix_before
 
     @contextmanager
-    def prepending(self, prompts: Tensor, mask: Tensor | None = None) -> Iterator[None]:
+    def prepend(self, prompts: Tensor, mask: Tensor | None = None) -> Iterator[None]:
         """Prepend these prompts for a while: (row, token, width), or (1, token, width) for all rows.
 
         `mask` (row, token) marks their tokens that are no padding.
@@ -147,9 +147,9 @@ class PromptAdapterPool:
         finally:
             self._prefix = previous
 
-    def aside(self) -> AbstractContextManager[None]:
+    def disable(self) -> AbstractContextManager[None]:
         """Prepend nothing for a while."""
-        return self.weighing(None)
+        return self.use_weights(None)
 
     def remove(self) -> None:
         """Remove the hooks and the prompts from the model."""
@@ -165,7 +165,7 @@ class PromptAdapterPool:
             mask = self._prefix.mask
             return _Prefix(_repeat_rows(self._prefix.prompts, rows), None if mask is None else _repeat_rows(mask, rows))
         weights = self.mixture.weights
-        return None if weights is None else _Prefix(_repeat_rows(self.prompts.mixed(weights), rows), None)
+        return None if weights is None else _Prefix(_repeat_rows(self.prompts.mix(weights), rows), None)
 
     def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepend prompts to the inputs of the reader."""

@@ -54,7 +54,7 @@ def merge_adapter(adapters: AdapterModel, name: str, weight: float = 1.0) -> Non
     """
     index = adapters.index_of(name)
     parts = {
-        layer: (mixed.blocks.A[index].detach().cpu().clone(), mixed.blocks.B[index].detach().cpu().clone())
+        layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
         for layer, mixed in adapters.layers("merge").items()
     }
     if adapters.base_sha256 is None:
@@ -67,7 +67,7 @@ def fold(adapters: AdapterModel, merged: MergedAdapter) -> None:
     """Add a merged adapter to the weights of each layer."""
     for name, layer in adapters.layers("merge").items():
         down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
-        delta = merged.weight * layer.blocks.scale * up @ down
+        delta = merged.weight * layer.adapters.scale * up @ down
         with torch.no_grad():
             layer.weight.add_((delta if isinstance(layer.base_layer, nn.Linear) else delta.T).to(layer.weight.dtype))
     adapters.merged.append(merged)

@@ -103,7 +103,7 @@ class Routing:
         self.state = object()
 
     @contextmanager
-    def forcing(self, weights: Tensor | None) -> Iterator[None]:
+    def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Use these weights for all inputs for a while; None leaves the adapters out."""
         previous, self._forced = self._forced, (weights,)
         self.mixture.weights = weights

@@ -176,7 +176,7 @@ def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the attention, and merged adapters."""
     tensors = attention_tensors(adapters)
     for name, layer in _layers(adapters).items() if adapters.adapter_names else ():
-        for matrix, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
+        for matrix, values in (("A", layer.adapters.A), ("B", layer.adapters.B)):
             tensors[f"layers.{name}.{matrix}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     if isinstance(adapters.pool, PromptAdapterPool):
         prompts = [adapters.pool.prompts.prompt(index).detach() for index in range(len(adapters.adapter_names))]
@@ -198,7 +198,7 @@ def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None
     if isinstance(adapters.pool, PromptAdapterPool):
         stacks["prompts"] = list(adapters.pool.prompts.P)
     for name, layer in _layers(adapters).items():
-        stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
+        stacks |= {f"layers.{name}.A": list(layer.adapters.A), f"layers.{name}.B": list(layer.adapters.B)}
     for name, target in maps(adapters).items():
         _copy_into(tensors[name], target, name)
     for name, targets in stacks.items() if adapters.adapter_names else ():

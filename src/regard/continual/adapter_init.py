@@ -1,4 +1,4 @@
-"""Where a new block begins: at nothing, or at what an earlier block knows."""
+"""Where a new adapter begins: at nothing, or at what an earlier adapter knows."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
-def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[int, float]:
-    """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
+def losses_by_adapter(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[int, float]:
+    """Return the mean loss of at most so many training rows of a task under each of some adapters alone.
+
+    Nothing is trained.
+    """
     network = learner.network
     assert isinstance(network, AdapterNetwork)
-    items, found = learner.sampled(task, "train", rows), dict[int, float]()
-    for block in blocks:
+    items, losses = learner.sample_examples(task, "train", rows), dict[int, float]()
+    for adapter in adapters:
         total, count = 0.0, 0
-        with learner.losing() as shown, torch.no_grad(), network.forcing(block):
-            for batch in learner.each(items):
-                total += float(learner.cross_entropy(shown(batch), batch))
+        with learner.loss_mode() as network_in_eval, torch.no_grad(), network.use_only(adapter):
+            for batch in learner.iterate_batches(items):
+                total += float(learner.cross_entropy(network_in_eval(batch), batch))
                 count += len(batch["labels"])
-        found[block] = total / count
-    return found
+        losses[adapter] = total / count
+    return losses
 
 
-def best_init(learner: Learner, task: int, block: int, rows: int) -> int | None:
-    """The block before a new one under which at most so many of the task's rows lose least.
+def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
+    """Return the adapter before a new one under which at most so many of the task's rows lose least.
 
     None where the new one, which adds nothing yet, is better than all of them.
     """
-    found = losses(learner, task, [*range(block), block], rows)
-    best = min(found, key=lambda one: (found[one], -one))
-    return None if best == block else best
+    losses = losses_by_adapter(learner, task, [*range(adapter), adapter], rows)
+    best = min(losses, key=lambda index: (losses[index], -index))
+    return None if best == adapter else best

@@ -1,4 +1,4 @@
-"""A model with a pool of blocks, a block a task: what methods that train blocks train."""
+"""A model with a pool of adapters, an adapter a task: what methods that train adapters train."""
 
 from __future__ import annotations
 
@@ -33,133 +33,133 @@ class LoraConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("r", self.r, least=1)
-        method.check_number("lora_alpha", self.lora_alpha, least=0)
+        method.check_number("r", self.r, min_value=1)
+        method.check_number("lora_alpha", self.lora_alpha, min_value=0)
         if not self.lora_alpha:
             raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
 class AdapterPool(Protocol):
-    """Blocks in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
+    """Adapters in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
 
     def __len__(self) -> int: ...
 
-    def reserve(self, blocks: int) -> None:
-        """Have so many blocks."""
+    def reserve(self, adapters: int) -> None:
+        """Have so many adapters."""
 
-    def open(self, *blocks: int) -> None:
-        """Let these blocks be trained, and no others."""
+    def set_trainable(self, *adapters: int) -> None:
+        """Let these adapters be trained, and no others."""
 
-    def copy(self, block: int, other: int) -> None:
-        """Let a block be what another is."""
+    def copy(self, adapter: int, other: int) -> None:
+        """Let an adapter be what another is."""
 
-    def weighing(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """While it lasts the model mixes its blocks with these weights, (row, block) or (block,)."""
+    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        """For a while, the model mixes its adapters with these weights, (row, adapter) or (adapter,)."""
 
-    def aside(self) -> AbstractContextManager[None]:
-        """While it lasts the model is as it was found."""
+    def disable(self) -> AbstractContextManager[None]:
+        """For a while, the model is as it was found."""
 
     def remove(self) -> None:
         """Leave the model as it was found."""
 
 
 class AdapterNetwork(Network):
-    """A frozen model with blocks, and a head that is trained where it has anything to train.
+    """A frozen model with adapters, and a head that is trained where it has anything to train.
 
-    `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
+    `count` adapters are in use. Which of them a row gets, and how much, is for the method: `weights`.
     """
 
-    apart = True
+    needs_wrapper = True
     count: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with a method that has blocks of its own; --set r=… is theirs")
-        self._pool = (self.pool_in(classifier, config, seed),)
-        self.pool.reserve(self.blocks_for(tasks))
+        self._pool = (self.make_pool(classifier, config, seed),)
+        self.pool.reserve(self.count_adapters(tasks))
         self.register_buffer("count", torch.tensor(0))
         self._forced: int | None = None
 
-    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
-        """The blocks, put into a model."""
+    def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
+        """Return the adapters, put into a model."""
         raise NotImplementedError
 
     @property
     def pool(self) -> AdapterPool:
-        """The blocks."""
+        """The adapters."""
         return self._pool[0]
 
     @property
-    def lengthens(self) -> bool:
+    def lengthens_input(self) -> bool:
         """Whether the model reads more than a text with them, which low-rank ones do not make it."""
         return not isinstance(self.pool, LoraAdapterPool)
 
-    def blocks_for(self, tasks: int) -> int:
-        """How many blocks so many tasks need."""
+    def count_adapters(self, tasks: int) -> int:
+        """Return how many adapters so many tasks need."""
         return tasks
 
-    def begin_block(self, block: int) -> None:
-        """Train this block from now on, and no other; it and those before it are in use."""
-        self.pool.open(block)
-        self.count.fill_(block + 1)
+    def start_adapter(self, adapter: int) -> None:
+        """Train this adapter from now on, and no other; it and those before it are in use."""
+        self.pool.set_trainable(adapter)
+        self.count.fill_(adapter + 1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How much each row gets of each block in use, (row, block) or (block,): all of each."""
+        """Return how much each row gets of each adapter in use, (row, adapter) or (adapter,): all of each."""
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
     @contextmanager
-    def forcing(self, block: int) -> Iterator[None]:
-        """While it lasts every row gets this block alone."""
-        before, self._forced = self._forced, block
+    def use_only(self, adapter: int) -> Iterator[None]:
+        """For a while, every row gets this adapter alone."""
+        before, self._forced = self._forced, adapter
         try:
             yield
         finally:
             self._forced = before
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits, with the blocks weighed."""
-        with self.pool.weighing(self._weights(rows)):
+        """Return the logits, with the adapters weighed."""
+        with self.pool.use_weights(self._weights(rows)):
             return super().forward(rows)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers to prompts, with the blocks weighed by the prompt, once for all tokens of an answer."""
-        with self.pool.weighing(self._weights(rows)):
+        """Return the answers to prompts, with the adapters weighed by the prompt, once for all tokens of an answer."""
+        with self.pool.use_weights(self._weights(rows)):
             return super().generate(rows, new_tokens)
 
     def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         if self._forced is None:
             return self.weights(rows)
-        chosen = torch.zeros(int(self.count), device=self.count.device)
-        chosen[self._forced] = 1.0
-        return chosen
+        weights = torch.zeros(int(self.count), device=self.count.device)
+        weights[self._forced] = 1.0
+        return weights
 
 
 class PoolNetwork(AdapterNetwork):
-    """A frozen model with low-rank blocks."""
+    """A frozen model with low-rank adapters."""
 
-    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
-        """The blocks, put into a model."""
-        return lora_pool(classifier, config, seed, **self.options(config))
+    def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
+        """Return the adapters, put into a model."""
+        return make_lora_pool(classifier, config, seed, **self.pool_options(config))
 
     @property
     def pool(self) -> LoraAdapterPool:
-        """The blocks."""
+        """The adapters."""
         return cast(LoraAdapterPool, self._pool[0])
 
-    def options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+    def pool_options(self, config: Any) -> dict[str, Any]:
+        """Return what else a pool is made with."""
         return {}
 
 
-def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
-    """Low-rank blocks in a model, as the settings have them."""
-    named = config.target_modules
+def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
+    """Low-rank adapters in a model, as the settings have them."""
+    targets = config.target_modules
     return LoraAdapterPool(
         classifier.encoder,
         r=config.r,
         lora_alpha=config.lora_alpha,
-        target_modules=named if named == "auto" else [one.strip() for one in named.split(",")],
+        target_modules=targets if targets == "auto" else [target.strip() for target in targets.split(",")],
         **options,
         seed=seed,
     )

@@ -17,53 +17,59 @@ _SHORTEST_STEMMED = 4
 
 
 def score_answer(metric: Metric, answer: str, references: Sequence[str]) -> float:
-    """An answer's grade by a metric: the best that it has beside any of the references."""
-    one = rouge_l if metric == "rouge-l" else exact_match
-    return max(one(answer, reference) for reference in references)
+    """Return an answer's grade by a metric: the best that it has beside any of the references."""
+    score = rouge_l_score if metric == "rouge-l" else exact_match_score
+    return max(score(answer, reference) for reference in references)
 
 
-def exact_match(answer: str, reference: str) -> float:
-    """1 if the answer is the reference but for capitals, punctuation and how it is spaced, else 0."""
-    return float(normalised(answer) == normalised(reference))
+def exact_match_score(answer: str, reference: str) -> float:
+    """Return 1 if the answer is the reference but for capitals, punctuation and how it is spaced, else 0."""
+    return float(normalize_answer(answer) == normalize_answer(reference))
 
 
-def normalised(text: str) -> str:
-    """The text in lower case, without ASCII's punctuation, with single spaces between its words."""
+def normalize_answer(text: str) -> str:
+    """Return the text in lower case, without ASCII's punctuation, with single spaces between its words."""
     return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
-def rouge_l(answer: str, reference: str) -> float:
-    """The F-measure of the longest common subsequence of stemmed words (Lin 2004, β = 1); 0 where one has no words.
+def rouge_l_score(answer: str, reference: str) -> float:
+    """Return the Rouge-L F-measure of two texts, 0 if one has no words.
 
-    Words are runs of a–z and 0–9 in lower case, so that texts in other scripts have none; those of four letters and
-    more are stemmed (Porter 1980, as nltk has it). Raises UserError where nltk is not there.
+    Words are runs of a–z and 0–9 in lower case, so texts in other scripts have none. Words of four letters and more are
+    stemmed as by nltk (Porter 1980).
+
+    Raises:
+        UserError: nltk is not installed.
+
+    Source:
+        Lin 2004, with β = 1.
     """
-    ours, theirs = words(answer), words(reference)
-    common = longest_common(ours, theirs)
+    ours, theirs = split_stems(answer), split_stems(reference)
+    common = longest_common_subsequence(ours, theirs)
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
-def words(text: str) -> list[str]:
-    """The stemmed words that Rouge compares."""
+def split_stems(text: str) -> list[str]:
+    """Return the stemmed words that Rouge compares."""
     return [_stem(word) for word in _NO_WORD.sub(" ", text.lower()).split()]
 
 
-def longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """The length of the longest common subsequence, by bits (Allison and Dix 1986)."""
+def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence, by bits (Allison and Dix 1986)."""
     places: dict[str, int] = {}
-    for place, word in enumerate(one):
-        places[word] = places.get(word, 0) | 1 << place
+    for position, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << position
     row = 0
     for word in other:
-        met = row | places.get(word, 0)
-        row = met & ~(met - (row << 1 | 1))
+        matches = row | places.get(word, 0)
+        row = matches & ~(matches - (row << 1 | 1))
     return row.bit_count()
 
 
 @lru_cache(maxsize=65536)
 def _stem(word: str) -> str:
-    found: str = word if len(word) < _SHORTEST_STEMMED else _stemmer().stem(word)
-    return found
+    stem: str = word if len(word) < _SHORTEST_STEMMED else _stemmer().stem(word)
+    return stem
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The batches of a stage: a function of the step alone, of rows that are padded together."""
+"""The batches of a phase: a function of the step alone, of rows that are padded together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from regard.training.placement import Rows
 
-TOGETHER = 16
+BATCHES_PER_SORT = 16
 """Batches whose rows are sorted by length with one another."""
 
 
@@ -34,8 +34,8 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    `most`: steps at the most. The order is drawn for each epoch. `TOGETHER` batches at a time are sorted by length and
-    then dealt out, so that little padding is needed; which batch comes first is drawn again.
+    `most`: steps at the most. The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by
+    length and then dealt out, so that little padding is needed; which batch comes first is drawn again.
     """
 
     def __init__(
@@ -46,30 +46,30 @@ class Epochs:
         size: int,
         epochs: int,
         seed: int,
-        most: int | None = None,
+        max_steps: int | None = None,
     ) -> None:
         self.items, self.size, self.seed = list(items), size, seed
         self.lengths = np.asarray(lengths)
         self.per_epoch = -(-len(self.items) // size)
         steps = self.per_epoch * epochs
-        self.steps = steps if most is None else min(steps, most)
+        self.steps = steps if max_steps is None else min(steps, max_steps)
         self._epoch, self._batches = -1, list[list[int]]()
 
     def at(self, step: int) -> list[ExampleRef]:
-        """The items of a step: `size` of them, or fewer at the end of an epoch."""
-        epoch, place = divmod(step, self.per_epoch)
+        """Return the items of a step: `size` of them, or fewer at the end of an epoch."""
+        epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._drawn(epoch)
-        return [self.items[number] for number in self._batches[place]]
+            self._epoch, self._batches = epoch, self._shuffle(epoch)
+        return [self.items[number] for number in self._batches[index]]
 
-    def _drawn(self, epoch: int) -> list[list[int]]:
-        """The numbers of the items in each batch of an epoch."""
+    def _shuffle(self, epoch: int) -> list[list[int]]:
+        """Return the numbers of the items in each batch of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))
-        found: list[list[int]] = []
-        for start in range(0, len(order), TOGETHER * self.size):
-            part = order[start : start + TOGETHER * self.size]
-            part = part[np.argsort(self.lengths[part], kind="stable")]
-            whole = [part[at : at + self.size].tolist() for at in range(0, len(part), self.size)]
-            found += [whole[number] for number in random.permutation(len(whole))]
-        return found
+        batches: list[list[int]] = []
+        for start in range(0, len(order), BATCHES_PER_SORT * self.size):
+            chunk = order[start : start + BATCHES_PER_SORT * self.size]
+            chunk = chunk[np.argsort(self.lengths[chunk], kind="stable")]
+            chunk_batches = [chunk[first : first + self.size].tolist() for first in range(0, len(chunk), self.size)]
+            batches += [chunk_batches[number] for number in random.permutation(len(chunk_batches))]
+        return batches

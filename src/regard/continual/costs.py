@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
 from regard.training import TrainResult
@@ -23,7 +23,7 @@ Rows = dict[str, Tensor]
 
 @dataclass
 class TaskCost:
-    """What the stages of a task have cost."""
+    """What the phases of a task have cost."""
 
     seconds: float = 0.0
     hooks: float = 0.0
@@ -32,28 +32,31 @@ class TaskCost:
     examples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
 
-    def counting(self, batches: Batches) -> Callable[[int], Rows]:
-        """The batches of a stage, the tokens of each noted."""
+    def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
+        """Return the batches of a phase, the tokens of each noted."""
         self.tokens = {}
 
         def rows(step: int) -> Rows:
-            found = batches.rows(step)
-            self.tokens[step] = _tokens(found)
-            return found
+            batch = batches.rows(step)
+            self.tokens[step] = _count_tokens(batch)
+            return batch
 
         return rows
 
-    def add(self, trained: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
-        """A stage that is done, and its FLOPs; steps that were taken before the run was resumed count as the others."""
-        self.seconds += trained.seconds
-        self.steps += trained.steps
+    def add(self, result: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
+        """Return a phase that is done, and its FLOPs.
+
+        Steps that were taken before the run was resumed count as the others.
+        """
+        self.seconds += result.seconds
+        self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
-            self.tokens[step] = _tokens(batches.rows(step))
-        self.flops += a_token * sum(self.tokens.values()) + a_step * trained.steps
-        self.examples += sum(int(row["items"]) for row in trained.history[-1:])
+            self.tokens[step] = _count_tokens(batches.rows(step))
+        self.flops += a_token * sum(self.tokens.values()) + a_step * result.steps
+        self.examples += sum(int(row["items"]) for row in result.history[-1:])
 
     def row(self) -> Row:
-        """What a row of the table of costs says of them."""
+        """Return what a row of the table of costs says of them."""
         speed = self.examples / self.seconds if self.seconds else None
         return {
             "seconds": self.seconds,
@@ -65,31 +68,31 @@ class TaskCost:
 
 
 def trim_padding(rows: Rows) -> Rows:
-    """The rows without the columns that are padding in all of them, in texts and in answers."""
+    """Return the rows without the columns that are padding in all of them, in texts and in answers."""
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
     wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
-    found: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
+    trimmed: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
     if rows["labels"].dim() > 1:
-        answered = (rows["labels"] != IGNORED).any(0).nonzero()
-        found["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
-    return found
+        answered = (rows["labels"] != IGNORE_INDEX).any(0).nonzero()
+        trimmed["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
+    return trimmed
 
 
-def _tokens(rows: Rows) -> int:
-    """How many tokens the rows have, padding included, in texts and in answers."""
+def _count_tokens(rows: Rows) -> int:
+    """Return how many tokens the rows have, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
 def count_examples(rows: Rows) -> int:
-    """How many losses there are: rows, or tokens of answers."""
-    return int((rows["labels"] != IGNORED).sum())
+    """Return how many losses there are: rows, or tokens of answers."""
+    return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
-def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage.
+def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
+    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a phase.
 
-    They are of the loss and its gradient. What a stage does to that gradient is `flops_a_correction`; what a network
+    They are of the loss and its gradient. What a phase does to that gradient is `flops_per_transform`; what a network
     does before it answers (`mbpa++` adapts itself to each text) is of scoring, and counted nowhere.
     """
     learner.network.train()
@@ -97,11 +100,11 @@ def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
         method.loss(learner, learner.network, rows).backward()
     learner.network.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / _tokens(rows)
+    return counter.get_total_flops() / _count_tokens(rows)
 
 
-def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
-    """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
+def flops_per_transform(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
+    """Floating-point operations of what a phase does to the gradient of a step (`Stage.correct`), at its first step."""
     if stage.transform_gradients is None:
         return 0.0
     learner.network.train()
@@ -114,20 +117,20 @@ def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage
 
 
 def _first_rows(learner: Learner, batches: Batches) -> Rows:
-    """The first four rows of a stage, on the device."""
+    """Return the first four rows of a phase, on the device."""
     return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
 
 
-def seconds_of(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
-    """The seconds that a hook takes."""
+def time_hook(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
+    """Return the seconds that a hook takes."""
     began = time.perf_counter()
     hook(learner, task)
     return time.perf_counter() - began
 
 
-def memory_cost(learner: Learner, method: Method) -> Row:
-    """What the method keeps beside the network: bytes, and examples."""
-    kept = method.state
-    tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
-    texts = sum(4 * learner.length(item) + 4 for item in kept.examples)
-    return {"memory_bytes": tensors + texts, "memory_examples": len(kept.examples)}
+def measure_memory(learner: Learner, method: Method) -> Row:
+    """Return what the method keeps beside the network: bytes, and examples."""
+    state = method.state
+    tensors = sum(value.numel() * value.element_size() for value in state.tensors.values())
+    texts = sum(4 * learner.length(item) + 4 for item in state.examples)
+    return {"memory_bytes": tensors + texts, "memory_examples": len(state.examples)}

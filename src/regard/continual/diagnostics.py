@@ -37,7 +37,7 @@ DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectra
 COLUMNS = ("statistic", "layer", "value", "standard_error")
 """The columns of what `diagnose` gives."""
 DEGREES = ("layer", "token", "value", "standard_error", "n")
-"""The columns of what `sink_degrees` gives."""
+"""The columns of what `measure_sink_degrees` gives."""
 TOP = 5
 """How many sinks of a head the summaries over all layers are also taken of."""
 Batch = Mapping[str, Tensor]
@@ -50,7 +50,7 @@ def diagnose(
     common: frozenset[int],
     statistics: Sequence[str] = DIAGNOSTICS,
 ) -> pd.DataFrame:
-    """The diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
+    """Return the diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
 
     `batches` are inputs of the encoder, padded on either side: `input_ids` and what goes with them. `common` are the
     ids of common tokens (`regard.data.common_tokens`). `statistics` are some of `DIAGNOSTICS`, and `sink_degree`, the
@@ -63,51 +63,53 @@ def diagnose(
     are, and nothing is dropped out. Raises UserError for an unknown statistic, no samples, and a model that has no
     stack of attention layers, or a decoder beside its encoder.
     """
-    unknown = [name for name in statistics if name not in _MADE]
+    unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:
-        came = ", ".join(map(repr, unknown)) or "none"
-        raise UserError(f"statistics: expected some of {', '.join(_MADE)}, got {came}")
-    wanted: list[Statistic] = []
+        names = ", ".join(map(repr, unknown)) or "none"
+        raise UserError(f"statistics: expected some of {', '.join(_STATISTICS)}, got {names}")
+    requested: list[Statistic] = []
     for name in dict.fromkeys(statistics):
-        wanted.append(_Means(name, _MADE[name](1, common)))
-        if name in _OF_SINKS:
-            wanted.append(_Means(f"{name}_top{TOP}", _MADE[name](TOP, common), by_layer=False))
-    rows = _rows(encoder, batches, wanted)
+        requested.append(_Means(name, _STATISTICS[name](1, common)))
+        if name in _SINK_STATISTICS:
+            requested.append(_Means(f"{name}_top{TOP}", _STATISTICS[name](TOP, common), by_layer=False))
+    rows = _measure_rows(encoder, batches, requested)
     return make_table([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
 
 
-def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """The average outer degree d of each token in each layer: which tokens are sinks.
+def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
+    """Return the average outer degree d of each token in each layer: which tokens are sinks.
 
     One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
     and over the `n` samples that have it, with the standard error of the last mean. Batches and errors are those of
     `diagnose`.
     """
-    kept = list(batches)
-    ids = [batch["input_ids"].flatten().cpu() for batch in kept if "input_ids" in batch]
+    samples = list(batches)
+    ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
     if not ids:
         raise UserError("batches: expected at least one with input_ids, got none")
-    known = torch.cat(ids).unique()
-    rows = _rows(encoder, kept, [_TokenDegrees(known)])
-    numbers = known.tolist()
-    found = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
-    return make_table(found, DEGREES).astype({"token": "int64"})
+    token_ids = torch.cat(ids).unique()
+    rows = _measure_rows(encoder, samples, [_TokenDegrees(token_ids)])
+    numbers = token_ids.tolist()
+    values = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
+    return make_table(values, DEGREES).astype({"token": "int64"})
 
 
-def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[Statistic]) -> list[StatisticRow]:
-    """The rows of all batches together."""
+def _measure_rows(
+    encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]
+) -> list[StatisticRow]:
+    """Return the rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")
     device = next(encoder.parameters()).device
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
-    with evaluation_mode(encoder, device), watching(encoder, wanted) as seen:
+    with evaluation_mode(encoder, device), watching(encoder, requested) as observer:
         for batch in batches:
             encoder(**{name: value.to(device) for name, value in batch.items()}, **options)
-    if not seen.samples:
+    if not observer.samples:
         raise UserError("batches: expected at least one sample, got none")
-    rows = seen.rows()
-    missing = [one.name for one in wanted if not any(row.statistic == one.name for row in rows)]
+    rows = observer.rows()
+    missing = [statistic.name for statistic in requested if not any(row.statistic == statistic.name for row in rows)]
     if missing:
         raise UserError(f"batches: expected input_ids without packing, got none that tell {', '.join(missing)}")
     sites = {row.site for row in rows}
@@ -125,23 +127,23 @@ class _Means(Average):
         self.info, self.needs = statistic.info, statistic.needs
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        """The means of the samples; the embeddings are no layer."""
+        """Return the means of the samples; the embeddings are no layer."""
         by_site: dict[str, list[SampleValues]] = {}
         for key, values, present in self.statistic.sample_values([layer for layer in layers if layer.layer >= 0]):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
-            named = StatisticKey(self.name, key.site, key.layer, None, ())
-            by_site.setdefault(key.site, []).append(SampleValues(named, mean, present))
-        for site, found in by_site.items():
+            mean_key = StatisticKey(self.name, key.site, key.layer, None, ())
+            by_site.setdefault(key.site, []).append(SampleValues(mean_key, mean, present))
+        for site, layer_values in by_site.items():
             if self.by_layer:
-                yield from found
-            yield _over_layers(self.name, site, found)
+                yield from layer_values
+            yield _average_layers(self.name, site, layer_values)
 
 
-def _over_layers(name: str, site: str, found: Sequence[SampleValues]) -> SampleValues:
-    """The mean of each sample over its layers."""
-    present = torch.stack([one.present for one in found if one.present is not None])
-    values = torch.stack([one.values for one in found]).masked_fill(~present, 0.0)
+def _average_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
+    """Return the mean of each sample over its layers."""
+    present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
+    values = torch.stack([layer.values for layer in layer_values]).masked_fill(~present, 0.0)
     return SampleValues(
         StatisticKey(name, site, None, None, ()), values.sum(0) / present.sum(0).clamp(min=1), present.any(0)
     )
@@ -151,7 +153,7 @@ class _SinkDegree(PerLayer):
     """d of the strongest columns of each head, from that of all columns."""
 
     name = "sink_degree"
-    about, needs = ColumnMass.info, ColumnMass.needs
+    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, top: int) -> None:
         super().__init__()
@@ -160,17 +162,17 @@ class _SinkDegree(PerLayer):
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         for _, degree, present in self.degrees.layer_values(layer):
             assert present is not None
-            at = topk_keys(degree, present, self.top)
-            counted = topk_valid(at, present)
-            sums = degree.gather(-1, at).masked_fill(~counted, 0.0).sum(-1)
-            yield SampleValues(self.key(layer, "head"), sums / counted.sum(-1).clamp(min=1), present.any(-1))
+            index = topk_keys(degree, present, self.top)
+            valid_mask = topk_valid(index, present)
+            sums = degree.gather(-1, index).masked_fill(~valid_mask, 0.0).sum(-1)
+            yield SampleValues(self.key(layer, "head"), sums / valid_mask.sum(-1).clamp(min=1), present.any(-1))
 
 
 class _TokenDegrees(PerLayer):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
     name = "sink_degrees"
-    about, needs = ColumnMass.info, ColumnMass.needs
+    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
         super().__init__()
@@ -180,19 +182,21 @@ class _TokenDegrees(PerLayer):
         assert layer.token_ids is not None
         for _, degree, present in self.degrees.layer_values(layer):
             assert present is not None
-            at = torch.searchsorted(self.known.to(degree.device), layer.token_ids[:, : present.shape[1]].contiguous())
-            at = at.clamp(max=len(self.known) - 1)
+            index = torch.searchsorted(
+                self.known.to(degree.device), layer.token_ids[:, : present.shape[1]].contiguous()
+            )
+            index = index.clamp(max=len(self.known) - 1)
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
-            sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)
-            count = torch.zeros_like(sums).scatter_add_(1, at, present.double())
-            yield SampleValues(self.key(layer, "task_index"), sums / count.clamp(min=1), count > 0)
+            sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, index, mean)
+            count = torch.zeros_like(sums).scatter_add_(1, index, present.double())
+            yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
 
 
-_MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
+_STATISTICS: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
     "sink_deviation": lambda top, common: SinkDeviation(top),
     "common_sink_ratio": lambda top, common: KnownCommonSinkRatio(common, top),
     "over_smoothing": lambda top, common: OverSmoothing(),
     "spectral_bound": lambda top, common: SpectralBound(),
     "sink_degree": lambda top, common: _SinkDegree(top),
 }
-_OF_SINKS = ("sink_deviation", "common_sink_ratio", "sink_degree")
+_SINK_STATISTICS = ("sink_deviation", "common_sink_ratio", "sink_degree")

@@ -43,34 +43,36 @@ class ForgottenTask:
 def check(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """The old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
+    """Return the old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
 
-    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
-    whether that is because there was nothing to look at.
+    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none;
+    `explain_nothing_to_check` says whether that is because there was nothing to look at.
     """
-    return [each for each in find_drops(scores, margin, confidence, scenario=scenario) if each.verdict != "kept"]
+    return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
 
 
 def find_drops(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """Every old task of every stream and method, in the order of the rows of matrix.parquet: how far it has fallen.
+    """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
-    A task is old in the runs that have learnt another after it. With two runs or more the interval is Student's over
-    their drops. With one, or when the drops are all the same, it is that of two shares of the same test rows
-    (`fall_interval`), for which it is not known which rows were right: as wide as any pairing of them can make it.
-    Each task is tested for itself. A UserError says what is wrong with the rows, the margin or the confidence.
+    A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
+    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
+    wide enough for any pairing of the rows, which is not known. Each task is tested for itself.
+
+    Raises:
+        UserError: The rows, the margin or the confidence are invalid.
     """
     check_scores(scores)
     check_confidence(confidence)
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
-    found = []
-    for (stream, method, task), falls in _falls(scores, scenario).items():
+    tasks = []
+    for (stream, method, task), falls in _collect_falls(scores, scenario).items():
         before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
-        low, high = _interval(falls, confidence)
+        low, high = _drop_interval(falls, confidence)
         drop = before - after
-        found.append(
+        tasks.append(
             ForgottenTask(
                 stream=stream,
                 method=method,
@@ -86,19 +88,19 @@ def find_drops(
                 verdict=_verdict(drop, low, margin),
             )
         )
-    return found
+    return tasks
 
 
-def nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
-    """Why no task can be checked, in one line; None if at least one can."""
+def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
+    """Return why no task can be checked, in one line; None if at least one can."""
     check_scores(scores)
-    if _falls(scores, scenario):
+    if _collect_falls(scores, scenario):
         return None
-    learnt = max((len(matrix) for _, _, matrix in _matrices(scores, scenario)), default=None)
-    if learnt is None:
+    tasks_trained = max((len(matrix) for _, _, matrix in _collect_matrices(scores, scenario)), default=None)
+    if tasks_trained is None:
         return f"nothing to check: no score is of the scenario {scenario}"
-    if learnt < 2:
-        return f"nothing to check: no run has learnt a second task, the most is {learnt}"
+    if tasks_trained < 2:
+        return f"nothing to check: no run has learnt a second task, the most is {tasks_trained}"
     return "nothing to check: no task was scored just after it was learnt"
 
 
@@ -112,7 +114,7 @@ class _Fall:
     n: int
 
 
-def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
+def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
     """Stream and method, seed, and matrix of every run that has scores in the scenario."""
     return [
         ((stream, method), int(seed), accuracy_matrix(run, scenario))
@@ -121,19 +123,19 @@ def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str,
     ]
 
 
-def _falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
+def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
-    found: dict[tuple[str, str, str], list[_Fall]] = {}
-    for (stream, method), seed, matrix in _matrices(scores, scenario):
+    falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
+    for (stream, method), seed, matrix in _collect_matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
-            before, after = float(matrix.learnt[j]), float(matrix.final[j])
+            before, after = float(matrix.learned[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
                 fall = _Fall(seed=seed, before=before, after=after, n=int(matrix.rows[j]))
-                found.setdefault((stream, method, task), []).append(fall)
-    return found
+                falls_by_task.setdefault((stream, method, task), []).append(fall)
+    return falls_by_task
 
 
-def _interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
+def _drop_interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
     over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
     if over_runs.n > 1 and over_runs.std > 0:
         return over_runs.ci_low, over_runs.ci_high

@@ -1,4 +1,4 @@
-"""Whether a method's gate does what it is for: which blocks the rows of each task get, and what that costs them."""
+"""Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
 from __future__ import annotations
 
@@ -18,85 +18,107 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
 
 Row = dict[str, Any]
-SHUT = 0.5
+CLOSED_FRACTION = 0.5
 """A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
 
 
-def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100, scored: bool = True) -> list[Row]:
-    """What the gate of a model does after `learnt` tasks, on at most so many dev rows of each; none without a gate.
+def measure_gate(
+    learner: Learner, method: Method, tasks_trained: int, *, rows: int = 100, scored: bool = True
+) -> list[Row]:
+    """Return what the gate gives after `tasks_trained` tasks, on at most `rows` dev rows of each.
 
-    Rows of `statistic`, `adapter` (its position, from 1; None where it is of none) and `value`:
+    Rows have `statistic`, `adapter` (its position, from 1, or None) and `value`:
 
-    - weight: the mean weight of each block, of the task's rows;
-    - own_weight: that of the task's own block, which the network knows (`block_of`);
-    - entropy: the mean entropy of a row's weights, in nats;
-    - strength: λ, with which the task that has just been learnt was held against the others' reflection;
-    - reflection: KL(ā ‖ a), the mean over rows, of the mean ā that was kept when the task was learnt, in nats;
-    - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
-      task's own block alone; and with the block alone that was learnt last, or before it where that is the own one.
+    - weight: mean weight of each adapter over the task's rows;
+    - own_adapter_weight: that of the task's own adapter (`adapter_of`);
+    - entropy: mean entropy of a row's weights, in nats;
+    - strength: λ in the training of the newest task;
+    - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
+    - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
+      the task's own adapter alone, and with the newest adapter of another task alone.
     """
     network = learner.network
     if not isinstance(network, SaptNetwork):
         return []
-    found: list[Row] = []
-    for task in range(learnt):
-        place = {"after_task": learnt, "task_index": task + 1, "task": learner.stream.tasks[task].name}
-        told = _weights(learner, method, task, rows)
-        if isinstance(method, Sapt) and 0 < task == learnt - 1:
-            told.append(("strength", None, method.strength(task)))
+    table: list[Row] = []
+    for task in range(tasks_trained):
+        task_columns = {"after_task": tasks_trained, "task_index": task + 1, "task": learner.stream.tasks[task].name}
+        values = _measure_weights(learner, method, task, rows)
+        if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
+            values.append(("strength", None, method.reflection_strength(task)))
         if scored:
-            told += score_rows(learner, task, learnt)
-        found += [{**place, "statistic": name, "adapter": block, "value": value} for name, block, value in told]
-    return found
+            values += score_adapters(learner, task, tasks_trained)
+        table += [
+            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
+        ]
+    return table
 
 
-def find_closed_gates(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
-    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
-    which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
+def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
+    """Find tasks whose rows give their own adapter too little weight.
 
-    With `fresh` of the task that has just been learnt, otherwise of those before it.
+    A gate counts as closed if the mean weight of the task's own adapter is below `CLOSED_FRACTION / num_adapters`.
+
+    Args:
+        rows: Rows of `gate.parquet`, recorded after `tasks_trained` tasks.
+        tasks_trained: Tasks trained so far. Stands in for the number of adapters if `rows` do not contain it.
+        newest_only: Check only the task trained last; otherwise only the earlier ones.
+
+    Returns:
+        Mean own-adapter weight by task name, for tasks with a closed gate.
     """
-    own = {
+    own_weights = {
         row["task"]: row["value"]
         for row in rows
-        if row["statistic"] == "own_adapter_weight" and (row["after_task"] == row["task_index"]) is fresh
+        if row["statistic"] == "own_adapter_weight" and (row["after_task"] == row["task_index"]) is newest_only
     }
-    blocks = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
-    return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt] or learnt)}
+    adapters = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
+    return {
+        task: value
+        for task, value in own_weights.items()
+        if value < CLOSED_FRACTION / max(1, adapters[task, tasks_trained] or tasks_trained)
+    }
 
 
-def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:
-    """What the gate gives the rows of a task."""
+def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
+    """Return what the gate gives the rows of a task."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    with learner.evaluating(), torch.no_grad():
-        vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
+    with learner.evaluation_mode(), torch.no_grad():
+        vectors = torch.cat(
+            [
+                network.vectors(batch)
+                for batch in learner.iterate_batches(learner.sample_examples(task, "dev", max_rows), "dev")
+            ]
+        )
         scores = network.attention.scores(vectors)
-    own = network.block_of(task)
+    own_adapter = network.adapter_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()
     entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
-    found = [("weight", block + 1, value) for block, value in enumerate(mean)]
-    told: list[tuple[str, int | None, float]] = [
-        *found,
-        ("own_adapter_weight", own + 1, mean[own]),
+    weight_values = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]
+    values: list[tuple[str, int | None, float]] = [
+        *weight_values,
+        ("own_adapter_weight", own_adapter + 1, mean[own_adapter]),
         ("entropy", None, entropy),
     ]
-    target = method.state.tensors.get(f"{TARGET}{own}")
+    target = method.state.tensors.get(f"{TARGET}{own_adapter}")
     if target is not None:
-        told.append(("reflection", None, float(divergence(target.to(scores), scores))))
-    return told
+        values.append(("reflection", None, float(divergence(target.to(scores), scores))))
+    return values
 
 
-def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int | None, float]]:
-    """How right a task's rows are with other weights than the gate's."""
+def score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
+    """Return how right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    own = network.block_of(task)
-    others = [block for block in map(network.block_of, reversed(range(learnt))) if block != own]
-    found: list[tuple[str, int | None, float]] = [("routed_score", None, score_task(learner, task, learnt=learnt).til)]
-    for name, block in (("own_adapter_score", own), ("last_adapter_score", others[0] if others else None)):
-        if block is not None:
-            with network.forcing(block):
-                found.append((name, block + 1, score_task(learner, task, learnt=learnt).til))
-    return found
+    own_adapter = network.adapter_of(task)
+    others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
+    scores: list[tuple[str, int | None, float]] = [
+        ("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)
+    ]
+    for name, adapter in (("own_adapter_score", own_adapter), ("last_adapter_score", others[0] if others else None)):
+        if adapter is not None:
+            with network.use_only(adapter):
+                scores.append((name, adapter + 1, score_task(learner, task, tasks_trained=tasks_trained).til))
+    return scores

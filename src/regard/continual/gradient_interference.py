@@ -15,13 +15,13 @@ from regard.errors import UserError
 from regard.hooks.layers import eval_mode
 
 COLUMNS = ("task_index_a", "task_index_b", "dot", "cosine")
-"""The columns of what `interference_table` gives."""
+"""The columns of what `make_interference_table` gives."""
 SLICE = 1 << 20
 """Parameters multiplied at once in float64."""
 Rows = TypeVar("Rows")
 
 
-def gradients_of(
+def compute_gradients(
     module: nn.Module,
     tasks: Sequence[Iterable[Rows]],
     loss: Callable[[nn.Module, Rows], Tensor],
@@ -29,80 +29,85 @@ def gradients_of(
     *,
     parameters: Iterable[nn.Parameter] | None = None,
 ) -> Float[Tensor, "task parameter"]:
-    """The gradient of each task's mean loss, in the memory of the CPU, in float32 (float64 of float64 parameters).
+    """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
-    `tasks` has the batches of each task; `loss(module, batch)` is the sum of a batch's losses and `count(batch)` how
-    many they are, as the training loop has them: how rows are batched makes no difference but rounding. `parameters`
-    are those to look at, the encoder's say (None: all of the module); of these the ones that require gradients count,
-    in their order, each once. It is the module in evaluation whose gradients these are; its modes, the `.grad` of its
-    parameters and the state of chance stay as they are. Raises UserError where no parameter requires gradients, and
-    for a task without rows.
+    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are.
+
+    Args:
+        module: The module.
+        tasks: Batches of each task. How rows are batched changes only rounding.
+        loss: Returns the sum of a batch's losses.
+        count: Returns the number of a batch's losses.
+        parameters: Parameters of interest; by default all. Only those that require gradients count, each once.
+
+    Raises:
+        UserError: No parameter requires gradients, or a task has no rows.
     """
-    given = module.parameters() if parameters is None else parameters
-    chosen = [one for one in dict.fromkeys(given) if one.requires_grad]
-    if not chosen:
+    candidates = module.parameters() if parameters is None else parameters
+    trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
+    if not trainable:
         raise UserError("parameters: expected at least one that requires gradients, got none")
-    dtype = reduce(torch.promote_types, [one.dtype for one in chosen], torch.float32)
-    found = torch.empty(len(tasks), sum(one.numel() for one in chosen), dtype=dtype)
-    devices = sorted({one.device.index for one in module.parameters() if one.device.type == "cuda"})
+    dtype = reduce(torch.promote_types, [parameter.dtype for parameter in trainable], torch.float32)
+    gradients = torch.empty(len(tasks), sum(parameter.numel() for parameter in trainable), dtype=dtype)
+    devices = sorted({parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), eval_mode(module), torch.enable_grad():
-        for number, batches in enumerate(tasks):
-            sums = [torch.zeros_like(one, dtype=dtype, requires_grad=False) for one in chosen]
-            total = sum(_add_gradients(sums, chosen, loss(module, rows), count(rows)) for rows in batches)
+        for index, batches in enumerate(tasks):
+            sums = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for parameter in trainable]
+            total = sum(_add_gradients(sums, trainable, loss(module, rows), count(rows)) for rows in batches)
             if not total:
-                raise UserError(f"tasks: expected rows of every task, got none of task {number + 1}")
-            for place, one in zip(_split(found[number], chosen), sums, strict=True):
-                place.copy_(one.flatten() / total)
-    return found
+                raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
+            for target, parameter in zip(_split(gradients[index], trainable), sums, strict=True):
+                target.copy_(parameter.flatten() / total)
+    return gradients
 
 
-def _add_gradients(sums: Sequence[Tensor], chosen: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
-    """The count, with the gradients of a sum of losses added to those of the batches before it."""
-    for one, gradient in zip(sums, torch.autograd.grad(loss, chosen, allow_unused=True), strict=True):
+def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
+    """Return the count, with the gradients of a sum of losses added to those of the batches before it."""
+    for total, gradient in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
         if gradient is not None:
-            one += gradient
+            total += gradient
     return count
 
 
-def _split(flat: Tensor, chosen: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """The part of each parameter in a vector of all."""
-    yield from flat.split([one.numel() for one in chosen])
+def _split(flat: Tensor, trainable: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+    """Return the part of each parameter in a vector of all."""
+    yield from flat.split([parameter.numel() for parameter in trainable])
 
 
-def interference(
+def compute_interference(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
-    """The dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
+    """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
 
     A step that lowers the loss of one task changes that of another by −rate × dot. The cosine with a gradient of zero
     is NaN. Beside the gradients there is a slice of them in float64, and no copy. Raises UserError where there are
     none, or of unequal lengths.
     """
-    if not len(gradients) or {one.shape for one in gradients} != {(gradients[0].numel(),)}:
-        shapes = ", ".join(str(tuple(one.shape)) for one in gradients) or "none"
+    if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
+        shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"
         raise UserError(f"gradients: expected a vector for each task, all of one length, got {shapes}")
     dot = torch.zeros(len(gradients), len(gradients), dtype=torch.float64, device=gradients[0].device)
     for begin in range(0, gradients[0].numel(), SLICE):
-        some = torch.stack([one[begin : begin + SLICE].double() for one in gradients])
-        dot += some @ some.T
+        chunk = torch.stack([gradient[begin : begin + SLICE].double() for gradient in gradients])
+        dot += chunk @ chunk.T
     dot = (dot + dot.T) / 2
     norm = dot.diagonal().sqrt()
     return dot, (dot / torch.outer(norm, norm)).clamp(-1, 1)
 
 
-def interference_table(
+def make_interference_table(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
     positions: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """The interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
+    """Return the interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
 
     `positions` are the places of the tasks in their order (None: 1, 2, …); `position_a` is that of the task that stands
     first among the gradients, and each pair is there once.
     """
-    dot, cosine = interference(gradients)
-    places = list(range(1, len(dot) + 1)) if positions is None else list(positions)
-    if len(places) != len(dot):
-        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(places)}")
+    dot, cosine = compute_interference(gradients)
+    task_indices = list(range(1, len(dot) + 1)) if positions is None else list(positions)
+    if len(task_indices) != len(dot):
+        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(task_indices)}")
     pairs = torch.triu_indices(len(dot), len(dot)).T.tolist()
-    rows = [(places[a], places[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
+    rows = [(task_indices[a], task_indices[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -9,32 +9,32 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.continual.adapter_network import PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 
-See = Callable[[str, Tensor], None]
+StatesCallback = Callable[[str, Tensor], None]
 _CROSS = {"EncDecAttention", "encoder_attn", "crossattention"}
 _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 
 @contextmanager
-def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator[None]:
-    """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
+def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
+    """For a while, `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
-    The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
+    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that what is
     added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
     """
     masks = _Masks(network, rows)
 
-    def seeing(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        mask = masks.of(name)
+    def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        mask = masks.mask_of(name)
 
-        def seen(_: nn.Module, given: tuple[Tensor]) -> None:
-            states = given[0].detach().reshape(len(mask), -1, given[0].shape[-1])
-            see(name, states[mask[:, -states.shape[1] :]])
+        def hook(_: nn.Module, args: tuple[Tensor]) -> None:
+            states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
+            callback(name, states[mask[:, -states.shape[1] :]])
 
-        return seen
+        return hook
 
-    handles = [layer.register_forward_pre_hook(seeing(name)) for name, layer in network.pool.layers.items()]
+    handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.pool.layers.items()]
     try:
         yield
     finally:
@@ -46,21 +46,21 @@ class _Masks:
     """Which tokens (row, token) of what a layer reads are real and count."""
 
     def __init__(self, network: PoolNetwork, rows: dict[str, Tensor]) -> None:
-        labels, real = rows["labels"], rows["attention_mask"].bool()
-        answered = (labels != IGNORED).reshape(len(labels), -1)
-        counted = answered.any(1, keepdim=True)
+        labels, attention_mask = rows["labels"], rows["attention_mask"].bool()
+        answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
+        valid_rows = answer_mask.any(1, keepdim=True)
         model: Any = network.classifier
-        self.read, self.written = real & counted, answered
-        self.apart = model.config.head == "text" and bool(model.reads_apart)
-        if model.config.head == "text" and not self.apart:
-            self.read = model.joined(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
+        self.prompt_mask, self.answer_mask = attention_mask & valid_rows, answer_mask
+        self.has_encoder = model.config.head == "text" and bool(model.is_encoder_decoder)
+        if model.config.head == "text" and not self.has_encoder:
+            self.prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & valid_rows
 
-    def of(self, name: str) -> Tensor:
-        """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.
+    def mask_of(self, name: str) -> Tensor:
+        """Return the mask of a layer's inputs by its name.
 
-        There keys and values of the attention to the encoder read what the encoder gave.
+        Only decoder layers beside an encoder read answers; their keys and values of cross-attention read the prompt.
         """
-        parts = name.split(".")
-        if not self.apart or "encoder" in parts:
-            return self.read
-        return self.written if parts[-1] in _QUERIES or not _CROSS.intersection(parts) else self.read
+        path = name.split(".")
+        if not self.has_encoder or "encoder" in path:
+            return self.prompt_mask
+        return self.answer_mask if path[-1] in _QUERIES or not _CROSS.intersection(path) else self.prompt_mask

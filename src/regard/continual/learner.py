@@ -21,20 +21,26 @@ from regard.models.heads import LabelTextHead
 from regard.training.states import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
-IGNORED = -100
+IGNORE_INDEX = -100
 _UNLIKELY = -1e30
 
 
 @dataclass(eq=False)
 class Learner:
-    """A run, as a method's hooks see it.
+    """State of a run, as the hooks of a method see it.
 
-    `network` is what is trained, `start` its weights before the first task. `task` is the number of the task at hand,
-    counted from 0 in the order of the stream. `encoded` has the splits of each task as token ids, made once.
-
-    `among`: what a row's loss contrasts its class with: the classes of its own `task`, or all that are `seen`, of every
-    task up to the one at hand. The latter is for the head of the labels' words, whose classes lie where their words do:
-    among its own task's alone a text is never held apart from the others.
+    Args:
+        stream: The tasks.
+        network: The trained network.
+        budget: Training budget of every method.
+        tokenizer: The tokenizer.
+        seed: Seed of the run.
+        start: Weights before the first task.
+        encoded: Token ids of each split of each task.
+        device: Device of the network.
+        task: Index of the current task.
+        loss_classes: Classes that a row is contrasted with: those of its own "task", or all "seen" so far. The latter
+            is for the label-text head: among the classes of its own task alone, a text is never held apart from others.
     """
 
     stream: Stream
@@ -46,108 +52,117 @@ class Learner:
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
-    among: LossClasses = "task"
+    loss_classes: LossClasses = "task"
 
     def __post_init__(self) -> None:
         """Note which classes each task has, (task, class)."""
-        self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
-        for number in range(len(self.stream)):
-            self.own[number, list(self.stream.class_indices(number))] = True
+        self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
+        for task in range(len(self.stream)):
+            self.task_classes[task, list(self.stream.class_indices(task))] = True
 
-    def network_as(self, kind: type[NetworkT]) -> NetworkT:
-        """The network, which is of the kind that its method has made."""
-        assert isinstance(self.network, kind), f"{type(self.network).__name__} is no {kind.__name__}"
+    def network_as(self, network_class: type[NetworkT]) -> NetworkT:
+        """Return the network as an instance of `network_class`."""
+        assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
     # -- what a stage is ----------------------------------------------------------------------------------
 
-    def fine_tuning(self, **changes: Any) -> TrainingPhase:
-        """The stage that trains everything, with the budget's epochs and rate."""
-        said = {"name": "fine-tuning", "num_epochs": self.budget.num_epochs, "learning_rate": self.budget.learning_rate}
-        return TrainingPhase(**{**said, **changes})
+    def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
+        """Return the phase that trains everything, with the budget's epochs and rate."""
+        defaults = {
+            "name": "fine-tuning",
+            "num_epochs": self.budget.num_epochs,
+            "learning_rate": self.budget.learning_rate,
+        }
+        return TrainingPhase(**{**defaults, **changes})
 
-    def probing(self, **changes: Any) -> TrainingPhase:
-        """The stage that trains the head alone."""
-        said = {
+    def probing_phase(self, **changes: Any) -> TrainingPhase:
+        """Return the phase that trains the head alone."""
+        defaults = {
             "name": "probing",
             "num_epochs": self.budget.num_probing_epochs,
             "learning_rate": self.budget.probing_learning_rate,
         }
-        return TrainingPhase(**{**said, "trains": "head", **changes})
+        return TrainingPhase(**{**defaults, "trains": "head", **changes})
 
-    def epochs(
+    def epoch_batches(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
     ) -> Batches:
-        """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        make, drawn = rows or self.rows, self.drawn(items, stage)
+        """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
+        make, epochs = rows or self.rows, self.schedule(items, stage)
         return Batches(
-            drawn.steps, self.budget.batch_size, lambda step: make(drawn.at(step), size=self.budget.batch_size)
+            epochs.steps, self.budget.batch_size, lambda step: make(epochs.at(step), size=self.budget.batch_size)
         )
 
-    def drawn(
+    def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
     ) -> Epochs:
-        """Each item once an epoch, as the seed draws them, in as many steps as the budget grants the task at hand."""
+        """Schedule each example once an epoch, shuffled by the seed, in at most as many steps as the budget grants."""
         return Epochs(
             items,
             [self.length(item) for item in items] if lengths is None else lengths,
             size=self.budget.batch_size,
             epochs=stage.num_epochs,
             seed=self.seed_for("batches", self.task, stage.name),
-            most=self.budget.max_steps.get(self.stream.tasks[self.task].name) if stage.respects_max_steps else None,
+            max_steps=self.budget.max_steps.get(self.stream.tasks[self.task].name)
+            if stage.respects_max_steps
+            else None,
         )
 
     # -- rows -------------------------------------------------------------------------------------------
 
     def items(self, task: int) -> list[ExampleRef]:
-        """The training examples of a task."""
+        """Return the training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
-    def sampled(self, task: int, split: Split, most: int) -> list[ExampleRef]:
-        """At most so many examples of a split of a task, drawn by the run's seed."""
+    def sample_examples(self, task: int, split: Split, max_rows: int) -> list[ExampleRef]:
+        """Return at most so many examples of a split of a task, drawn by the run's seed."""
         rows = len(self.encoded[task, split])
-        drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
-        return [ExampleRef(task, row) for row in sorted(drawn[:most].tolist())]
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
+        return [ExampleRef(task, row) for row in sorted(order[:max_rows].tolist())]
 
     def length(self, item: ExampleRef) -> int:
-        """How many tokens a training example has."""
+        """Return how many tokens a training example has."""
         return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
 
     def rows(
         self, items: Sequence[ExampleRef], *, size: int | None = None, split: Split = "train"
     ) -> dict[str, Tensor]:
-        """The examples as a batch, padded to the longest of them.
+        """Return the examples as a batch, padded to the longest of them.
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
         classes of the stream; `tasks` and `rows` (row,), the example itself. With `size` the first examples fill up
-        what is missing, labelled −100: they count for nothing.
+        what is missing, labeled −100: they count for nothing.
         """
         missing = max(0, (size or 0) - len(items))
-        every = [*items, *[items[number % len(items)] for number in range(missing)]]
-        found = self._gathered(every, split)
-        found["labels"][len(items) :] = IGNORED
-        return found
+        padded_items = [*items, *[items[number % len(items)] for number in range(missing)]]
+        batch = self._collate(padded_items, split)
+        batch["labels"][len(items) :] = IGNORE_INDEX
+        return batch
 
-    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """The examples as a batch, those of one task read together."""
+    def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
+        """Return the examples as a batch, those of one task read together."""
         tasks, rows = torch.tensor(items).unbind(1)
         masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
         width = max(int(mask.sum(1).max()) for mask in masks)
-        ids = torch.full((len(items), width), self.pad)
+        ids = torch.full((len(items), width), self.pad_token_id)
         mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
-        labels, typed = torch.empty(len(items), dtype=torch.long), False
+        labels, has_types = torch.empty(len(items), dtype=torch.long), False
         for task in set(tasks.tolist()):
-            here, part = tasks == task, self.encoded[task, split]
-            chosen, upto = rows[here], min(width, part.length)
-            ids[here, :upto], mask[here, :upto] = part.input_ids[chosen, :upto], part.attention_mask[chosen, :upto]
-            if part.token_type_ids is not None:
-                types[here, :upto], typed = part.token_type_ids[chosen, :upto], True
-            labels[here] = torch.tensor(self.stream.class_indices(task))[part.labels[chosen]]
-        found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
-        return found | ({"token_type_ids": types} if typed else {})
+            of_task, encoded = tasks == task, self.encoded[task, split]
+            task_rows, task_width = rows[of_task], min(width, encoded.length)
+            ids[of_task, :task_width], mask[of_task, :task_width] = (
+                encoded.input_ids[task_rows, :task_width],
+                encoded.attention_mask[task_rows, :task_width],
+            )
+            if encoded.token_type_ids is not None:
+                types[of_task, :task_width], has_types = encoded.token_type_ids[task_rows, :task_width], True
+            labels[of_task] = torch.tensor(self.stream.class_indices(task))[encoded.labels[task_rows]]
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
+        return batch | ({"token_type_ids": types} if has_types else {})
 
     @property
-    def pad(self) -> int:
+    def pad_token_id(self) -> int:
         """The id that stands in padding."""
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
@@ -155,49 +170,53 @@ class Learner:
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies over the classes that `among` says; rows labelled −100 add nothing."""
+        """Return the sum of the cross-entropies over the classes that `among` says; rows labeled −100 add nothing."""
         return nn.functional.cross_entropy(
-            self.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
+            self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
-    def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """The logits (row, class), those of classes that a row is not held against so low that they have no share.
+    def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
+        """Mask the logits (row, class) of classes that a row is not contrasted with.
 
-        Behind the classes of the stream a head may have one that all rows are held against: that of other words.
+        Classes of the head behind those of the stream (other words) stay: every row is contrasted with them.
         """
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        held = self.contrasted(tasks).to(logits.device)
-        others = logits.shape[1] - held.shape[1]
-        return exact.masked_fill(~nn.functional.pad(held, (0, others), value=True), _UNLIKELY)
+        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        contrast = self.contrast_mask(tasks).to(logits.device)
+        others = logits.shape[1] - contrast.shape[1]
+        return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
-    def contrasted(self, tasks: Tensor) -> Tensor:
-        """(row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
-        own = self.own.to(tasks.device)[tasks]
-        return own if self.among == "task" else own | self.seen_classes(self.task).to(tasks.device)
+    def contrast_mask(self, tasks: Tensor) -> Tensor:
+        """Return (row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
+        task_classes = self.task_classes.to(tasks.device)[tasks]
+        return (
+            task_classes
+            if self.loss_classes == "task"
+            else task_classes | self.seen_classes(self.task).to(tasks.device)
+        )
 
     def seen_classes(self, task: int) -> Tensor:
         """(class,): which classes a task, or one before it, has."""
-        return self.own[: task + 1].any(0)
+        return self.task_classes[: task + 1].any(0)
 
     # -- the rest ---------------------------------------------------------------------------------------
 
     def seed_for(self, *names: Any) -> int:
-        """A seed for something by its names, which depends on the run's seed and nothing else."""
+        """Derive a seed from names and the seed of the run."""
         text = "/".join(map(str, (self.seed, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
-        low = self.budget.precision == "bfloat16"
-        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+    def evaluation_mode(self) -> Iterator[nn.Module]:
+        """Switch the network to evaluation mode and the precision of the budget for a while."""
+        autocast = self.budget.precision == "bfloat16"
+        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
             yield self.network
 
     @contextmanager
-    def losing(self) -> Iterator[nn.Module]:
-        """As `eval_mode`, for losses: a label-text head holds texts against other words too, as in training."""
-        with self.evaluating() as network:
-            heads = [one for one in network.modules() if isinstance(one, LabelTextHead)]
+    def loss_mode(self) -> Iterator[nn.Module]:
+        """Do as `evaluation_mode`, with label-text heads in training mode: they contrast texts with other words."""
+        with self.evaluation_mode() as network:
+            heads = [module for module in network.modules() if isinstance(module, LabelTextHead)]
             try:
                 for head in heads:
                     head.train()
@@ -206,21 +225,21 @@ class Learner:
                 for head in heads:
                     head.eval()
 
-    def each(
+    def iterate_batches(
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """All of some examples in batches on the device, in their order."""
-        every, many = list(items), size or self.budget.eval_batch_size
-        for start in range(0, len(every), many):
-            rows = self.rows(every[start : start + many], split=split)
+        """Iterate over examples in batches on the device, in their order."""
+        examples, batch_size = list(items), size or self.budget.eval_batch_size
+        for start in range(0, len(examples), batch_size):
+            rows = self.rows(examples[start : start + batch_size], split=split)
             yield {name: value.to(self.device) for name, value in rows.items()}
 
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
-    """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
+    """Return the splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
     tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
     for task in tasks:
-        _check(task)
+        _check_task(task)
     return {
         (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
         for number, task in enumerate(tasks)
@@ -228,15 +247,17 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
     }
 
 
-def check_lengths(encoded: Mapping[Any, Encoded], most: int | None) -> None:
-    """Nothing, or a UserError: a text has more tokens than the model takes."""
-    longest = max(int(part.attention_mask.sum(1).max()) for part in encoded.values())
-    if most is not None and longest > most:
-        raise UserError(f"length: expected at most {most} tokens, which this model takes, got a text of {longest}")
+def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:
+    """Raise UserError if a text has more tokens than the model takes."""
+    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
+    if max_tokens is not None and longest > max_tokens:
+        raise UserError(
+            f"length: expected at most {max_tokens} tokens, which this model takes, got a text of {longest}"
+        )
 
 
-def _check(task: ClassificationTask) -> None:
-    """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
+def _check_task(task: ClassificationTask) -> None:
+    """Raise UserError if a task whose classes or rows are not as they should be."""
     count = len(task.labels)
     if count < 2:
         raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")
@@ -244,10 +265,10 @@ def _check(task: ClassificationTask) -> None:
         labels = task.split(split).labels
         if not labels:
             raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-        wrong = [label for label in labels if label not in range(count)]
-        if wrong:
-            told = f"{split} of {task.name!r}, got {wrong[0]!r}"
-            raise UserError(f"stream: expected labels from 0 to {count - 1} in {told}")
-    lacking = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
-    if lacking:
-        raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {lacking[0]}")
+        invalid = [label for label in labels if label not in range(count)]
+        if invalid:
+            problem = f"{split} of {task.name!r}, got {invalid[0]!r}"
+            raise UserError(f"stream: expected labels from 0 to {count - 1} in {problem}")
+    missing = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
+    if missing:
+        raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {missing[0]}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
-Store = Literal["reservoir", "balanced"]
+StoragePolicy = Literal["reservoir", "balanced"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,92 +33,104 @@ class MemoryConfig(method.MethodConfig):
     """
 
     memory_size: int = 50
-    storage_policy: Store = "reservoir"
+    storage_policy: StoragePolicy = "reservoir"
     replay_batch_size: int = 0
 
     def __post_init__(self) -> None:
         """Check them."""
         check_int("memory_size", self.memory_size, least=1)
         check_int("replay_batch_size", self.replay_batch_size, least=0)
-        check_choice("storage_policy", self.storage_policy, get_args(Store))
+        check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------
 
 
-def keep(learner: Learner, kept: MethodState, config: MemoryConfig, task: int) -> None:
-    """Take a task's training examples into the memory, which is `kept.items`."""
-    arriving = learner.items(task)
+def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
+    """Store a task's training examples in `state.examples`."""
+    new_examples = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
-        seen = kept.values.get("seen", 0)
-        kept.examples = reservoir(
-            kept.examples,
-            arriving,
-            seen=seen,
+        num_seen = state.values.get("seen", 0)
+        state.examples = update_reservoir(
+            state.examples,
+            new_examples,
+            seen=num_seen,
             capacity=config.memory_size,
             draw=lambda below: int(random.integers(below)),
         )
-        kept.values["seen"] = seen + len(arriving)
+        state.values["seen"] = num_seen + len(new_examples)
     else:
-        mixed = [arriving[number] for number in random.permutation(len(arriving))]
-        kept.examples = balanced(
-            [*kept.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
+        mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
+        state.examples = balance_groups(
+            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _label_of(learner, item)
         )
 
 
-def _class(learner: Learner, item: ExampleRef) -> tuple[int, int]:
-    """An example's task and label."""
+def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:
+    """Return an example's task and label."""
     return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
 
-def reservoir(
-    kept: Sequence[ExampleRef], arriving: Sequence[ExampleRef], *, seen: int, capacity: int, draw: Callable[[int], int]
+def update_reservoir(
+    stored: Sequence[ExampleRef],
+    new_examples: Sequence[ExampleRef],
+    *,
+    seen: int,
+    capacity: int,
+    draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """A memory after more examples have come, of which each that ever came is in it with equal chance.
+    """Update a reservoir, in which every example so far is with equal probability.
 
-    Algorithm R (Vitter 1985): the n-th example to come takes a place drawn from n, if the memory has that place.
-    `seen`: how many came before; `draw(n)`: a number from 0 to n − 1.
+    Args:
+        stored: Stored examples.
+        new_examples: New examples.
+        seen: Number of examples before them.
+        capacity: Size of the memory.
+        draw: Returns a random number from 0 to n − 1.
+
+    Source:
+        Algorithm R (Vitter 1985).
     """
-    found = list(kept)
-    for number, item in enumerate(arriving, start=seen):
-        if number < capacity:
-            found.append(item)
+    memory = list(stored)
+    for index, item in enumerate(new_examples, start=seen):
+        if index < capacity:
+            memory.append(item)
             continue
-        place = draw(number + 1)
-        if place < capacity:
-            found[place] = item
-    return found
+        slot = draw(index + 1)
+        if slot < capacity:
+            memory[slot] = item
+    return memory
 
 
-def balanced(
+def balance_groups(
     items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
 ) -> list[ExampleRef]:
-    """The first examples of each group, as many of each as of the others, or all of a group that has fewer.
+    """Return the first examples of each group, equally many of each, or all of a smaller group.
 
-    What does not divide evenly goes to the groups that come first. So a group only ever shrinks when others come.
+    The remainder goes to the first groups, so a group only shrinks when others come.
     """
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)
-    many = shares([len(each) for each in groups.values()], capacity)
-    return [item for each, share in zip(groups.values(), many, strict=True) for item in each[:share]]
+    counts = allocate([len(members) for members in groups.values()], capacity)
+    return [item for members, count in zip(groups.values(), counts, strict=True) for item in members[:count]]
 
 
-def shares(sizes: Sequence[int], capacity: int) -> list[int]:
-    """How many of a capacity each gets, who can use no more than its size, dealt one at a time."""
-    found = [0] * len(sizes)
-    left = min(capacity, sum(sizes))
-    while left:
-        for number, size in enumerate(sizes):
-            if found[number] < size and left:
-                found[number] += 1
-                left -= 1
-    return found
+def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
+    """Divide a capacity among groups one at a time, each up to its size."""
+    counts = [0] * len(sizes)
+    remaining = min(capacity, sum(sizes))
+    while remaining:
+        for index, size in enumerate(sizes):
+            if counts[index] < size and remaining:
+                counts[index] += 1
+                remaining -= 1
+    return counts
 
 
-class Remembering(method.Method):
-    """A method that stores examples of each task when it has been learnt."""
+class MemoryMethod(method.Method):
+    """A method that stores examples of each task after training."""
 
     Config = MemoryConfig
 
@@ -130,50 +142,62 @@ class Remembering(method.Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task."""
-        keep(learner, self.state, self.config, task)
+        store_examples(learner, self.state, self.config, task)
 
 
 # -- what is drawn --------------------------------------------------------------------------------------
 
 
-def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
-    """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
+def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
+    """Sample `count` different examples, or all of a smaller memory; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def replayed(learner: Learner, config: MemoryConfig) -> int:
-    """How many examples are drawn at a step."""
+def replay_batch_size(learner: Learner, config: MemoryConfig) -> int:
+    """Return the number of replayed examples in a step."""
     return config.replay_batch_size or learner.budget.batch_size
 
 
-def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
-    """The task's own examples at each step, those that fine-tuning has."""
-    return learner.drawn(learner.items(task), stage)
+def schedule_task(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
+    """Schedule the task's own examples as fine-tuning does."""
+    return learner.schedule(learner.items(task), stage)
 
 
-def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
-    """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
-    items, size = list(kept.examples), learner.budget.batch_size + count
+def replay_in_batches(
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
+) -> Batches:
+    """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
+    new, count, seed = (
+        schedule_task(learner, task, stage),
+        replay_batch_size(learner, config),
+        learner.seed_for("replay", task),
+    )
+    items, size = list(state.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
-        return learner.rows([*new.at(step), *drawn(items, count, seed=seed, step=step)], size=size)
+        return learner.rows([*new.at(step), *sample_memory(items, count, seed=seed, step=step)], size=size)
 
     return Batches(new.steps, size, rows)
 
 
-def interleaved(
-    learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
+def replay_at_intervals(
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
-    """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
-    items, size = list(kept.examples), max(learner.budget.batch_size, count)
+    """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
+    new, count, seed = (
+        schedule_task(learner, task, stage),
+        replay_batch_size(learner, config),
+        learner.seed_for("replay", task),
+    )
+    items, size = list(state.examples), max(learner.budget.batch_size, count)
 
     def rows(step: int) -> Rows:
-        done, place = divmod(step, interval + 1)
-        old = place == interval
-        here = drawn(items, count, seed=seed, step=step) if old else new.at(done * interval + place)
-        return learner.rows(here, size=size)
+        rounds, position = divmod(step, interval + 1)
+        replays = position == interval
+        batch_items = (
+            sample_memory(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
+        )
+        return learner.rows(batch_items, size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)

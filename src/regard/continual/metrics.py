@@ -63,7 +63,7 @@ class Matrix:
         return len(self) == self.planned
 
     @property
-    def learnt(self) -> Floats:
+    def learned(self) -> Floats:
         """a_jj: the score of each task just after it was learnt."""
         return np.diagonal(self.scores, offset=-1)
 
@@ -73,41 +73,41 @@ class Matrix:
         return self.scores[-1] if len(self) else np.zeros(0)
 
     @property
-    def unlearnt(self) -> Floats:
+    def before_learning(self) -> Floats:
         """a_(j−1)j: the score of each task just before it was learnt."""
         return np.diagonal(self.scores)
 
 
 def average_performance(matrix: Matrix) -> float | None:
     """AP, also called ACC: 1/T Σ_j a_Tj (SAPT, arXiv 2401.08295; pre-scaling, arXiv 2410.05648)."""
-    return _mean(matrix.final)
+    return _mean_or_none(matrix.final)
 
 
 def forgetting_from_best(matrix: Matrix) -> float | None:
     """F.Ra: 1/(T−1) Σ_{j<T} (max_{j≤i<T} a_ij − a_Tj) (Chaudhry et al. 2018, arXiv 1801.10112; SAPT)."""
     tasks = len(matrix)
     best = np.array([matrix.scores[j + 1 : tasks, j].max() for j in range(tasks - 1)])
-    return _mean(best - matrix.final[:-1])
+    return _mean_or_none(best - matrix.final[:-1])
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """BWT: 1/(T−1) Σ_{j<T} (a_Tj − a_jj) (Lopez-Paz and Ranzato 2017, arXiv 1706.08840). SAPT's script divides by T."""
-    return _mean((matrix.final - matrix.learnt)[:-1])
+    return _mean_or_none((matrix.final - matrix.learned)[:-1])
 
 
 def forgetting(matrix: Matrix) -> float | None:
     """FGT: 1/(T−1) Σ_{j<T} (a_jj − a_Tj) = −BWT (pre-scaling)."""
-    return _mean((matrix.learnt - matrix.final)[:-1])
+    return _mean_or_none((matrix.learned - matrix.final)[:-1])
 
 
 def forward_transfer(matrix: Matrix, separate: Mapping[str, float]) -> float | None:
     """FWT: 1/T Σ_j (a_jj − ã_j), ã_j the score of a model trained on j alone (SAPT, whose script takes a constant)."""
-    return _mean(matrix.learnt - _of_tasks(matrix, separate))
+    return _mean_or_none(matrix.learned - _scores_in_order(matrix, separate))
 
 
 def learning_accuracy(matrix: Matrix) -> float | None:
     """1/T Σ_j a_jj: how well each task is learnt when it comes (Riemer et al. 2019, arXiv 1810.11910)."""
-    return _mean(matrix.learnt)
+    return _mean_or_none(matrix.learned)
 
 
 def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
@@ -116,7 +116,7 @@ def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
     There the model for the j-th task is trained on the first j, here on all T. Against models trained on each task
     alone it would be −FWT.
     """
-    return _mean(_of_tasks(matrix, joint) - matrix.learnt)
+    return _mean_or_none(_scores_in_order(matrix, joint) - matrix.learned)
 
 
 def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | None:
@@ -124,12 +124,12 @@ def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | 
 
     There it is called FWT.
     """
-    return _mean((matrix.unlearnt - _of_tasks(matrix, initial))[1:])
+    return _mean_or_none((matrix.before_learning - _scores_in_order(matrix, initial))[1:])
 
 
 def area_under_curve(matrix: Matrix) -> float | None:
     """1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)."""
-    return _mean(np.array([matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]))
+    return _mean_or_none(np.array([matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class Metrics:
         joint: Mapping[str, float] | None = None,
         initial: Mapping[str, float] | None = None,
     ) -> Metrics:
-        """The measures over the tasks learnt so far.
+        """Return the measures over the tasks learnt so far.
 
         Scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all, `initial` of
         an untrained one, or chance.
@@ -177,22 +177,22 @@ class Metrics:
         )
 
     def as_dict(self) -> dict[str, float | None]:
-        """The measures by name, in the order of `TITLES`."""
+        """Return the measures by name, in the order of `TITLES`."""
         return asdict(self)
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
-    """The matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
+    """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
     A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
     score is there twice, none is of the scenario, a task that was learnt has none. The models of `separate` are changed
     by no later task: their scores stand for all rows that come after.
     """
     check_scores(frame)
-    found = frame[[*RUN]].drop_duplicates()
-    if len(found) > 1:
-        raise UserError(f"matrix: expected the rows of one run, got those of {len(found)}")
-    return _matrix(frame, scenario)
+    problems = frame[[*RUN]].drop_duplicates()
+    if len(problems) > 1:
+        raise UserError(f"matrix: expected the rows of one run, got those of {len(problems)}")
+    return _make_matrix(frame, scenario)
 
 
 def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None = None) -> pd.DataFrame:
@@ -207,19 +207,23 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     rows: list[tuple[Any, ...]] = []
     for key, run in split_runs(scores):
         for scenario in run["scenario"].unique():
-            matrix = _matrix(run, scenario)
-            values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, scenario, initial)
+            matrix = _make_matrix(run, scenario)
+            values = (
+                dict.fromkeys(TITLES)
+                if not matrix.finished
+                else _compute_metrics(matrix, scores, key, scenario, initial)
+            )
             rows += [(*key, scenario, name, value) for name, value in values.items()]
     return pd.DataFrame(rows, columns=[*RUN, "scenario", "metric", "value"]).astype({"value": "float64"})
 
 
 def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
-    """Each run's stream, method, seed and order, and its rows, in the order in which they come."""
+    """Return each run's stream, method, seed and order, and its rows, in the order in which they come."""
     yield from scores.groupby([*RUN], sort=False)
 
 
 def check_scores(scores: pd.DataFrame) -> None:
-    """Nothing, or a UserError: these are no rows of matrix.parquet."""
+    """Raise UserError if these are no rows of matrix.parquet."""
     missing = [name for name in COLUMNS if name not in scores]
     if missing:
         raise UserError(f"matrix: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
@@ -235,47 +239,49 @@ def check_scores(scores: pd.DataFrame) -> None:
             raise UserError(f"matrix: expected {name} {limit}, got {outside.iloc[0]}")
     twice = scores[scores.duplicated([*RUN, "scenario", "after_task", "task_index"])]
     if len(twice):
-        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
-        raise UserError(f"matrix: expected each score once, several are of {told}")
+        problem = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
+        raise UserError(f"matrix: expected each score once, several are of {problem}")
 
 
-def _matrix(run: pd.DataFrame, scenario: str) -> Matrix:
-    """The matrix of rows that are known to be of one run."""
+def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
+    """Return the matrix of rows that are known to be of one run."""
     rows = run[run["scenario"] == scenario]
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
         raise UserError(f"scenario: expected one that was scored ({scored}), got {scenario}")
-    planned, learnt = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
-    if max(learnt, int(rows["task_index"].max())) > planned:
-        last = max(learnt, int(rows["task_index"].max()))
+    planned, tasks_trained = _count_planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
+    if max(tasks_trained, int(rows["task_index"].max())) > planned:
+        last = max(tasks_trained, int(rows["task_index"].max()))
         raise UserError(f"matrix: expected {planned} tasks as in the order {rows['order'].iloc[0]}, got a task {last}")
-    rows = rows[rows["task_index"] <= learnt]
+    rows = rows[rows["task_index"] <= tasks_trained]
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
-    if tasks["task_index"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
-        told = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
-        raise UserError(f"matrix: expected one task, with one n, at each task_index from 1 to {learnt}, got {told}")
-    scores = np.full((learnt + 1, learnt), np.nan)
+    if tasks["task_index"].tolist() != list(range(1, tasks_trained + 1)) or tasks["task"].duplicated().any():
+        problem = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
+        raise UserError(
+            f"matrix: expected one task, with one n, at each task_index from 1 to {tasks_trained}, got {problem}"
+        )
+    scores = np.full((tasks_trained + 1, tasks_trained), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:
-        scores = _carried_over(scores)
+        scores = _carry_over(scores)
     names = tuple(map(str, tasks["task"]))
     return Matrix(tasks=names, scores=scores, rows=tasks["n"].to_numpy(dtype=np.int64), planned=planned)
 
 
-def _carried_over(scores: Floats) -> Floats:
-    """The scores with each task's own after every later task, where there is none."""
+def _carry_over(scores: Floats) -> Floats:
+    """Return the scores with each task's own after every later task, where there is none."""
     i, j = np.indices(scores.shape)
     own = np.broadcast_to(np.diagonal(scores, offset=-1), scores.shape)
     return np.where((i > j) & np.isnan(scores), own, scores)
 
 
-def _planned(order: str) -> int:
+def _count_planned(order: str) -> int:
     if not re.fullmatch(r"\d+(-\d+)*", order):
         raise UserError(f'order: expected numbers of tasks as in "2-0-1", got {order!r}')
     return order.count("-") + 1
 
 
-def _metrics(
+def _compute_metrics(
     matrix: Matrix,
     scores: pd.DataFrame,
     key: tuple[str, str, int, str],
@@ -284,28 +290,28 @@ def _metrics(
 ) -> dict[str, float | None]:
     stream, _, seed, order = key
     like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["scenario"] == scenario)]
-    separate, joint = (_last(_of_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
+    separate, joint = (_last_scores(_select_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
     return Metrics.of(matrix, separate=separate, joint=joint, initial=initial).as_dict()
 
 
-def _of_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
-    """The rows of the order if there are such, else all."""
+def _select_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
+    """Return the rows of the order if there are such, else all."""
     same = rows[rows["order"] == order]
     return rows if same.empty else same
 
 
-def _last(rows: pd.DataFrame) -> dict[str, float]:
-    """The last score of each task that was learnt, the mean over orders if the rows have several."""
-    learnt = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
-    last = learnt.drop_duplicates(["order", "task"], keep="last")
+def _last_scores(rows: pd.DataFrame) -> dict[str, float]:
+    """Return the last score of each task that was learnt, the mean over orders if the rows have several."""
+    tasks_trained = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
+    last = tasks_trained.drop_duplicates(["order", "task"], keep="last")
     return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
 
 
-def _of_tasks(matrix: Matrix, scores: Mapping[str, float]) -> Floats:
-    """The scores in the order of the matrix; NaN for a task that has none."""
+def _scores_in_order(matrix: Matrix, scores: Mapping[str, float]) -> Floats:
+    """Return the scores in the order of the matrix; NaN for a task that has none."""
     return np.array([scores.get(task, np.nan) for task in matrix.tasks])
 
 
-def _mean(values: Floats) -> float | None:
-    """The mean; None if there is no value, or one of them is not known."""
+def _mean_or_none(values: Floats) -> float | None:
+    """Return the mean; None if there is no value, or one of them is not known."""
     return float(values.mean()) if len(values) and not np.isnan(values).any() else None

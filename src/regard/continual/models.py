@@ -19,7 +19,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
-from regard.continual.state import load_tensors, tensors_of
+from regard.continual.state import collect_tensors, load_tensors
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
@@ -46,7 +46,7 @@ class TaskDeltas:
     def begin(self, learner: Learner, method: Method, name: str) -> None:
         """Note what the run is, and the weights that it begins with."""
         config = learner.network.classifier.config
-        about = {
+        metadata = {
             "base": config.lineage,
             "method": {"name": name, "settings": method.config.to_dict()},
             "seed": learner.seed,
@@ -60,14 +60,14 @@ class TaskDeltas:
                 for task in learner.stream.tasks
             ],
         }
-        write_file(self.folder / LINEAGE, json.dumps(about, indent=1) + "\n")
+        write_file(self.folder / LINEAGE, json.dumps(metadata, indent=1) + "\n")
 
-    def keep(self, learner: Learner, learnt: int) -> None:
+    def write(self, learner: Learner, tasks_trained: int) -> None:
         """Write what a task has changed since the one before it."""
-        before = self._before or self._earlier(learner.start, learnt - 1)
-        now = tensors_of(learner.network)
+        before = self._before or self._read_weights(learner.start, tasks_trained - 1)
+        now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
-        path = delta_of(self.folder, learnt)
+        path = delta_path(self.folder, tasks_trained)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(changed, path.with_suffix(".part"))
@@ -79,107 +79,115 @@ class TaskDeltas:
             raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
-    def _earlier(self, start: Mapping[str, Tensor], learnt: int) -> dict[str, Tensor]:
-        """The weights after so many tasks, from the files of a run that goes on."""
-        found = {name: value.cpu() for name, value in start.items()}
-        for number in range(1, learnt + 1):
-            found |= _read_delta(self.folder, number)
-        return found
+    def _read_weights(self, start: Mapping[str, Tensor], tasks_trained: int) -> dict[str, Tensor]:
+        """Return the weights after so many tasks, from the files of a run that goes on."""
+        weights = {name: value.cpu() for name, value in start.items()}
+        for task in range(1, tasks_trained + 1):
+            weights |= _read_delta(self.folder, task)
+        return weights
 
 
 def _checksums(folder: Path) -> dict[str, str]:
     """Return the checksums of the deltas in a folder by their names."""
     if not (folder / INDEX).exists():
         return {}
-    index = _read(folder / INDEX)
+    index = _read_json(folder / INDEX)
     if not is_sealed(index):
         raise UserError(f"models: {folder / INDEX} is damaged")
     return dict(index["files"])
 
 
-def _read_delta(folder: Path, learnt: int) -> dict[str, Tensor]:
+def _read_delta(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
     """Return what a task has changed. Raises UserError if the file is not as it was written."""
-    path = delta_of(folder, learnt)
-    tensors = _tensors(path)
+    path = delta_path(folder, tasks_trained)
+    tensors = _read_tensors(path)
     if _checksums(folder).get(path.name) != sha256_of_file(path):
         raise UserError(f"models: {path} is damaged, it is not as written")
     return tensors
 
 
-def with_model_hash(loaded: Loaded) -> Loaded:
-    """The model with a hash of the weights that are used, where no file tells of them: of a language model all."""
+def add_model_hash(loaded: Loaded) -> Loaded:
+    """Return the model with a hash of the weights that are used.
+
+    Where no file tells of them: of a language model all.
+    """
     if loaded.sha256 is not None:
         return loaded
     return replace(
-        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _digest_below(loaded)
+        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
     )
 
 
-def _digest_below(loaded: Loaded) -> str:
-    """The hash of what a classifier would read hidden states from."""
+def _hash_encoder(loaded: Loaded) -> str:
+    """Return the hash of what a classifier would read hidden states from."""
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
-def delta_of(folder: Path, learnt: int) -> Path:
-    """The file with what the task learnt as that one has changed."""
-    return folder / f"after-{learnt:04d}.safetensors"
+def delta_path(folder: Path, tasks_trained: int) -> Path:
+    """Return the file with what the task learnt as that one has changed."""
+    return folder / f"after-{tasks_trained:04d}.safetensors"
 
 
-def rebuild_network(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
-    """The network after `learnt` tasks of the run whose deltas the folder has, and what the run was.
+def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
+    """Return the network after `tasks_trained` tasks of the run whose deltas the folder has, and what the run was.
 
     Raises UserError where they are not there, damaged, or of another model than `loaded`.
     """
-    about = _read(folder / LINEAGE)
-    tasks = about["tasks"]
-    if not 1 <= learnt <= len(tasks):
-        raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {learnt}")
-    known_as = (loaded.sha256, with_model_hash(replace(loaded, sha256=None)).sha256, _digest_below(loaded))
-    if about["base"]["sha256"] not in (known_as[:2] if about["head"] == GeneratorConfig.head else known_as):
+    metadata = _read_json(folder / LINEAGE)
+    tasks = metadata["tasks"]
+    if not 1 <= tasks_trained <= len(tasks):
+        raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
+    base_hashes = (loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded))
+    if metadata["base"]["sha256"] not in (base_hashes[:2] if metadata["head"] == GeneratorConfig.head else base_hashes):
         raise UserError(
-            f"model: expected the one that the run began with, {about['base']['base']} with weights "
-            f"{str(about['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
+            f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
+            f"{str(metadata['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
         )
-    classifier = _classifier(loaded, about)
-    network = network_of(classifier, about["method"], tasks=len(tasks), seed=about["seed"])
-    for number in range(1, learnt + 1):
-        load_tensors(network, _read_delta(folder, number))
-    known = _known(tasks, learnt, about["method"]["name"])
-    classifier.config.lineage = {**about["base"], "tasks": known, "method": about["method"]}
-    return network.eval(), about
+    classifier = _build_classifier(loaded, metadata)
+    network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
+    for task in range(1, tasks_trained + 1):
+        load_tensors(network, _read_delta(folder, task))
+    tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
+    classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
+    return network.eval(), metadata
 
 
-def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
-    """What a run's network is built around, before its first task."""
-    if about["head"] == GeneratorConfig.head:
-        return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=about["lora"], seed=about["seed"])))
+def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
+    """Return what a run's network is built around, before its first task."""
+    if metadata["head"] == GeneratorConfig.head:
+        return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
     return Classifier.from_loaded(
         loaded,
-        about["classes"],
-        head=about["head"],
-        label_words=about.get("label_words", 0),
-        common=about["common"],
-        lora=about["lora"],
-        seed=about["seed"],
+        metadata["classes"],
+        head=metadata["head"],
+        label_words=metadata.get("label_words", 0),
+        common=metadata["common"],
+        lora=metadata["lora"],
+        seed=metadata["seed"],
     )
 
 
-def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str, Any]]:
-    """The tasks that a model has been trained on when `learnt` have come: models of their own on the last of them."""
-    evaluated = method_named(name).evaluation_scope
-    if evaluated == "end":
-        return tasks if learnt == len(tasks) else []
-    return tasks[learnt - 1 : learnt] if evaluated == "own" else tasks[:learnt]
+def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
+    """Return the tasks that a model has been trained on when `tasks_trained` have come.
+
+    Models of their own on the last of them.
+    """
+    scope = method_named(name).evaluation_scope
+    if scope == "end":
+        return tasks if tasks_trained == len(tasks) else []
+    return tasks[tasks_trained - 1 : tasks_trained] if scope == "own" else tasks[:tasks_trained]
 
 
-def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
-    """A method's network, by its name and settings."""
-    kind = method_named(method["name"])
-    return kind.Network(classifier, tasks=tasks, config=kind.Config.parsed(method["settings"]), seed=seed)
+def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
+    """Return a method's network, by its name and settings."""
+    method_class = method_named(method["name"])
+    return method_class.Network(
+        classifier, tasks=tasks, config=method_class.Config.parse(method["settings"]), seed=seed
+    )
 
 
-def export(
-    network: Network, tokenizer: Any, about: Mapping[str, Any], folder: str | Path, *, overwrite: bool = False
+def export_network(
+    network: Network, tokenizer: Any, metadata: Mapping[str, Any], folder: str | Path, *, overwrite: bool = False
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
@@ -191,71 +199,80 @@ def export(
     refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
     `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
-    with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as place:
+    with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
-        (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
+        (target / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with suppress_logging():
             if isinstance(cast(nn.Module, network.classifier), Generator):
-                network.classifier.config.part_of = about["method"]["name"] if network.apart else None
-                network.classifier.save_pretrained(place)
-            elif network.apart:
+                network.classifier.config.part_of = metadata["method"]["name"] if network.needs_wrapper else None
+                network.classifier.save_pretrained(target)
+            elif network.needs_wrapper:
                 config = deepcopy(network.classifier.config)
-                config.part_of, config.architectures = about["method"]["name"], [Classifier.__name__]
-                config.save_pretrained(place)
+                config.part_of, config.architectures = metadata["method"]["name"], [Classifier.__name__]
+                config.save_pretrained(target)
             else:
-                network.classifier.save_pretrained(place)
-        tokenizer.save_pretrained(place)
+                network.classifier.save_pretrained(target)
+        tokenizer.save_pretrained(target)
         if type(network) is not Network:
-            save_file(tensors_of(network), place / NETWORK)
-            told = {"method": about["method"], "tasks": len(about["tasks"]), "seed": about["seed"]}
-            told |= {"lora": network.classifier.config.lora}
-            (place / METHOD).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            save_file(collect_tensors(network), target / NETWORK)
+            method_metadata = {"method": metadata["method"], "tasks": len(metadata["tasks"]), "seed": metadata["seed"]}
+            method_metadata |= {"lora": network.classifier.config.lora}
+            (target / METHOD).write_text(json.dumps(method_metadata, indent=1) + "\n", encoding="utf-8")
     return Path(folder)
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """The network that `export` wrote, which computes logits as its method does. Raises UserError.
+    """Return the network that `export_network` wrote, which computes logits as its method does. Raises UserError.
 
     It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
     model has them.
     """
     folder = Path(folder)
-    about = _read(folder / METHOD) if (folder / METHOD).is_file() else None
+    metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
         with suppress_logging(), torch.random.fork_rng(devices=[]):
-            classifier = _saved(folder, about)
+            classifier = _load_classifier(folder, metadata)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
-    if about is None:
+    if metadata is None:
         return Network(classifier, tasks=1, config=None, seed=0).eval()
-    network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
-    weights = _tensors(folder / NETWORK)
-    if weights.keys() != tensors_of(network).keys():
-        raise UserError(f"models: expected all weights of {about['method']['name']} in {folder / NETWORK}")
+    network = build_network(classifier, metadata["method"], tasks=metadata["tasks"], seed=metadata["seed"])
+    weights = _read_tensors(folder / NETWORK)
+    if weights.keys() != collect_tensors(network).keys():
+        raise UserError(f"models: expected all weights of {metadata['method']['name']} in {folder / NETWORK}")
     load_tensors(network, weights)
     return network.eval()
 
 
-def _saved(folder: Path, about: Mapping[str, Any] | None) -> Classifier:
-    """The classifier or generator that `export` wrote; where there is a network around it, only how it is built."""
-    kind = AutoConfig.from_pretrained(folder).model_type
-    if kind != ClassifierConfig.model_type:
-        text = Generator.from_pretrained(folder) if about is None else Generator.empty(folder, lora=about.get("lora"))
-        return cast(Classifier, cast(Any, text))
+def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
+    """Return the classifier or generator that `export_network` wrote.
+
+    Where there is a network around it, only how it is built.
+    """
+    model_type = AutoConfig.from_pretrained(folder).model_type
+    if model_type != ClassifierConfig.model_type:
+        generator = (
+            Generator.from_pretrained(folder)
+            if metadata is None
+            else Generator.empty(folder, lora=metadata.get("lora"))
+        )
+        return cast(Classifier, cast(Any, generator))
     config = ClassifierConfig.from_pretrained(folder)
-    found: Classifier = Classifier.from_pretrained(folder, config=config) if about is None else Classifier(config)
-    return found
+    classifier: Classifier = (
+        Classifier.from_pretrained(folder, config=config) if metadata is None else Classifier(config)
+    )
+    return classifier
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"models: expected {path.name} as `regard learn` writes it, cannot read {path}") from error
-    return found
+    return content
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -24,23 +24,26 @@ class Network(nn.Module):
     `seed`. `apart`: whether the classifier, without the rest of the network, does not answer as the network does.
     """
 
-    apart: ClassVar[bool] = False
+    needs_wrapper: ClassVar[bool] = False
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__()
         self.classifier = classifier
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
+        """Return the logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
         names = TEXT_INPUTS if isinstance(cast(nn.Module, self.classifier), Generator) else INPUTS
         logits: Tensor = self.classifier(**{name: rows[name] for name in names if name in rows}).logits
         return logits
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers (row, token) to prompts, of rows of a stream from text to text; at most so many tokens each."""
+        """Return the answers (row, token) to prompts.
+
+        Of rows of a stream from text to text; at most so many tokens each.
+        """
         generator = cast(Generator, cast(nn.Module, self.classifier))
         return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 
-    def in_head(self, name: str) -> bool:
-        """Whether a parameter belongs to the head, which stages that train the `head` train."""
+    def is_head_parameter(self, name: str) -> bool:
+        """Return whether a parameter belongs to the head, which phases that train the `head` train."""
         return name.startswith("classifier.head.")

@@ -1,4 +1,4 @@
-"""A model with soft prompts, a block of them a task: what methods that train prompts train."""
+"""A model with soft prompts, an adapter of them a task: what methods that train prompts train."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class PromptConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("num_virtual_tokens", self.num_virtual_tokens, least=1)
-        method.check_number("encoder_hidden_size", self.encoder_hidden_size, least=0)
-        method.check_number("learning_rate", self.learning_rate, least=0)
+        method.check_number("num_virtual_tokens", self.num_virtual_tokens, min_value=1)
+        method.check_number("encoder_hidden_size", self.encoder_hidden_size, min_value=0)
+        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class PromptPrefix(NamedTuple):
@@ -53,57 +53,57 @@ class PromptPrefix(NamedTuple):
 class PromptNetwork(Network):
     """A frozen model with soft prompts, and a head that is trained where it has anything to train.
 
-    `count` blocks are in use. Which of them stand before a row is for the method: `before`.
+    `count` adapters are in use. Which of them stand before a row is for the method: `before`.
     """
 
-    apart: ClassVar[bool] = True
+    needs_wrapper: ClassVar[bool] = True
     count: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
-        made = {
+        options = {
             "num_virtual_tokens": config.num_virtual_tokens,
             "encoder_hidden_size": config.encoder_hidden_size,
             "residual": config.residual,
         }
-        self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
-        self.pool.reserve(self.blocks_for(tasks))
+        self.pool = PromptAdapterPool(classifier.encoder, **options, seed=seed)
+        self.pool.reserve(self.count_adapters(tasks))
         self.register_buffer("count", torch.tensor(0))
 
-    def blocks_for(self, tasks: int) -> int:
-        """How many blocks so many tasks need."""
+    def count_adapters(self, tasks: int) -> int:
+        """Return how many adapters so many tasks need."""
         return tasks
 
-    def begin_block(self, block: int) -> None:
-        """Train this block from now on, and no other; it and those before it are in use."""
-        self.pool.open(block)
-        self.count.fill_(block + 1)
+    def start_adapter(self, adapter: int) -> None:
+        """Train this adapter from now on, and no other; it and those before it are in use."""
+        self.pool.set_trainable(adapter)
+        self.count.fill_(adapter + 1)
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """What stands before rows; None where there is nothing yet."""
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+        """Return what stands before rows; None where there is nothing yet."""
         raise NotImplementedError
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits, with the prompts before the texts."""
+        """Return the logits, with the prompts before the texts."""
         with self._prompted(rows):
             return super().forward(rows)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """The answers, with the prompts before what they answer."""
+        """Return the answers, with the prompts before what they answer."""
         with self._prompted(rows):
             return super().generate(rows, new_tokens)
 
     def _prompted(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
-        before = self.before(rows)
-        return self.pool.weighing(None) if before is None else self.pool.prepending(before.prompts, before.real)
+        prefix = self.make_prefix(rows)
+        return self.pool.use_weights(None) if prefix is None else self.pool.prepend(prefix.prompts, prefix.real)
 
 
 def check_prompt_room(learner: Learner, prompts: int) -> None:
-    """Nothing, or a UserError: a text of the stream has no room behind so many tokens of prompts."""
+    """Raise UserError if a text of the stream has no room behind so many tokens of prompts."""
     pool: PromptAdapterPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
-    longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+    longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 
@@ -111,21 +111,21 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
 # -- class vectors ----------------------------------------------------------------------------------------
 
 
-def class_vectors(learner: Learner) -> dict[str, Tensor]:
-    """Copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
-    return {name: one.detach().clone() for name, one in _of_classes(learner)}
+def copy_class_vectors(learner: Learner) -> dict[str, Tensor]:
+    """Return copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
+    return {name: parameter.detach().clone() for name, parameter in _class_parameters(learner)}
 
 
 @torch.no_grad()
-def restore_rows(learner: Learner, before: Mapping[str, Tensor], task: int) -> None:
+def restore_class_vectors(learner: Learner, vectors: Mapping[str, Tensor], task: int) -> None:
     """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
-    others = ~learner.own[task]
-    for name, one in _of_classes(learner):
-        here = others.to(one.device)
-        one[here] = before[name].to(one)[here]
+    other_classes = ~learner.task_classes[task]
+    for name, parameter in _class_parameters(learner):
+        rows = other_classes.to(parameter.device)
+        parameter[rows] = vectors[name].to(parameter)[rows]
 
 
-def _of_classes(learner: Learner) -> list[tuple[str, nn.Parameter]]:
+def _class_parameters(learner: Learner) -> list[tuple[str, nn.Parameter]]:
     head = getattr(learner.network.classifier, "head", None)
-    named = head.named_parameters() if isinstance(head, nn.Module) else ()
-    return [(name, one) for name, one in named if len(one) == learner.own.shape[1]]
+    parameters = head.named_parameters() if isinstance(head, nn.Module) else ()
+    return [(name, parameter) for name, parameter in parameters if len(parameter) == learner.task_classes.shape[1]]

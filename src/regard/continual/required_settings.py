@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from regard.errors import UserError
 
-NONE = "none"
+EMPTY = "none"
 """What a text that is not set is called."""
 
 
@@ -19,8 +19,8 @@ class RequiredSetting(NamedTuple):
     values: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of that setting is as it is to be."""
-        return _named(value) in self.values if self.values else value > 0
+        """Return whether a value of that setting is as it is to be."""
+        return _format_value(value) in self.values if self.values else value > 0
 
     def __str__(self) -> str:
         """As a user would write it."""
@@ -28,14 +28,16 @@ class RequiredSetting(NamedTuple):
 
 
 def check_required(config: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
-    """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
-    plain = {one.name: one.default for one in dataclasses.fields(config)}
-    for name in (name for name in conditions if getattr(config, name) != plain[name]):
-        for where in conditions[name]:
-            value = getattr(config, where.name)
-            if not where.holds(value):
-                raise UserError(f"{name}: expected {where}, which reads it, got {where.name}={_named(value)}")
+    """Raise UserError if a field of a record is not as by default, and nothing will read it."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in (name for name in conditions if getattr(config, name) != defaults[name]):
+        for requirement in conditions[name]:
+            value = getattr(config, requirement.name)
+            if not requirement.holds(value):
+                raise UserError(
+                    f"{name}: expected {requirement}, which reads it, got {requirement.name}={_format_value(value)}"
+                )
 
 
-def _named(value: Any) -> str:
-    return NONE if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+def _format_value(value: Any) -> str:
+    return EMPTY if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,19 +19,19 @@ from regard.continual.batches import Batches
 from regard.continual.costs import (
     TaskCost,
     count_examples,
-    flops_a_correction,
-    flops_a_token,
-    memory_cost,
-    seconds_of,
+    flops_per_token,
+    flops_per_transform,
+    measure_memory,
+    time_hook,
     trim_padding,
 )
-from regard.continual.gate import gate_rows, score_rows
+from regard.continual.gate import measure_gate, score_adapters
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
-from regard.continual.text_learner import begin_texts
-from regard.continual.training_phase import TrainingBudget, TrainingPhase, warmup_steps
+from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps, train_only
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
@@ -61,7 +61,7 @@ def make_learner(
     lora: Mapping[str, Any] | None = None,
     head: HeadName | None = None,
 ) -> Learner:
-    """A run before its first task: the stream encoded, and a network over a copy of the model.
+    """Return a run before its first task: the stream encoded, and a network over a copy of the model.
 
     `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
     classes that were seen so far. For tasks from text to text the model is a language model, and the method one that
@@ -70,23 +70,25 @@ def make_learner(
     if stream.text:
         if head is not None:
             raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")
-        return begin_texts(stream, method, loaded, budget, seed=seed, lora=lora)
+        return make_text_learner(stream, method, loaded, budget, seed=seed, lora=lora)
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
-    wanted = head or method.head
+    head_name = head or method.head
     classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
-        head=wanted,
-        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if wanted == "sink" else (),
+        head=head_name,
+        common=_find_common_tokens(method, loaded.tokenizer, encoded[0, "train"].input_ids)
+        if head_name == "sink"
+        else (),
         lora=lora,
-        label_words=LABEL_WORDS if wanted == "labels" else 0,
+        label_words=LABEL_WORDS if head_name == "labels" else 0,
         seed=seed,
     )
     network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
-    learner.among = method.loss_classes or ("seen" if wanted == "labels" else "task")
+    learner.loss_classes = method.loss_classes or ("seen" if head_name == "labels" else "task")
     return learner
 
 
@@ -103,56 +105,68 @@ def run_stream(
     on_task: Callable[[Learner, int], None] | None = None,
     on_kept: Callable[[int], None] | None = None,
 ) -> RunState:
-    """The whole stream learnt.
+    """Train a method on a stream, task after task.
 
-    `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
-    of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
-    `gated`: on how many dev rows of each task it is looked at what the method's gate does, where it has one.
-    `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
-    resumed only for the tasks that were left, for one of them perhaps again; `on_kept(learnt)` when it is written. The
-    network of a run that was resumed when all was learnt has its weights, and nothing else that hooks have shown it.
-    Raises UserError.
+    Args:
+        learner: The run before its first task.
+        method: The method.
+        folder: Folder of the state after the last trained task.
+        resume: Go on from the state in `folder`; on one CPU process to the same numbers. The network has its weights
+            then, and nothing else that hooks have set.
+        checkpoint_every: Steps between checkpoints within a task; by default none.
+        diagnose: Returns diagnostics of the network on a task.
+        gated: Dev rows of each task on which the gate is measured.
+        on_progress: Called with the progress of training.
+        on_task: Called after each task in every process, before its state is written; in a resumed run for the
+            remaining tasks, perhaps again for one of them.
+        on_kept: Called when the state of a task is written.
+
+    Raises:
+        UserError: The run cannot be resumed, or a phase has nothing to train.
     """
-    ran, place = RunState(learner, method), None if folder is None else Path(folder)
-    about = _about(learner, method)
-    if place is not None and not resume:
-        _clear(place)
-    learnt = _resume(ran, place, about) if resume and place is not None else 0
+    run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
+    fingerprint = _fingerprint(learner, method)
+    if checkpoint_dir is not None and not resume:
+        _remove_checkpoints(checkpoint_dir)
+    tasks_trained = _resume(run, checkpoint_dir, fingerprint) if resume and checkpoint_dir is not None else 0
     learner.network.to(learner.device)
-    for task in range(learnt, len(learner.stream)):
+    for task in range(tasks_trained, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
-        taken = seconds_of(method.before_task, learner, task)
-        _before(ran, diagnose)
-        cost = _train(ran, place, resume, checkpoint_every, on_progress)
-        taken += seconds_of(method.after_task, learner, task)
-        _check_bound(method)
-        cost |= {"hook_seconds": taken + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        ran.rows["cost"].append({**cost, **memory_cost(learner, method)})
-        _after(ran, diagnose)
-        _add_gate(ran, gated)
-        ran.peak_memory = max(ran.peak_memory, peak_memory(learner.device))
+        hook_seconds = time_hook(method.before_task, learner, task)
+        _evaluate_before(run, diagnose)
+        cost = _train(run, checkpoint_dir, resume, checkpoint_every, on_progress)
+        hook_seconds += time_hook(method.after_task, learner, task)
+        _check_memory_size(method)
+        cost |= {"hook_seconds": hook_seconds + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
+        run.rows["cost"].append({**cost, **measure_memory(learner, method)})
+        _evaluate_after(run, diagnose)
+        _add_gate(run, gated)
+        run.peak_memory = max(run.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
-        if place is not None:
-            _keep(ran, place, about)
+        if checkpoint_dir is not None:
+            _save_state(run, checkpoint_dir, fingerprint)
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
-    return ran
+    return run
 
 
-def _clear(place: Path) -> None:
+def _remove_checkpoints(checkpoint_dir: Path) -> None:
     """Remove what an earlier run has left, and nothing else that may be there."""
     if is_main_process():
-        for left in (*place.glob("after-*"), *place.glob("task-*")):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
     if dist.is_initialized():
         dist.barrier()
 
 
-def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
-    """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
+def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
+    """Return the tokens that count as common for scaling sinks.
+
+    By list, or because many texts of the first task have one.
+    """
     if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
@@ -161,8 +175,8 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
     return cast("list[int]", (texts >= method.config.min_document_frequency * len(ids)).nonzero().flatten().tolist())
 
 
-def _about(learner: Learner, method: Method) -> dict[str, Any]:
-    """What a run's numbers depend on."""
+def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
+    """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
@@ -173,7 +187,7 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
         "stream": {
             "name": stream.name,
             "order": list(stream.order),
-            "tasks": [dict(one.sha256) for one in stream.tasks],
+            "tasks": [dict(task.sha256) for task in stream.tasks],
         },
         "model": {
             "base": config.lineage.get("base"),
@@ -184,77 +198,82 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resume(ran: RunState, place: Path, identity: Mapping[str, Any]) -> int:
+def _resume(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> int:
     """Go on as after the last saved task. Returns how many tasks were trained."""
-    restored = state.restore_state(place, ran.learner.network, identity)
+    restored = state.restore_state(checkpoint_dir, run.learner.network, identity)
     if restored is None:
         return 0
-    learnt, ran.method.state, rows = restored
-    ran.rows = {name: rows.get(name, []) for name in ran.rows}
-    return learnt
+    tasks_trained, run.method.state, rows = restored
+    run.rows = {name: rows.get(name, []) for name in run.rows}
+    return tasks_trained
 
 
-def _keep(ran: RunState, place: Path, identity: Mapping[str, Any]) -> None:
-    """Write the state after the task at hand, whose checkpoints are no longer needed."""
+def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
+    """Write the state after the current task, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
         if is_main_process():
-            learnt = ran.learner.task + 1
-            state.save(place, learnt, ran.learner.network, ran.method.state, {**ran.rows, "identity": identity})
-            shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
+            tasks_trained = run.learner.task + 1
+            rows = {**run.rows, "identity": identity}
+            state.save(checkpoint_dir, tasks_trained, run.learner.network, run.method.state, rows)
+            shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 
-def _stages(place: Path, task: int) -> Path:
-    return place / f"task-{task + 1:04d}"
+def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
+    return checkpoint_dir / f"task-{task + 1:04d}"
 
 
 # -- training -------------------------------------------------------------------------------------------
 
 
 def _train(
-    ran: RunState,
-    place: Path | None,
+    run: RunState,
+    checkpoint_dir: Path | None,
     resume: bool,
-    every: int | None,
+    save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> Row:
-    """Every stage of the task at hand; what it cost."""
-    learner, method, spent = ran.learner, ran.method, TaskCost()
-    for number, stage in enumerate(method.phases(learner, learner.task)):
-        began = time.perf_counter()
-        batches = method.batches(learner, learner.task, stage)
-        spent.hooks += time.perf_counter() - began
+    """Return every phase of the task at hand; what it cost."""
+    learner, method, cost = run.learner, run.method, TaskCost()
+    for index, phase in enumerate(method.phases(learner, learner.task)):
+        start = time.perf_counter()
+        batches = method.batches(learner, learner.task, phase)
+        cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with _only(learner, stage):
-            a_token = flops_a_token(learner, method, batches)
-            a_step = flops_a_correction(learner, method, batches, stage)
-            trained = training.train(
+        with train_only(learner.network, phase):
+            a_token = flops_per_token(learner, method, batches)
+            a_step = flops_per_transform(learner, method, batches, phase)
+            result = training.train(
                 learner.network,
-                _plan(learner, stage, batches, every),
-                batch=spent.counting(batches),
+                _make_training_config(learner, phase, batches, save_steps),
+                batch=cost.count_batches(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
-                folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
-                resume=resume and every is not None,
-                on_progress=_telling(learner, stage, on_progress),
-                correct=stage.transform_gradients,
-                times=stage.lr_multipliers,
+                folder=None
+                if checkpoint_dir is None or save_steps is None
+                else _phases_dir(checkpoint_dir, learner.task) / f"stage-{index}",
+                resume=resume and save_steps is not None,
+                on_progress=_make_step_callback(learner, phase, on_progress),
+                correct=phase.transform_gradients,
+                times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        spent.add(trained, batches, a_token=a_token, a_step=a_step)
-    return {**_place(learner, learner.task), **spent.row()}
+        cost.add(result, batches, a_token=a_token, a_step=a_step)
+    return {**_task_columns(learner, learner.task), **cost.row()}
 
 
-def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int | None) -> TrainingConfig:
-    """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
+def _make_training_config(
+    learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
+) -> TrainingConfig:
+    """Return how a phase is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return TrainingConfig(
         max_steps=batches.steps,
         batch_size=batches.size,
         micro_batch_size=budget.micro_batch_size,
-        learning_rate=stage.learning_rate,
+        learning_rate=phase.learning_rate,
         lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
-        warmup_steps=warmup_steps(budget, batches.steps),
+        warmup_steps=count_warmup_steps(budget, batches.steps),
         final_lr_ratio=0.0,
         weight_decay=budget.weight_decay,
         decay="matrices",
@@ -262,112 +281,106 @@ def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int |
         adam_epsilon=1e-6,
         max_grad_norm=budget.max_grad_norm,
         precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
-        seed=learner.seed_for("stage", learner.task, stage.name) % 2**31,
-        save_steps=every,
+        seed=learner.seed_for("stage", learner.task, phase.name) % 2**31,
+        save_steps=save_steps,
         save_total_limit=1,
         logging_steps=batches.steps,
     )
 
 
-class _only:
-    """While it lasts only what a stage trains requires gradients."""
-
-    def __init__(self, learner: Learner, stage: TrainingPhase) -> None:
-        network = learner.network
-        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        if stage.trains == "head" and not any(network.in_head(name) for name in trained):
-            raise UserError(
-                f"head: expected one that can be trained, stage {stage.name} trains the head alone, and "
-                f"{network.classifier.config.head} has no weights"
-            )
-        self.frozen = [
-            parameter
-            for name, parameter in network.named_parameters()
-            if parameter.requires_grad and stage.trains == "head" and not network.in_head(name)
-        ]
-
-    def __enter__(self) -> None:
-        for parameter in self.frozen:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *error: object) -> None:
-        for parameter in self.frozen:
-            parameter.requires_grad_(True)
-
-
-def _telling(
-    learner: Learner, stage: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
+def _make_step_callback(
+    learner: Learner, phase: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
 ) -> Callable[[int, int, Mapping[str, float]], None] | None:
     if on_progress is None:
         return None
     name = learner.stream.tasks[learner.task].name
 
-    def tell(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(learner.task + 1, name, stage.name, step, steps, numbers))
+    def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
 
-    return tell
+    return report
 
 
 # -- what is found --------------------------------------------------------------------------------------
 
 
-def _place(learner: Learner, task: int) -> Row:
+def _task_columns(learner: Learner, task: int) -> Row:
     return {"task_index": task + 1, "task": learner.stream.tasks[task].name}
 
 
-def _before(ran: RunState, diagnose: Diagnose | None) -> None:
+def _evaluate_before(run: RunState, diagnose: Diagnose | None) -> None:
     """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
-    learner, task = ran.learner, ran.learner.task
-    if ran.method.evaluation_scope == "seen":
-        _add_score(ran, task, score_task(learner, task, learnt=task), learnt=task, cil=False)
-    _add_diagnostics(ran, diagnose, learnt=task)
+    learner, task = run.learner, run.learner.task
+    if run.method.evaluation_scope == "seen":
+        _add_score(run, task, score_task(learner, task, tasks_trained=task), tasks_trained=task, cil=False)
+    _add_diagnostics(run, diagnose, tasks_trained=task)
 
 
-def _after(ran: RunState, diagnose: Diagnose | None) -> None:
-    """The scores and diagnostics after the task at hand."""
-    learner, task, method = ran.learner, ran.learner.task, ran.method
-    learnt = task + 1
-    if method.evaluation_scope == "end" and learnt < len(learner.stream):
+def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
+    """Return the scores and diagnostics after the task at hand."""
+    learner, task, method = run.learner, run.learner.task, run.method
+    tasks_trained = task + 1
+    if method.evaluation_scope == "end" and tasks_trained < len(learner.stream):
         return
-    kept = [row for row in ran.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"]
-    ran.rows["matrix"] += [{**row, "after_task": learnt} for row in kept]
-    for other in (task,) if method.evaluation_scope == "own" else range(learnt):
-        _add_score(ran, other, score_task(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
-    _add_diagnostics(ran, diagnose, learnt=learnt)
+    previous_rows = [
+        row for row in run.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"
+    ]
+    run.rows["matrix"] += [{**row, "after_task": tasks_trained} for row in previous_rows]
+    for scored_task in (task,) if method.evaluation_scope == "own" else range(tasks_trained):
+        _add_score(
+            run,
+            scored_task,
+            score_task(learner, scored_task, tasks_trained=tasks_trained),
+            tasks_trained=tasks_trained,
+            cil=method.incremental,
+        )
+    _add_diagnostics(run, diagnose, tasks_trained=tasks_trained)
 
 
-def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool) -> None:
-    values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
-    ran.rows["matrix"] += [
-        {"after_task": learnt, **_place(ran.learner, task), "scenario": setting, "score": value, "n": found.n}
-        for setting, value in values.items()
+def _add_score(run: RunState, task: int, score: Score, *, tasks_trained: int, cil: bool) -> None:
+    values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
+    run.rows["matrix"] += [
+        {
+            "after_task": tasks_trained,
+            **_task_columns(run.learner, task),
+            "scenario": scenario,
+            "score": value,
+            "n": score.n,
+        }
+        for scenario, value in values.items()
     ]
 
 
-def _add_diagnostics(ran: RunState, diagnose: Diagnose | None, *, learnt: int) -> None:
+def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained: int) -> None:
     if diagnose is not None:
-        task = ran.learner.task
-        ran.rows["diagnostics"] += [
-            {"after_task": learnt, **_place(ran.learner, task), **row} for row in diagnose(ran.learner, task)
+        task = run.learner.task
+        run.rows["diagnostics"] += [
+            {"after_task": tasks_trained, **_task_columns(run.learner, task), **row}
+            for row in diagnose(run.learner, task)
         ]
 
 
-def _add_gate(ran: RunState, rows: int) -> None:
-    """What the gate does after the task at hand; how right rows are without it, of the task, at the end of all."""
+def _add_gate(run: RunState, rows: int) -> None:
+    """Return what the gate does after the task at hand.
+
+    How right rows are without it, of the task, at the end of all.
+    """
     if not rows:
         return
-    learner, learnt = ran.learner, ran.learner.task + 1
-    last = learnt == len(learner.stream)
-    found = gate_rows(learner, ran.method, learnt, rows=rows, scored=last)
-    if found and not last:
-        told = {"after_task": learnt, **_place(learner, learner.task)}
-        each = score_rows(learner, learner.task, learnt)
-        found += [{**told, "statistic": name, "adapter": block, "value": value} for name, block, value in each]
-    ran.rows["gate"] += found
+    learner, tasks_trained = run.learner, run.learner.task + 1
+    last = tasks_trained == len(learner.stream)
+    gate_table = measure_gate(learner, run.method, tasks_trained, rows=rows, scored=last)
+    if gate_table and not last:
+        task_columns = {"after_task": tasks_trained, **_task_columns(learner, learner.task)}
+        values = score_adapters(learner, learner.task, tasks_trained)
+        gate_table += [
+            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
+        ]
+    run.rows["gate"] += gate_table
 
 
-def _check_bound(method: Method) -> None:
-    """A method that keeps more than it says has a mistake."""
+def _check_memory_size(method: Method) -> None:
+    """Return a method that keeps more than it says has a mistake."""
     assert len(method.state.examples) <= method.memory_size, (
         f"{len(method.state.examples)} examples kept, {method.memory_size} declared"
     )

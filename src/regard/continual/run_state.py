@@ -14,13 +14,13 @@ from regard.continual.method import Method
 Row = dict[str, Any]
 
 
-FOUND = ("matrix", "cost", "diagnostics", "gate")
+TABLES = ("matrix", "cost", "diagnostics", "gate")
 """The tables that a run gives."""
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
+    """How far a run is: the place of its task, counted from 1, the phase, and the step in it."""
 
     task_index: int
     task: str
@@ -40,7 +40,7 @@ class RunState:
     learner: Learner
     method: Method
     peak_memory: float = 0.0
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
     @property
     def network(self) -> nn.Module:

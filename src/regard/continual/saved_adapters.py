@@ -1,4 +1,4 @@
-"""The blocks that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
+"""The adapters that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from regard.models.pretrained import load
 
 
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-    """The blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
+    """Return the blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
-    `model`: that model, which is changed in place, or its name. A block has the name of its task, or of several with
+    `model`: that model, which is changed in place, or its name. An adapter has the name of its task, or of several with
     "+" between them where they share it. Hidden states and weights are those of the network that `load_network` reads,
     whose head is none of it. Raises UserError for a network of another method, and for another model.
     """
@@ -31,53 +31,61 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     if not isinstance(network, SaptNetwork):
         raise UserError(f"folder: expected a model of sapt, whose blocks share one attention; {folder} is none")
     if not isinstance(model, PreTrainedModel):
-        text = isinstance(network.classifier, Generator)
-        model = load(str(model), dtype="float32", language_model=text).model
-    learnt = network.pool
-    learnt.remove()
+        is_generator = isinstance(network.classifier, Generator)
+        model = load(str(model), dtype="float32", language_model=is_generator).model
+    pool = network.pool
+    pool.remove()
     within = _check_base(model, network)
     used, tasks = int(network.count), network.classifier.config.lineage["tasks"]
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
-        owners[network.block_of(number)].append(task)
-    found = SharedAdapters(model, **_made_as(network.config, learnt, within))
-    found.restore([("+".join(task["name"] for task in own), {"tasks": own}) for own in owners], used)
-    for theirs, own in zip(_parts(learnt, used), _parts(found.pool, used), strict=True):
-        own.data.copy_(theirs)
+        owners[network.adapter_of(number)].append(task)
+    adapters = SharedAdapters(model, **_pool_options(network.config, pool, within))
+    adapters.restore(
+        [
+            ("+".join(task["name"] for task in tasks_of_adapter), {"tasks": tasks_of_adapter})
+            for tasks_of_adapter in owners
+        ],
+        used,
+    )
+    for source, tasks_of_adapter in zip(
+        _adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True
+    ):
+        tasks_of_adapter.data.copy_(source)
     weights = network.attention.state_dict()
-    found.attention.load_state_dict({name: weights[name] for name in found.attention.state_dict()})
-    return found
+    adapters.attention.load_state_dict({name: weights[name] for name in adapters.attention.state_dict()})
+    return adapters
 
 
-def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
-    """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
+def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
+    """Return what a pool in a model is made with to be like one in a part of it, whose names have that before them."""
     names = ("adapter_type", "router_hidden_size", "projection_order")
     if isinstance(pool, PromptAdapterPool):
         return {name: getattr(config, name) for name in (*names, "num_virtual_tokens", "encoder_hidden_size")}
     assert isinstance(pool, LoraAdapterPool)
-    made = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")}
-    return made | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
+    options = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")}
+    return options | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
 
 
-def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:
-    """What the first so many blocks are made of; soft prompts as they are read."""
+def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
+    """Return what the first so many adapters are made of; soft prompts as they are read."""
     if isinstance(pool, PromptAdapterPool):
-        pool.close()
-        return [pool.prompts.P[number] for number in range(blocks)]
+        pool.fold()
+        return [pool.prompts.P[index] for index in range(blocks)]
     assert isinstance(pool, LoraAdapterPool)
-    return [part for number in range(blocks) for part in pool.parameters_of(number)]
+    return [parameter for index in range(blocks) for parameter in pool.parameters_of(index)]
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
-    """What stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
+    """Return what stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
 
     Raises UserError where the network was built on other weights.
     """
     encoder: nn.Module = network.classifier.encoder
-    kinds = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
-    name, base = kinds[0] if kinds else ("", model)
-    own, told = base.state_dict(), network.classifier.config.lineage["base"]
+    candidates = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
+    name, base = candidates[0] if candidates else ("", model)
+    weights, base_name = base.state_dict(), network.classifier.config.lineage["base"]
     for key, value in encoder.state_dict().items():
-        if key not in own or not torch.equal(own[key].to(value), value):
-            raise UserError(f"model: expected the one that the run began with, {told}; got one with other {key}")
+        if key not in weights or not torch.equal(weights[key].to(value), value):
+            raise UserError(f"model: expected the one that the run began with, {base_name}; got one with other {key}")
     return f"{name}." if name else ""

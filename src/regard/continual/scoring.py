@@ -29,33 +29,33 @@ class Score:
     n: int
 
 
-def score_task(learner: Learner, task: int, *, learnt: int, split: Split = "test") -> Score:
-    """The accuracies, in per cent, on a split of a task, when `learnt` tasks have been learnt.
+def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
+    """Score a split of a task after `tasks_trained` tasks, in per cent.
 
-    TIL: the highest logit among the task's own classes. CIL: among those of the first `learnt` tasks. Every process
-    classifies its share and is told the whole. Of tasks from text to text see `score_text`.
+    TIL: the highest logit among the task's classes. CIL: among those of the tasks trained so far. Every process
+    classifies its shard and gets the total. See `score_text` for text-to-text tasks.
     """
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
-    part = learner.encoded[task, split]
-    order = part.attention_mask.sum(1).argsort(stable=True).tolist()
-    mine = [ExampleRef(task, row) for row in order[_rank() :: _processes()]]
-    own, seen = learner.own[task], learner.seen_classes(max(learnt, 1) - 1)
-    right = torch.zeros(2, device=learner.device)
-    with learner.evaluating() as network, torch.no_grad():
-        for rows in learner.each(mine, split):
+    encoded = learner.encoded[task, split]
+    order = encoded.attention_mask.sum(1).argsort(stable=True).tolist()
+    local_examples = [ExampleRef(task, row) for row in order[_rank() :: _world_size()]]
+    task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
+    num_correct = torch.zeros(2, device=learner.device)
+    with learner.evaluation_mode() as network, torch.no_grad():
+        for rows in learner.iterate_batches(local_examples, split):
             logits = network(rows).float()
-            for number, among in enumerate((own, seen)):
-                told = logits.masked_fill(~among.to(logits.device), -torch.inf).argmax(-1)
-                right[number] += (told == rows["labels"]).sum()
-    if _processes() > 1:
-        dist.all_reduce(right)
-    til, cil = (100 * right / len(part)).tolist()
-    return Score(til, cil, len(part))
+            for index, classes in enumerate((task_classes, seen_classes)):
+                predictions = logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)
+                num_correct[index] += (predictions == rows["labels"]).sum()
+    if _world_size() > 1:
+        dist.all_reduce(num_correct)
+    til, cil = (100 * num_correct / len(encoded)).tolist()
+    return Score(til, cil, len(encoded))
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """The mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
+    """Return the mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
 
     The task need not be one of the stream: so it is said how a network does on tasks that it has never seen. Raises
     UserError where the run is one over tasks of classification.
@@ -64,11 +64,11 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
         raise UserError(
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
         )
-    mean, many = score_generation(learner, task, split)
-    return Score(mean, None, many)
+    mean, num_rows = score_generation(learner, task, split)
+    return Score(mean, None, num_rows)
 
 
-def _processes() -> int:
+def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

@@ -39,7 +39,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
     """
 
     def write(place: Path) -> None:
-        save_file(tensors_of(network), place / NETWORK)
+        save_file(collect_tensors(network), place / NETWORK)
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
         save_file(tensors, place / METHOD)
 
@@ -93,7 +93,7 @@ def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
             module.reopen()
 
 
-def tensors_of(network: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
     """The network's weights and buffers on the CPU, tied ones once."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -106,7 +106,7 @@ def tensors_of(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give the network these weights, which are those of `tensors_of`, or some of them."""
+    """Give the network these weights, which are those of `collect_tensors`, or some of them."""
     there = network.state_dict(keep_vars=True)
     for name, value in weights.items():
         if name not in there or there[name].shape != value.shape:

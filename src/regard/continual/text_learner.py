@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
@@ -43,7 +43,7 @@ class EncodedTexts:
 
     def lengths(self) -> Tensor:
         """(N,): tokens of each row, its answer among them."""
-        return self.attention_mask.sum(1) + (self.answers != IGNORED).sum(1)
+        return self.attention_mask.sum(1) + (self.answers != IGNORE_INDEX).sum(1)
 
 
 @dataclass(eq=False)
@@ -56,48 +56,59 @@ class TextLearner(Learner):
 
     def __post_init__(self) -> None:
         """There are no classes to note."""
-        self.own = torch.zeros(len(self.stream), 0, dtype=torch.bool)
+        self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
 
-    def part(self, task: int, split: Split) -> EncodedTexts:
-        """A split of a task."""
+    def encoded_split(self, task: int, split: Split) -> EncodedTexts:
+        """Return a split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
     def length(self, item: ExampleRef) -> int:
-        """How many tokens a training example has, its answer among them."""
-        return int(self.part(item.task, "train").lengths()[item.row])
+        """Return how many tokens a training example has, its answer among them."""
+        return int(self.encoded_split(item.task, "train").lengths()[item.row])
 
-    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """The examples as a batch: `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token)."""
+    def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
+        """Return the examples as a batch.
+
+        `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token).
+        """
         tasks, rows = torch.tensor(items).unbind(1)
-        parts = [self.part(item.task, split) for item in items]
-        prompts = [part.input_ids[row][part.attention_mask[row]] for part, row in zip(parts, rows, strict=True)]
-        answers = [part.answers[row][part.answers[row] != IGNORED] for part, row in zip(parts, rows, strict=True)]
-        return batch(prompts, answers, self.pad) | {"tasks": tasks, "rows": rows}
+        encodings = [self.encoded_split(item.task, split) for item in items]
+        prompts = [
+            encoding.input_ids[row][encoding.attention_mask[row]] for encoding, row in zip(encodings, rows, strict=True)
+        ]
+        answers = [
+            encoding.answers[row][encoding.answers[row] != IGNORE_INDEX]
+            for encoding, row in zip(encodings, rows, strict=True)
+        ]
+        return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
-        exact = self.of_task(logits, rows["tasks"])
+        """Return the sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
+        wide_logits = self.mask_logits(logits, rows["tasks"])
         return nn.functional.cross_entropy(
-            exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+            wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
 
-    def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """The logits (row, token, word) as they are: every task may say every word."""
+    def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
+        """Return the logits (row, token, word) as they are: every task may say every word."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
-    """Prompts and answers of ids padded on the right: `input_ids`, `attention_mask`, `labels`, all (row, token)."""
+def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
+    """Return prompts and answers of ids padded on the right.
+
+    `input_ids`, `attention_mask`, `labels`, all (row, token).
+    """
     ids = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(one) for one in prompts])
-    labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORED)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORE_INDEX)
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
 
 # -- encoding -------------------------------------------------------------------------------------------
 
 
-def begin_texts(
+def make_text_learner(
     stream: Stream,
     method: Method,
     loaded: Loaded,
@@ -106,95 +117,110 @@ def begin_texts(
     seed: int,
     lora: Mapping[str, Any] | None = None,
 ) -> TextLearner:
-    """A run over tasks from text to text before its first: the stream encoded, a network over a copy of the model."""
-    if not method.texts:
+    """Return a run over tasks from text to text before its first.
+
+    The stream encoded, a network over a copy of the model.
+    """
+    if not method.supports_text:
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
-    encoded = encode_texts(stream, loaded.tokenizer, budget, apart=generator.reads_apart)
-    most = maximum_length(loaded.model, loaded.tokenizer)
-    check_text_lengths(encoded.values(), most, budget.target_length, apart=generator.reads_apart)
+    encoded = encode_texts(stream, loaded.tokenizer, budget, encoder_decoder=generator.is_encoder_decoder)
+    max_tokens = maximum_length(loaded.model, loaded.tokenizer)
+    check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=generator.is_encoder_decoder)
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
 
 
 def encode_texts(
-    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, apart: bool
+    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
 ) -> dict[tuple[int, Split], EncodedTexts]:
-    """The splits of each task as token ids, each text once. Raises UserError for a split without rows."""
-    found = {}
-    for number, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
+    """Return the splits of each task as token ids, each text once. Raises UserError for a split without rows."""
+    encodings = {}
+    for task_index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
         for split in SPLITS:
             pairs = task.split(split)
             if not len(pairs):
                 raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-            found[number, split] = encode_pairs(pairs, tokenizer, budget, apart=apart)
-    return found
+            encodings[task_index, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
+    return encodings
 
 
-def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, apart: bool) -> EncodedTexts:
-    """Rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
+def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
+    """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
-    `apart`: of a model that reads prompts with an encoder of its own: special tokens then stand around both, as its
+    `encoder_decoder`: of a model with an encoder for prompts: special tokens then stand around both, as its
     tokenizer puts them. Else a prompt has those before it, and an answer none. An answer ends with the token that ends
     a text, also where it was cut. Raises UserError for a prompt without tokens.
     """
     end = tokenizer.eos_token_id
-    prompts = [_prompt(ids, end, apart) for ids in _ids(tokenizer, pairs.inputs)]
-    answers = [_answer(ids, end) for ids in _ids(tokenizer, [one[0] for one in pairs.targets], special=apart)]
-    lacking = next((row for row, ids in enumerate(prompts) if not ids), None)
-    if lacking is not None:
-        raise UserError(f"stream: expected prompts with words, {pairs.inputs[lacking]!r} has no token")
-    cut = sum(len(ids) > budget.length for ids in prompts) + sum(len(ids) > budget.target_length for ids in answers)
+    prompts = [_end_prompt(ids, end, encoder_decoder) for ids in _tokenize(tokenizer, pairs.inputs)]
+    answers = [
+        _end_answer(ids, end)
+        for ids in _tokenize(tokenizer, [references[0] for references in pairs.targets], special=encoder_decoder)
+    ]
+    empty = next((row for row, ids in enumerate(prompts) if not ids), None)
+    if empty is not None:
+        raise UserError(f"stream: expected prompts with words, {pairs.inputs[empty]!r} has no token")
+    truncated = sum(len(ids) > budget.length for ids in prompts) + sum(
+        len(ids) > budget.target_length for ids in answers
+    )
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-    made = batch(
-        [torch.tensor(_cut(ids, budget.length, keep_last=apart)) for ids in prompts],
-        [torch.tensor(_cut(ids, budget.target_length, keep_last=True)) for ids in answers],
+    padded = pad_batch(
+        [torch.tensor(_truncate(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
+        [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
         pad,
     )
-    kinds = {text: number for number, text in enumerate(dict.fromkeys(one[0] for one in pairs.targets))}
-    labels = torch.tensor([kinds[one[0]] for one in pairs.targets])
-    return EncodedTexts(made["input_ids"], made["attention_mask"], made["labels"], labels, cut)
+    answer_classes = {
+        text: index for index, text in enumerate(dict.fromkeys(references[0] for references in pairs.targets))
+    }
+    labels = torch.tensor([answer_classes[references[0]] for references in pairs.targets])
+    return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
 
 
-def _ids(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
-    return found
+def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+    token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
+    return token_ids
 
 
-def _prompt(ids: list[int], end: int, apart: bool) -> list[int]:
-    """A prompt's tokens; one that is to go on has no end."""
-    return ids if apart or ids[-1:] != [end] else ids[:-1]
+def _end_prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
+    """Return a prompt's tokens; one that is to go on has no end."""
+    return ids if encoder_decoder or ids[-1:] != [end] else ids[:-1]
 
 
-def _answer(ids: list[int], end: int) -> list[int]:
+def _end_answer(ids: list[int], end: int) -> list[int]:
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
-def _cut(ids: list[int], most: int, *, keep_last: bool) -> list[int]:
-    """The first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
-    if len(ids) <= most:
+def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
+    """Return the first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
+    if len(ids) <= max_tokens:
         return ids
-    return [*ids[: most - 1], ids[-1]] if keep_last else ids[:most]
+    return [*ids[: max_tokens - 1], ids[-1]] if keep_last else ids[:max_tokens]
 
 
-def check_text_lengths(parts: Iterable[EncodedTexts], most: int | None, answered: int, *, apart: bool) -> None:
-    """Nothing, or a UserError: a prompt, and an answer behind it or `apart`, has more tokens than the model takes."""
-    longest = max(int(part.attention_mask.sum(1).max()) for part in parts)
-    if most is None:
+def check_text_lengths(
+    encodings: Iterable[EncodedTexts], max_tokens: int | None, answer_tokens: int, *, encoder_decoder: bool
+) -> None:
+    """Raise UserError if a prompt, in decoder-only models with its answer, has more tokens than the model takes."""
+    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
+    if max_tokens is None:
         return
-    if answered > most:
-        raise UserError(f"target_length: expected at most {most} tokens, which this model takes, got {answered}")
-    if longest + (0 if apart else answered) > most:
-        behind = "" if apart else f" and {answered} of an answer"
+    if answer_tokens > max_tokens:
         raise UserError(
-            f"length: expected at most {most} tokens, which this model takes, got a prompt of {longest}{behind}"
+            f"target_length: expected at most {max_tokens} tokens, which this model takes, got {answer_tokens}"
+        )
+    if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
+        answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
+        raise UserError(
+            f"length: expected at most {max_tokens} tokens, which this model takes, "
+            f"got a prompt of {longest}{answer_text}"
         )
 
 
 def encode_task(learner: TextLearner, task: TextTask, split: Split) -> EncodedTexts:
-    """A split of a task that need not be one of the stream, encoded as those are."""
-    apart = cast(Any, learner.network.classifier).reads_apart
-    return encode_pairs(task.split(split), learner.tokenizer, learner.budget, apart=apart)
+    """Encode a split of a task, which need not be one of the stream."""
+    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
+    return encode_pairs(task.split(split), learner.tokenizer, learner.budget, encoder_decoder=encoder_decoder)

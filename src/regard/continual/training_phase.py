@@ -1,23 +1,29 @@
-"""One stage of the training of a task, and the budget that all methods share."""
+"""One phase of the training of a task, and the budget that all methods share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import nn
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_learning_rate`, `num_probing_epochs`: of stages that train the head alone; `learning_rate`, `num_epochs`:
+    `probing_learning_rate`, `num_probing_epochs`: of phases that train the head alone; `learning_rate`, `num_epochs`:
     of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
-    `warmup_ratio`: share of a stage's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
-    tasks from text to text. `max_steps`: steps on a task's own batches in a stage at most, by the task's name (steps
+    `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
+    tasks from text to text. `max_steps`: steps on a task's own batches in a phase at most, by the task's name (steps
     that replay come besides, and `joint` has no limit); of tasks that are not named, as many as the epochs come to. See
     the section on training of prescale's paper.
     """
@@ -51,18 +57,18 @@ class MethodLearningRate(NamedTuple):
         return f"{self.option}{self.value:g}"
 
 
-def rate_from_setting(value: float) -> MethodLearningRate:
-    """The rate that the setting `rate` of a method says."""
+def setting_rate(value: float) -> MethodLearningRate:
+    """Return the rate that the setting `rate` of a method says."""
     return MethodLearningRate("--set learning_rate=", value)
 
 
 def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
-    """The rate of stages that train the head alone."""
+    """Return the rate of phases that train the head alone."""
     return MethodLearningRate("--probing-learning-rate ", budget.probing_learning_rate)
 
 
-def warmup_steps(budget: TrainingBudget, steps: int) -> int:
-    """Steps of linear warm-up of a stage."""
+def count_warmup_steps(budget: TrainingBudget, steps: int) -> int:
+    """Steps of linear warm-up of a phase."""
     return math.ceil(budget.warmup_ratio * steps)
 
 
@@ -72,7 +78,7 @@ LossClasses = Literal["task", "seen"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPhase:
-    """A part of a task's training, with an optimiser and a schedule of its own.
+    """A part of a task's training, with an optimizer and a schedule of its own.
 
     `trains`: the head alone, or all that the network lets be trained; `respects_max_steps`: whether the budget's
     limit of the task's steps holds for it; `transform_gradients(network, step)` may change a step's gradient, and
@@ -86,3 +92,23 @@ class TrainingPhase:
     respects_max_steps: bool = True
     transform_gradients: Callable[[nn.Module, int], None] | None = None
     lr_multipliers: Mapping[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def train_only(network: Network, phase: TrainingPhase) -> Iterator[None]:
+    """Freeze for a while what a phase does not train."""
+    head_only = phase.trains == "head"
+    trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    if head_only and not any(map(network.is_head_parameter, trainable)):
+        raise UserError(
+            f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
+            f"{network.classifier.config.head} has no weights"
+        )
+    frozen = [parameter for name, parameter in trainable.items() if head_only and not network.is_head_parameter(name)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)

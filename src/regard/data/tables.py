@@ -276,15 +276,15 @@ def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = Fa
     offset = 0
     while True:
         raw = file.readline() if by_line else file.read(CHUNK_BYTES)
+        if not by_line and b"\0" in raw:
+            position = offset + raw.index(0)
+            raise UserError(f"{option}: expected text, {name} is binary (NUL byte at offset {position})")
         pending = len(decoder.getstate()[0])
         try:
             piece = decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
             position = offset - pending + error.start
             raise UserError(f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}") from None
-        if not by_line and b"\0" in raw:
-            position = offset + raw.index(0)
-            raise UserError(f"{option}: expected text, {name} is binary (NUL byte at offset {position})")
         if piece:
             yield piece
         if not raw:

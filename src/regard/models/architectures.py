@@ -29,7 +29,7 @@ def select_language_model_class(config: Any) -> Any:
 
 
 def is_bidirectional(config: Any) -> bool:
-    """Whether the model is an encoder alone, which cannot generate from left to right."""
+    """Return whether the model is an encoder alone, which cannot generate from left to right."""
     is_encoder = config.model_type in MASKED and not config.is_encoder_decoder
     return is_encoder and not getattr(config, "is_decoder", False)
 

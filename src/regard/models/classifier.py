@@ -364,7 +364,7 @@ def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
 
 
 def _is_causal(config: Any) -> bool:
-    """Whether a model of this type reads from left to right."""
+    """Return whether a model of this type reads from left to right."""
     name = config.model_type
     return name == "regard" or bool(getattr(config, "is_decoder", False)) or (name in CAUSAL and name not in MASKED)
 

@@ -100,7 +100,7 @@ class RegardModel(RegardPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of token embeddings."""
+        """Return the table of token embeddings."""
         return self.embed_tokens
 
     def set_input_embeddings(self, value: Any) -> None:
@@ -121,7 +121,7 @@ class RegardModel(RegardPreTrainedModel):
         drop_first: bool = False,
         **_others: Any,
     ) -> BaseModelOutputWithPast:
-        """The last hidden states (batch, token, width), as `LlamaModel` gives them.
+        """Return the last hidden states (batch, token, width), as `LlamaModel` gives them.
 
         Without position ids those are counted from each row's first real token. Where they start again within a row,
         and there is neither mask nor cache, sequences are packed into it and do not see each other. Raises UserError
@@ -167,7 +167,10 @@ class RegardModel(RegardPreTrainedModel):
             raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
 
     def _apart(self, position_ids: Tensor | None) -> Tensor | None:
-        """Which pairs of tokens may meet, (batch, 1, query, key), where position ids start again; None if nowhere."""
+        """Return which pairs of tokens may meet.
+
+        (batch, 1, query, key), where position ids start again; None if nowhere.
+        """
         compiling, alone = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
         if position_ids is None or (compiling and alone):
             return None
@@ -182,7 +185,7 @@ class RegardModel(RegardPreTrainedModel):
         return (segment[..., None] == segment[:, :, None]).tril()
 
     def _placed(self, stream: Tensor, position_ids: Tensor) -> Tensor:
-        """The embeddings with those of their positions added, where positions are embedded."""
+        """Return the embeddings with those of their positions added, where positions are embedded."""
         if self.embed_positions is not None:
             return stream + self.embed_positions(position_ids)
         if self.waves is not None:
@@ -198,7 +201,7 @@ class RegardModel(RegardPreTrainedModel):
         real: Tensor | None,
         attentions: list[Tensor] | None,
     ) -> LayerContext:
-        """What all layers share."""
+        """Return what all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
         shared: dict[str, Any] = {"key_mask": real}
         if attention_mask is not None and attention_mask.ndim == 4:
@@ -216,7 +219,7 @@ class RegardModel(RegardPreTrainedModel):
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:
-    """Which keys are real, (batch, key); None if all are."""
+    """Return which keys are real, (batch, key); None if all are."""
     if mask is None or mask.ndim != 2:
         return None
     if mask.shape[1] != keys:
@@ -228,14 +231,17 @@ def _padding(mask: Tensor | None, keys: int) -> Tensor | None:
 
 
 def _positions(offset: int, stream: Tensor, real: Tensor | None) -> Tensor:
-    """Where each token stands, (batch or 1, token), counted from the first real token of its row."""
+    """Return where each token stands, (batch or 1, token), counted from the first real token of its row."""
     if real is None:
         return torch.arange(offset, offset + stream.shape[1], device=stream.device)[None]
     return (real.cumsum(-1) - 1).clamp(min=0)[:, offset:]
 
 
 def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
-    """A four-dimensional mask, which says of every pair whether it may meet (bool), or what its score is lowered by."""
+    """Return a four-dimensional mask.
+
+    Which says of every pair whether it may meet (bool), or what its score is lowered by.
+    """
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
@@ -244,7 +250,7 @@ def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
 
 
 def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a forward with the sink token in front of the first real token of each row."""
+    """Return the arguments of a forward with the sink token in front of the first real token of each row."""
     given = kwargs | dict(zip(_ORDER, args, strict=False))
     ids, mask, cache = (given.pop(name, None) for name in ("input_ids", "attention_mask", "past_key_values"))
     stream, positions = (given.pop(name, None) for name in ("inputs_embeds", "position_ids"))
@@ -273,7 +279,7 @@ _ORDER = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inp
 
 
 def _in_front(token: Tensor | None, stream: Tensor, start: Tensor | None) -> Tensor:
-    """The embeddings with one more before column `start` of each row."""
+    """Return the embeddings with one more before column `start` of each row."""
     assert token is not None
     longer = torch.cat([token.to(stream.dtype).expand(len(stream), 1, -1), stream], dim=1)
     if start is None:
@@ -304,7 +310,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_others: Any) -> Tensor | None:
-        """The mask as it is: every layer makes its own of it, whatever kind of cache there is."""
+        """Return the mask as it is: every layer makes its own of it, whatever kind of cache there is."""
         return attention_mask
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -359,7 +365,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         )
 
     def targets(self, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """What each token but the last is scored against, (batch, token − 1); −100 where it is not scored."""
+        """Return what each token but the last is scored against, (batch, token − 1); −100 where it is not scored."""
         shifted, prefix = labels[:, 1:], self.config.spec.prefix
         if prefix < 2:
             return shifted
@@ -369,21 +375,21 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         return shifted.masked_fill(columns < prefix, IGNORE_INDEX)
 
     def _left_out(self, labels: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor | float:
-        """How many labels there are to each that is scored: 1 but where those of a prefix have been left in."""
+        """Return how many labels there are to each that is scored: 1 but where those of a prefix have been left in."""
         if self.config.spec.prefix < 2:
             return 1.0
         scored = (targets != IGNORE_INDEX).sum()
         return (labels[:, 1:] != IGNORE_INDEX).sum().to(dtype) / scored.clamp(min=1)
 
     def _summed(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
-        """The sum of the losses, of logits that are there or of a few rows at a time."""
+        """Return the sum of the losses, of logits that are there or of a few rows at a time."""
         if logits is None or logits.shape[1] != hidden.shape[1]:
             return linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
         return logits_cross_entropy(logits[:, :-1], targets)
 
 
 def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """The last so many tokens (0: all), or those of these numbers."""
+    """Return the last so many tokens (0: all), or those of these numbers."""
     return hidden[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else hidden[:, logits_to_keep]
 
 

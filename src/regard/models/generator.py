@@ -68,7 +68,7 @@ class DecoderInputs:
 
 
 def load_generator(name: str, **options: Any) -> Loaded:
-    """A language model with its head and its tokenizer: an encoder–decoder (T5, BART), or a decoder alone.
+    """Return a language model with its head and its tokenizer: an encoder–decoder (T5, BART), or a decoder alone.
 
     `options` are those of `regard.models.pretrained.load`, whose checks these are. Raises UserError.
     """
@@ -76,7 +76,7 @@ def load_generator(name: str, **options: Any) -> Loaded:
 
 
 def is_language_model(model: nn.Module) -> bool:
-    """Whether a model has a language model's head and writes text from left to right."""
+    """Return whether a model has a language model's head and writes text from left to right."""
     return isinstance(model, PreTrainedModel) and model.can_generate() and not is_bidirectional(model.config)
 
 
@@ -93,7 +93,7 @@ class Generator(nn.Module):
 
     @classmethod
     def from_loaded(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
-        """A generator over a copy of a pretrained language model.
+        """Return a generator over a copy of a pretrained language model.
 
         `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
         the model below; its weights are drawn from the seed. Raises UserError where the model has no head, where
@@ -114,18 +114,18 @@ class Generator(nn.Module):
         return cls(encoder, GeneratorConfig(lora=dict(lora) if lora else None, lineage=lineage))
 
     @property
-    def reads_apart(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         """Whether prompts are read by an encoder of their own, and not by what writes the answers."""
         return bool(self.encoder.config.is_encoder_decoder)
 
     @property
-    def pad(self) -> int:
+    def pad_token_id(self) -> int:
         """The id that stands in padding."""
         found: int = self.encoder.generation_config.pad_token_id
         return found
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def end_token_ids(self) -> tuple[int, ...]:
         """The ids that end an answer."""
         return tuple(self.encoder.generation_config.eos_token_id)
 
@@ -137,11 +137,11 @@ class Generator(nn.Module):
     # -- answers that are known ---------------------------------------------------------------------------
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> AnswerLogits:
-        """The logits of answers, `labels` (row, token), of which −100 is padding, given prompts (row, token).
+        """Return the logits of answers, `labels` (row, token), of which −100 is padding, given prompts (row, token).
 
         Each token of an answer is predicted from the prompt and the tokens before it, as they should be.
         """
-        if self.reads_apart:
+        if self.is_encoder_decoder:
             logits = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask.long(),
@@ -149,7 +149,7 @@ class Generator(nn.Module):
                 use_cache=False,
             ).logits
             return AnswerLogits(logits)
-        joined, many = self.joined(input_ids, attention_mask, labels), labels.shape[1]
+        joined, many = self.join(input_ids, attention_mask, labels), labels.shape[1]
         given: dict[str, Any] = {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
         if "position_ids" in self._takes:
             given["position_ids"] = joined.position_ids
@@ -157,8 +157,8 @@ class Generator(nn.Module):
             given["logits_to_keep"] = many + 1
         return AnswerLogits(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
 
-    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
-        """Prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
+    def join(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
+        """Return prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
         real = attention_mask.bool()
         order = real.int().argsort(dim=1, stable=True)
         ids, prompt = input_ids.gather(1, order), real.gather(1, order)
@@ -166,15 +166,18 @@ class Generator(nn.Module):
             return DecoderInputs(ids, prompt, prompt)
         answered = labels != IGNORE_INDEX
         return DecoderInputs(
-            torch.cat([ids, labels.masked_fill(~answered, self.pad)], 1),
+            torch.cat([ids, labels.masked_fill(~answered, self.pad_token_id)], 1),
             torch.cat([prompt, answered], 1),
             torch.cat([prompt, torch.zeros_like(answered)], 1),
         )
 
     def _shifted(self, labels: Tensor) -> Tensor:
-        """What the decoder of an encoder–decoder reads: the answers, one later, behind the token that begins them."""
+        """Return what the decoder of an encoder–decoder reads.
+
+        The answers, one later, behind the token that begins them.
+        """
         first = labels.new_full((len(labels), 1), self.encoder.generation_config.decoder_start_token_id)
-        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad)], 1)
+        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad_token_id)], 1)
 
     # -- answers that are written -------------------------------------------------------------------------
 
@@ -185,12 +188,12 @@ class Generator(nn.Module):
         They do not depend on what else is in the batch, but for rounding where two tokens are all but equally likely.
         """
         ids, real, model = input_ids, attention_mask.bool(), cast(Any, self.encoder)
-        if not self.reads_apart:
-            joined = self.joined(input_ids, attention_mask)
+        if not self.is_encoder_decoder:
+            joined = self.join(input_ids, attention_mask)
             ids, real = joined.input_ids, joined.attention_mask
         with suppress_logging():
             found: Tensor = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
-        return found[:, 1:] if self.reads_apart else found[:, ids.shape[1] :]
+        return found[:, 1:] if self.is_encoder_decoder else found[:, ids.shape[1] :]
 
     # -- disk -----------------------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Generator(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Generator:
-        """The generator that `save_pretrained` wrote. Raises UserError for a part of a network."""
+        """Return the generator that `save_pretrained` wrote. Raises UserError for a part of a network."""
         config = AutoConfig.from_pretrained(folder)
         if getattr(config, "part_of", None) is not None:
             raise UserError(
@@ -231,7 +234,7 @@ class Generator(nn.Module):
 
     @classmethod
     def empty(cls, folder: str | Path, *, lora: Mapping[str, Any] | None) -> Generator:
-        """A generator as the folder's configuration says, with weights that are to be given."""
+        """Return a generator as the folder's configuration says, with weights that are to be given."""
         config = AutoConfig.from_pretrained(folder)
         model = select_language_model_class(config).from_config(config)
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -242,7 +245,7 @@ class Generator(nn.Module):
 
 
 def _greedy(loaded: Loaded) -> GenerationConfig:
-    """How a model writes: the likeliest token at each step, until one that ends an answer.
+    """Return how a model writes: the likeliest token at each step, until one that ends an answer.
 
     Nothing else of what its makers set for writing is kept, as beams or penalties.
     """

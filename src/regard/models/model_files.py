@@ -31,7 +31,7 @@ _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINIL
 
 
 def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
-    """The folder with the files of the model `name`, fetched from the hub where it is a hub id.
+    """Return the folder with the files of the model `name`, fetched from the hub where it is a hub id.
 
     `code`: fetch Python files as well. `weights`: fetch weight files as well.
     """
@@ -48,7 +48,7 @@ def find_model_folder(name: str, *, code: bool = False, weights: bool = True) ->
 
 
 def find_weight_files(folder: Path, name: str) -> list[Path]:
-    """The safetensors files of a folder, sorted by name, each checked to be there and whole in its header."""
+    """Return the safetensors files of a folder, sorted by name, each checked to be there and whole in its header."""
     index = folder / _INDEX
     if (folder / _WEIGHTS).is_file():
         files = [folder / _WEIGHTS]
@@ -62,7 +62,7 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
 
 
 def check_tokenizer_files(folder: Path, name: str) -> None:
-    """Nothing, where the folder holds a tokenizer; without one Transformers would make an empty one up."""
+    """Check that the folder holds a tokenizer; without one Transformers would make an empty one up."""
     if not any(file for pattern in _TOKENIZERS for file in folder.glob(pattern)):
         raise UserError(
             f"model: '{name}' has no tokenizer; expected tokenizer.json or a vocabulary beside config.json, "
@@ -71,7 +71,7 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """The sha256 over the bytes of the files, one after another; of one file it is what `sha256sum` prints."""
+    """Return the sha256 over the bytes of the files, one after another; of one file it is what `sha256sum` prints."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -81,7 +81,10 @@ def hash_files(files: Iterable[Path]) -> str:
 
 
 def _embedded() -> Path:
-    """The folder of the embedded model; its package is found but not imported, for it wants sentence-transformers."""
+    """Return the folder of the embedded model.
+
+    Its package is found but not imported, for it wants sentence-transformers.
+    """
     try:
         distribution = importlib.metadata.distribution(MINILM_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +104,7 @@ def _embedded() -> Path:
 
 
 def _fetched(name: str, *, code: bool, weights: bool) -> Path:
-    """The folder of a snapshot of the hub, without pickled files."""
+    """Return the folder of a snapshot of the hub, without pickled files."""
     wanted = _HUB_FILES + (["*.py"] if code else [])
     try:
         return Path(
@@ -119,7 +122,7 @@ def _fetched(name: str, *, code: bool, weights: bool) -> Path:
 
 
 def _shards(index: Path) -> Iterable[str]:
-    """The file names that an index of sharded weights names."""
+    """Return the file names that an index of sharded weights names."""
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
@@ -128,7 +131,7 @@ def _shards(index: Path) -> Iterable[str]:
 
 
 def _check(file: Path, name: str) -> None:
-    """Nothing, where the file is whole: safetensors compares its length with what its header states."""
+    """Check that the file is whole: safetensors compares its length with what its header states."""
     if not file.is_file():
         raise UserError(f"model: '{name}' lacks {file.name}, which {_INDEX} names; fetch it again")
     try:
@@ -142,7 +145,7 @@ def _check(file: Path, name: str) -> None:
 
 
 def _without_weights(folder: Path, name: str) -> str:
-    """What to say of a folder without safetensors."""
+    """Return what to say of a folder without safetensors."""
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if not pickles:
         return (
@@ -156,6 +159,6 @@ def _without_weights(folder: Path, name: str) -> str:
 
 
 def _listing(folder: Path) -> str:
-    """Up to six names in a folder, for a message."""
+    """Return up to six names in a folder, for a message."""
     names = sorted(entry.name for entry in folder.iterdir())
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"

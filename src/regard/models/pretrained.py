@@ -31,7 +31,7 @@ _FAILURES = (OSError, ValueError, ImportError, KeyError)
 
 
 def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
-    """A model that the user holds, with its tokenizer, checked to belong together.
+    """Return a model that the user holds, with its tokenizer, checked to belong together.
 
     `model` is what `load` gave, or a model; a `tokenizer` beside the former takes the place of its own. `to` and `call`
     say in a refusal what was to be done with it, and how it is asked for. Raises UserError.
@@ -59,7 +59,7 @@ def load(
     language_model: bool = False,
     seed: int = 0,
 ) -> Loaded:
-    """A model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
+    """Return a model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
 
     The model is the one without a head (`AutoModel`; both stacks of an encoder–decoder): every attention is in it, and
     logits over a vocabulary would cost more memory than all that is measured. A model whose own code offers no
@@ -105,7 +105,7 @@ def load(
 
 
 def _random(kind: Any, config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> PreTrainedModel:
-    """A model of this configuration with weights drawn from `seed`."""
+    """Return a model of this configuration with weights drawn from `seed`."""
     stored = config.dtype or torch.float32
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -116,7 +116,7 @@ def _random(kind: Any, config: Any, numbers: torch.dtype | str, seed: int, optio
 def _trained(
     kind: Any, folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]
 ) -> PreTrainedModel:
-    """The model with the folder's weights, every one of which was found."""
+    """Return the model with the folder's weights, every one of which was found."""
     model, found = kind.from_pretrained(
         folder,
         config=config,
@@ -143,7 +143,7 @@ def _trained(
 
 
 def _head_of(model: Any) -> set[str]:
-    """The names of the weights of a language model's head, where it stands beside the model below."""
+    """Return the names of the weights of a language model's head, where it stands beside the model below."""
     if model.get_output_embeddings() is None or model.base_model is model:
         return set()
     return {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
@@ -157,7 +157,10 @@ def _encoder(
     attn_implementation: str | None,
     seed: int | None,
 ) -> PreTrainedModel:
-    """The encoder of a classifier that `regard rollback` has written; with a seed one like it, with random weights."""
+    """Return the encoder of a classifier that `regard rollback` has written.
+
+    With a seed one like it, with random weights.
+    """
     if attn_implementation is not None:
         config.base["attn_implementation"] = attn_implementation
     if numbers != "auto":
@@ -172,7 +175,7 @@ def _encoder(
 
 
 def _device(device: str) -> torch.device:
-    """The device of this name, checked to be there."""
+    """Return the device of this name, checked to be there."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -193,7 +196,7 @@ def _device(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
-    """The dtype of this name; 'auto' is left to the checkpoint on a GPU and is float32 on a CPU."""
+    """Return the dtype of this name; 'auto' is left to the checkpoint on a GPU and is float32 on a CPU."""
     if dtype == "auto":
         return torch.float32 if place.type == "cpu" else "auto"
     if dtype not in DTYPES:
@@ -204,7 +207,7 @@ def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
-    """Nothing, where the model reads texts and has a row in its embedding for each id of the tokenizer."""
+    """Check that the model reads texts and has a row in its embedding for each id of the tokenizer."""
     if model.main_input_name != "input_ids":
         raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
     table: Any = model.get_input_embeddings()
@@ -219,7 +222,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def _as_user_error(what: str) -> Iterator[None]:
-    """Turns what Transformers raises over someone's files into one line for the user."""
+    """Turn what Transformers raises over someone's files into one line for the user."""
     try:
         yield
     except UserError:

@@ -56,8 +56,38 @@ def t_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> In
     if n < 2:
         return Interval(n=n, mean=mean, std=math.nan, ci_low=math.nan, ci_high=math.nan)
     sd = 0.0 if np.ptp(given) <= ROUNDING else float(given.std(ddof=1))
-    half = t_quantile(confidence, n - 1) * sd / math.sqrt(n)
+    half = t_half_width(n, sd, confidence)
     return Interval(n=n, mean=mean, std=sd, ci_low=mean - half, ci_high=mean + half)
+
+
+def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:
+    """Return t · s/√n, half of the interval of a mean of `n` values with standard deviation s; NaN for one value."""
+    return math.nan if n < 2 else t_quantile(confidence, n - 1) * std / math.sqrt(n)
+
+
+def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
+    """Return half of the interval of a difference of two means of different samples (Welch 1947, Biometrika 34, 28).
+
+    The degrees of freedom are rounded down.
+
+    Args:
+        n: How many values the first mean is of.
+        std_error: Its standard error, s/√n.
+        other_n: How many values the second mean is of.
+        other_std_error: Its standard error.
+        confidence: How likely the interval holds the true difference.
+
+    Returns:
+        Half of the width; NaN where one mean is of a single value.
+    """
+    if min(n, other_n) < 2:
+        return math.nan
+    first, second = std_error**2, other_std_error**2
+    variance = first + second
+    if variance == 0:
+        return 0.0
+    freedom = variance**2 / (first**2 / (n - 1) + second**2 / (other_n - 1))
+    return t_quantile(confidence, max(1, math.floor(freedom + 1e-9))) * math.sqrt(variance)
 
 
 def t_test(differences: Sequence[float] | Floats) -> float | None:
@@ -201,25 +231,3 @@ def least_correlation(before: float, after: float) -> float:
 
 def _together(one: float, other: float, correlation: float) -> float:
     return math.sqrt(one * one - 2 * correlation * one * other + other * other)
-
-
-QUANTILES = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-"""The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-
-
-NORMAL = 1.959964
-"""The 0.975 quantile of the normal distribution."""
-
-
-def t_value(freedom: int) -> float:
-    """The 0.975 quantile of Student's t; beyond the table by its expansion in 1/freedom (Abramowitz, Stegun 26.7.5)."""
-    if freedom <= len(QUANTILES):
-        return QUANTILES[freedom - 1]
-    x = NORMAL
-    first = (x**3 + x) / 4
-    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
-    return x + first / freedom + second / freedom**2

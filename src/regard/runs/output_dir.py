@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import safetensors
 
@@ -36,7 +37,7 @@ def check_output_dir(
         option: How the user named the folder, for messages.
 
     Raises:
-        UserError: The folder is in use and may not be replaced, or cannot be made.
+        UserError: The folder is in use and may not be replaced, holds a file that would be lost, or cannot be made.
     """
     folder = Path(folder)
     with _readable_errors(folder, option):
@@ -48,25 +49,59 @@ def check_output_dir(
         if not (folder / marker).is_file():
             kind = "a run" if marker == RESULTS else "what is written here"
             raise UserError(f"{option}: {folder} holds something else than {kind} (no {marker}); it is not overwritten")
-        other = None if command is None else command_of(folder / marker)
-        if other not in (None, command):
+        other = command_of(folder / marker)
+        if command not in (None, other):
+            kind = f"one of `regard {other}`" if other else f"none, by its {marker}"
             raise UserError(
-                f"{option}: expected a new folder or a run of `regard {command}`, {folder} is one of `regard {other}`; "
-                "it is not overwritten"
+                f"{option}: expected a new folder or a run of `regard {command}`, {folder} is {kind}; it is not "
+                "overwritten"
             )
         if not overwrite:
             allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
             raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
+        _check_all_own(folder, marker, option)
+
+
+def _check_all_own(folder: Path, marker: str, option: str, written: Path | None = None) -> None:
+    """Check that nothing in a folder would be lost that its maker has not written.
+
+    What its maker has written is listed in the marker. Where there is no list, it is what stands in `written` as well.
+    """
+    own = _list_own_files(folder / marker)
+    if own is None and written is None:
+        return
+    names = own if own is not None else _list_files(written or folder)
+    foreign = sorted(_list_files(folder) - names - {marker})
+    if foreign:
+        raise UserError(
+            f"{option}: {folder} holds {foreign[0]}, which was not written with {marker} and would be lost. Move it, "
+            "or choose another folder."
+        )
+
+
+def _list_own_files(marker: Path) -> set[str] | None:
+    """Return the files that a marker lists with their checksums; None if it has no such list."""
+    files = read_json(marker).get("files")
+    return set(files) if isinstance(files, dict) else None
+
+
+def _list_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
 def command_of(results: Path) -> str | None:
     """Return the command whose run has written a `results.json`; None if it does not say."""
-    try:
-        metadata = json.loads(results.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    command = metadata.get("command") if isinstance(metadata, dict) else None
+    command = read_json(results).get("command")
     return command if isinstance(command, str) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON; an empty one if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def check_output_file(path: str | Path, *, overwrite: bool) -> None:
@@ -134,6 +169,9 @@ def atomic_folder(
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        if folder.exists():
+            check_output_dir(folder, overwrite=overwrite, command=command, marker=marker, option=option)
+            _check_all_own(folder, marker, option, written=temporary)
         _rename(temporary, folder)
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

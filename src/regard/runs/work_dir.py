@@ -24,6 +24,8 @@ from regard.runs.rank import is_main_process
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
 UNFINISHED = ".unfinished-"
 """How the name of something begins while it is being written."""
+PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
+"""Where the run before this one waits until this one has something to go on with, and while it is moved there."""
 SCHEMA_VERSION = 1
 
 
@@ -55,6 +57,8 @@ class WorkDir:
     def start(self, identity: Mapping[str, Any]) -> None:
         """Begin, or go on, as a run of this identity. Nothing in the folder is changed before.
 
+        A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
+
         Args:
             identity: What the numbers of the run depend on. A run that goes on must have the same.
 
@@ -75,23 +79,52 @@ class WorkDir:
             if not (self.folder / JOURNAL).exists():
                 raise UserError(f"cannot resume: {self.folder / JOURNAL} is missing. Start again with --overwrite.")
         elif mark is not None:
-            self._delete_own(mark)
+            self._set_aside(mark)
         self._clear_unfinished()
         self._write_mark(identity)
 
     def can_resume(self) -> bool:
         """Return whether there is something to go on with: an entry of the journal, or one of the `parts`."""
-        return can_resume(self.folder, self.parts)
+        return _has_progress(self.folder, self.parts)
 
     def clear(self) -> None:
         """Delete what the run has made, and the folder if nothing else is in it."""
+        self._delete_run()
+        _delete(self.folder / PREVIOUS)
+        (self.folder / LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def settle(self) -> None:
+        """Delete the run before this one if this one can go on; else delete this one, and put that one back.
+
+        Where no run is set aside, nothing happens.
+        """
+        _move_entries(self.folder / MOVING, self.folder)
+        previous = self.folder / PREVIOUS
+        if not previous.is_dir():
+            return
+        if self.can_resume():
+            _delete(previous)
+            return
+        self._delete_run()
+        _move_entries(previous, self.folder)
+
+    def _set_aside(self, mark: Mapping[str, Any]) -> None:
+        """Move the entries that a mark names into `PREVIOUS`, the mark last."""
+        moving = self.folder / MOVING
+        moving.mkdir()
+        for name in (*mark["parts"], JOURNAL, MARK):
+            for path in list(self.folder.glob(name)):
+                path.rename(moving / path.name)
+        moving.rename(self.folder / PREVIOUS)
+
+    def _delete_run(self) -> None:
+        """Delete what a run has made, if there is one."""
         mark = _read_mark(self.folder)
         if mark is not None:
             self._delete_own(mark)
         self._clear_unfinished()
-        (self.folder / LOCK).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
 
     def _write_mark(self, identity: Mapping[str, Any]) -> None:
         parts = [*self.parts, *self.products]
@@ -129,7 +162,8 @@ def open_work_dir(
     """Lock the work folder of a run while the block lasts.
 
     Nothing in the folder is deleted before `WorkDir.start`. At the end what the run has made is deleted, unless `keep`.
-    After an exception it stays if the run can go on with it, and goes otherwise.
+    After an exception it stays if the run can go on with it. Otherwise it goes, and an earlier run that `start` has set
+    aside comes back.
 
     Args:
         folder: The folder, which need not exist; None for a temporary one.
@@ -156,15 +190,22 @@ def open_work_dir(
         with raise_on_all_ranks():
             check_work_dir(work.folder, command)
             parents = [parent for parent in work.folder.absolute().parents if not parent.exists()]
-            stack.enter_context(_locked(work.folder, command))
+            stack.enter_context(lock_dir(work.folder, command))
+            if is_main_process():
+                work.settle()  # what a process left that was killed
+                check_work_dir(work.folder, command)
         try:
             yield work
         except BaseException:
-            if is_main_process() and not work.can_resume():
-                _remove(work, parents)
+            if is_main_process():
+                work.settle()
+                if not work.can_resume():
+                    _remove(work, parents)
             raise
-        if is_main_process() and not keep:
-            _remove(work, parents)
+        if is_main_process():
+            _delete(work.folder / PREVIOUS)
+            if not keep:
+                _remove(work, parents)
 
 
 def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
@@ -195,7 +236,7 @@ def check_work_dir(folder: Path, command: str) -> None:
         raise UserError(f"work folder: expected a folder, {folder} is a file")
     if not folder.is_dir() or all(path.name == LOCK or path.name.startswith(UNFINISHED) for path in folder.iterdir()):
         return
-    if not (folder / MARK).exists():
+    if not any((folder / name / MARK).exists() for name in ("", PREVIOUS, MOVING)):
         raise UserError(f"work folder: expected a new folder or that of an earlier run; {folder} holds other files")
     mark = _read_mark(folder)
     if mark is not None and mark["command"] != command:
@@ -212,6 +253,10 @@ def can_resume(folder: Path, parts: Sequence[str]) -> bool:
         folder: The work folder.
         parts: Names, or patterns, of the entries that such a run makes there.
     """
+    return _has_progress(folder, parts) or any((folder / name).is_dir() for name in (PREVIOUS, MOVING))
+
+
+def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
     if not (folder / MARK).is_file():
         return False
     journal = folder / JOURNAL
@@ -237,8 +282,12 @@ def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, command: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is made; only the main process of several does."""
+def lock_dir(folder: Path, command: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is made, while the block lasts; only the main process of several does.
+
+    Raises:
+        UserError: Another process holds it. The message says which.
+    """
     if not is_main_process():
         yield
         return
@@ -281,6 +330,14 @@ def _read_mark(folder: Path) -> dict[str, Any] | None:
     if not is_sealed(mark) or mark.get("schema_version") != SCHEMA_VERSION:
         raise UserError(f"work folder: {path} is damaged or of another version. Delete {folder}, or choose another.")
     return mark
+
+
+def _move_entries(source: Path, target: Path) -> None:
+    """Move what is in a folder, a run's mark last, and delete the folder. Nothing happens where there is none."""
+    if source.is_dir():
+        for path in sorted(source.iterdir(), key=lambda path: path.name == MARK):
+            path.rename(target / path.name)
+        source.rmdir()
 
 
 def _delete(path: Path) -> None:

@@ -5,7 +5,7 @@ from regard.training.loop import Monitor, TrainResult, train
 from regard.training.metrics import METRICS, check_metric, score
 from regard.training.plan import TrainingConfig
 from regard.training.probes import KINDS, MaskedProbe, ProbeKind, SequenceProbe, TokenProbe, make_probe
-from regard.training.probing import ProbeSettings, batch_rows, fit_probe, predict
+from regard.training.probing import ProbeConfig, batch_rows, fit_probe, predict
 from regard.training.schedule import learning_rate
 from regard.training.states import States, encode_states
 from regard.training.through import train_through_encoder
@@ -15,8 +15,8 @@ __all__ = [
     "METRICS",
     "MaskedProbe",
     "Monitor",
+    "ProbeConfig",
     "ProbeKind",
-    "ProbeSettings",
     "SequenceProbe",
     "States",
     "TokenProbe",

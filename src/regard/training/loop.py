@@ -21,6 +21,7 @@ from regard.errors import UserError
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
+from regard.training.non_finite import raise_non_finite
 from regard.training.placement import (
     Placement,
     Rows,
@@ -199,7 +200,9 @@ def _take_step(run: _Run, progress: _Progress) -> None:
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in placed.trained if parameter.grad is not None])
     mean = float(placed.total(summed)) / count
     gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    _check_finite(run, rows, progress.step, mean, gradient_norm)
+    if not bool(torch.tensor([mean, gradient_norm]).isfinite().all()):
+        last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
+        raise_non_finite(placed, run.loss, rows, run.plan.seed, progress.step, mean, gradient_norm, last)
     with _delay_interrupts():
         if run.plan.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.max_grad_norm, norm)
@@ -253,43 +256,6 @@ def _delay_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if signals:
         signal.raise_signal(signal.SIGINT)
-
-
-# -- what is not a number -------------------------------------------------------------------------------
-
-
-def _check_finite(run: _Run, rows: Rows, step: int, mean: float, norm: float) -> None:
-    """Raise UserError for a loss or gradient that is not finite, with step, rows and the last checkpoint."""
-    if torch.tensor([mean, norm]).isfinite().all():
-        return
-    last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
-    if torch.tensor(mean).isfinite():
-        raise UserError(f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}")
-    rows_at_fault = _rows_without_finite_loss(run, rows, step)
-    description = "; ".join(_describe_row(rows, row) for row in rows_at_fault[:3]) or "no single row alone"
-    more = f" and {len(rows_at_fault) - 3} more" if len(rows_at_fault) > 3 else ""
-    raise UserError(
-        f"loss: expected a finite number, got {mean} at step {step}; rows of its batch: {description}{more}; {last}"
-    )
-
-
-def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
-    """Return the rows of the batch whose loss alone is not finite; each process checks its own."""
-    flags = torch.zeros(run.plan.batch_size, dtype=torch.bool)
-    share = run.placed.share(rows)
-    seed_step(run.placed.device, run.plan.seed, step, run.placed.rank)
-    with torch.no_grad(), run.placed.autocast():
-        for row in range(share.start, share.stop):
-            value = run.loss(run.placed.bare, to_device(run.placed.device, slice_batch(rows, slice(row, row + 1))))
-            flags[row] = not bool(value.isfinite())
-    return run.placed.any(flags).nonzero().flatten().tolist()
-
-
-def _describe_row(rows: Rows, row: int) -> str:
-    if "input_ids" not in rows:
-        return str(row)
-    tokens = rows["input_ids"][row].flatten().tolist()
-    return f"{row} (tokens {' '.join(map(str, tokens[:8]))}{' …' if len(tokens) > 8 else ''})"
 
 
 # -- rows of the history --------------------------------------------------------------------------------

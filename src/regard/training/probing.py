@@ -25,7 +25,7 @@ OnEpoch = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeSettings:
+class ProbeConfig:
     """Hyperparameters of a probe: Adam with a constant learning rate (arXiv 2211.03495, table 3)."""
 
     learning_rate: float
@@ -52,7 +52,7 @@ def fit_probe(
     states: States,
     labels: Tensor,
     classes: int,
-    settings: ProbeSettings,
+    settings: ProbeConfig,
     seed: int,
     *,
     activation: str | None = None,
@@ -125,7 +125,7 @@ def loss_of(probe: Probe, tokens: TokenStates, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(probe.of_tokens(tokens_on_device), targets)
 
 
-def make_adam(groups: list[dict[str, object]], settings: ProbeSettings) -> torch.optim.Optimizer:
+def make_adam(groups: list[dict[str, object]], settings: ProbeConfig) -> torch.optim.Optimizer:
     """Make Adam over groups of parameters; `settings` has the default learning rate."""
     return torch.optim.Adam(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.training.probes import IGNORE_INDEX, Probe, SequenceProbe, TokenStates
-from regard.training.probing import OnEpoch, ProbeSettings, loss_of, make_adam, optimize
+from regard.training.probing import OnEpoch, ProbeConfig, loss_of, make_adam, optimize
 from regard.training.states import eval_mode, get_encoder, hidden_states
 
 Batch = tuple[Mapping[str, Tensor], Tensor, Tensor]
@@ -20,7 +20,7 @@ def train_through_encoder(
     probe: Probe,
     batches_of: Callable[[int, int], Iterable[Batch]],
     parameters: Iterable[nn.Parameter],
-    settings: ProbeSettings,
+    settings: ProbeConfig,
     seed: int,
     *,
     parameters_rate: float | None = None,

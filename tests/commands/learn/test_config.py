@@ -148,11 +148,17 @@ def test_several_methods_with_one_budget() -> None:
     [
         (
             {"method": "prescale", "set": ("speed=1",)},
-            "set: there is no setting speed; allowed are scaling, common, share",
+            "set: there is no setting speed; allowed are scaling, common_tokens, min_document_frequency",
         ),
         (
             {"method": "prescale", "set": ("scalings=full",)},
-            "set: there is no setting scalings, did you mean 'scaling'? Allowed are scaling, common, share",
+<<<<<<< HEAD
+            "set: there is no setting scalings, did you mean 'scaling'? "
+            "Allowed are scaling, common_tokens, min_document_frequency",
+=======
+            "set: there is no setting scalings, did you mean 'scaling'? Allowed are scaling, common_tokens, "
+            "min_document_frequency",
+>>>>>>> room-runs2
         ),
         ({"method": "finetune", "set": ("r=2",)}, "set: finetune has no settings, got r"),
         ({"method": "finetune,probe", "set": ("scaling=full",)}, "set: none of finetune, probe has a setting scaling"),

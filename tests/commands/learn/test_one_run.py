@@ -23,7 +23,7 @@ from regard.continual import run as running
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
-from regard.continual.training_phase import TrainingBudget, probing_rate, rate_from_setting
+from regard.continual.training_phase import TrainingBudget, probing_rate, setting_rate
 from regard.data.benchmarks import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -36,14 +36,14 @@ SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2", "router_warmup_st
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 @pytest.fixture(scope="module")
 def gated() -> LearnResult:
     """SAPT beside a method without a gate."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", lambda *_: 0.0)
+        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
         return learn(stream(), ["sapt", "finetune"], loaded(), **SAPT)
 
 
@@ -213,7 +213,7 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     assert told == f"{worse}--num-epochs or --learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-learning-rate"
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, setting_rate(0.3))
     assert told == f"{worse}epochs or another --set learning_rate"
 
 
@@ -291,7 +291,7 @@ def test_others_learn_with_the_words_of_labels(method: str) -> None:
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
     fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
-    with pytest.raises(UserError, match=r"resume: .*; course.head was "):
+    with pytest.raises(UserError, match=r"cannot resume: config.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
 
 
@@ -299,8 +299,8 @@ def test_the_schedule_of_a_course_is_that_of_training() -> None:
     said: dict[str, Any] = {"lr_scheduler_type": "constant", "warmup_ratio": 0.5, "weight_decay": 0.25}
     method, budget = Sapt(), LearnConfig(**FIELDS, **said).budget()
     learner = make_learner(stream(4), method, loaded(), budget, seed=1)
-    stage = learner.fine_tuning()
-    plan = running._plan(learner, stage, learner.epochs(learner.items(0), stage), None)
+    stage = learner.fine_tuning_phase()
+    plan = running._make_training_config(learner, stage, learner.epoch_batches(learner.items(0), stage), None)
     assert (plan.lr_scheduler_type, plan.warmup_steps, plan.weight_decay) == ("constant", plan.max_steps / 2, 0.25)
 
 

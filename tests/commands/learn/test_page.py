@@ -500,7 +500,7 @@ def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
         "regard learn yahoo-split --method finetune,prescale,joint --model minilm --seeds 39,123,508 --protocol clean"
     )
     assert line in parsed.text
-    page = Parsed(learn_page(TABLES, learned.record(command="regard learn x --order 1")))
+    page = Parsed(learn_page(TABLES, learned.record(command_line="regard learn x --order 1")))
     assert "regard learn x --order 1" in page.text
     assert line not in page.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run in "):
         rollback(tmp_path, 1, tmp_path / "model")
     bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "results.json").write_text((run / "results.json").read_text())
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns("models"))
     with pytest.raises(UserError, match=r"models: .* has none of finetune-1; learn again without --no-save-models"):
         rollback(bare, 1, tmp_path / "model", method="finetune", seed=1)
     out = tmp_path / "taken"

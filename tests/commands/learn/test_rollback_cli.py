@@ -68,8 +68,9 @@ def test_only_such_a_model_is_written_over(learnt: Path, regard: Regard, words: 
     assert regard(*line).code == 0
     assert "m exists; choose another folder, or give --overwrite" in regard(*line).complaint
     (tmp_path / "m" / "stale").touch()
+    assert "m holds stale, which was not written with lineage.json" in regard(*line, "--overwrite").complaint
+    (tmp_path / "m" / "stale").unlink()
     assert regard(*line, "--overwrite").code == 0
-    assert not (tmp_path / "m" / "stale").exists()
     shutil.copytree(words / "model", tmp_path / "other")
     complaint = regard(*line[:-1], "other", "--overwrite").complaint
     assert "other holds something else than what is written here (no lineage.json)" in complaint

@@ -423,7 +423,7 @@ def test_what_is_no_model_for_texts(tiny: Tiny) -> None:
     from transformers import ViTConfig, ViTModel
 
     tokenizer = models.load(str(tiny("llama"))).tokenizer
-    with pytest.raises(UserError, match="cannot observe Linear; pass a Hugging Face PreTrainedModel"):
+    with pytest.raises(UserError, match="cannot observe Linear: expected a Hugging Face PreTrainedModel"):
         regard.measure(torch.nn.Linear(2, 2), tokenizer)  # type: ignore[arg-type]
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     picture = ViTModel(ViTConfig(image_size=8, patch_size=4, **sizes))

@@ -102,7 +102,7 @@ def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
     tiny: Tiny, reviews: Path, tmp_path: Path
 ) -> None:
     """The verb against the parts it is made of, put together by hand."""
-    from regard.training import ProbeSettings, States, fit_probe, predict, score
+    from regard.training import ProbeConfig, States, fit_probe, predict, score
 
     found = replaced(
         tiny,
@@ -123,7 +123,7 @@ def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
             told = [fixed(**batch, output_hidden_states=True).hidden_states for batch in part.batches(7)]
         dense = torch.cat([torch.stack(layers, 1) for layers in told])
         states.append(States.of(dense, part.attention_mask))
-    settings = ProbeSettings(learning_rate=0.01, batch_size=8, epochs=2)
+    settings = ProbeConfig(learning_rate=0.01, batch_size=8, epochs=2)
     for seed in range(2):
         probe = fit_probe("sequence", states[0], train.labels, 2, settings, seed)
         expected = score("accuracy", valid.labels, predict(probe, states[1]), task.labels)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regard.commands.replace.scores import axis_places, curves, fraction_name, intervals, relative_drop, shown_constants
 from regard.errors import UserError
-from regard.runs.intervals import t_value
+from regard.runs.intervals import t_quantile
 from tests.commands.replace import replaced_run
 
 KEY = {"model": "m", "task": "sst2", "metric": "accuracy"}
@@ -35,7 +35,7 @@ def inside(bound: float, freedom: int, steps: int = 20_000) -> float:
 
 @pytest.mark.parametrize("freedom", [*range(1, 41), 60, 120, 1000])
 def test_quantiles_hold_95_percent(freedom: int) -> None:
-    assert inside(t_value(freedom), freedom) == pytest.approx(0.95, abs=1e-5)
+    assert inside(t_quantile(0.95, freedom), freedom) == pytest.approx(0.95, abs=1e-5)
 
 
 def test_an_interval_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_an_interval_by_hand() -> None:
 def test_intervals_against_the_formula(values: list[float]) -> None:
     scores = table(*(("average", "lambda", 0.5, seed, score) for seed, score in enumerate(values)))
     (row,) = intervals(scores).to_dict("records")
-    half = t_value(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     assert row["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
     assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, abs=1e-9)
 

@@ -1,4 +1,4 @@
-"""A verb whose runs are a few milliseconds, and fail, hang or wait as their settings say."""
+"""A command whose runs are a few milliseconds, and fail, hang or wait as their configuration says."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 
-from regard.commands.sweep.commands import Command, Field, whole
-from regard.errors import UserError
+from regard.runs.command import Command
+from regard.runs.config import Config, config_field
 
 # Notes the process of each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
 TRIAL = """
@@ -43,69 +43,45 @@ record = {"command": "fake", "config": said, "final": {"valid_loss": said["rate"
 (folder / "new.json").write_text(json.dumps(record))
 (folder / "new.json").rename(folder / "results.json")
 """
-DEFAULTS: dict[str, Any] = {
-    **{"name": "softmax", "rate": 0.0, "width": None, "failures": 0, "seconds": 0.0, "gate": "", "deaf": False},
-    "seed": 0,
-}
-NAMES = ("softmax", "sigmoid", "elu")
 
 
-def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {**DEFAULTS, **settings}
-    if found["name"] not in NAMES:
-        raise UserError(f"name: expected one of {', '.join(NAMES)}, got {found['name']!r}")
-    return found
+@dataclass(frozen=True, kw_only=True)
+class FakeConfig(Config):
+    """What a trial does."""
+
+    command: ClassVar[str] = "fake"
+    name: str = config_field("softmax", "a name", choices=("softmax", "sigmoid", "elu"))
+    rate: float = config_field(0.0, "a number")
+    width: int | None = config_field(None, "a whole number")
+    failures: int = config_field(0, "how often it fails", minimum=0)
+    seconds: float = config_field(0.0, "how long it takes")
+    gate: str = config_field("", "the file it waits for")
+    deaf: bool = config_field(False, "it does not end when it is asked to")
+    seed: int = config_field(0, "the seed", minimum=0)
 
 
-def _width(text: str) -> int | None:
-    return None if text == "none" else int(text)
+class Fake(Command):
+    """A command whose trials are the program above."""
+
+    name = "fake"
+    config = FakeConfig
+    presets = ("low", "high")
+    folder_options: ClassVar[Mapping[str, str]] = {"store": "where things are kept"}
+
+    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
+        return {} if preset is None else {"rate": {"low": 0.5, "high": 2.0}[preset]}
+
+    def arguments(self, config: Path, out: Path) -> list[str]:
+        return ["-c", TRIAL, str(config), str(out)]
+
+    def final_metrics(self, folder: Path) -> dict[str, Any]:
+        return json.loads((folder / "results.json").read_text(encoding="utf-8"))["final"]
+
+    def curves(self, folder: Path) -> pd.DataFrame:
+        return pd.DataFrame({"step": [0], "loss": [1.0]})
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"rate: expected a number, got {text!r}") from None
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text]
-
-
-PARSERS: dict[str, Callable[[str], Any]] = {
-    "name": str,
-    "rate": _number,
-    "width": _width,
-    "failures": int,
-    "seconds": float,
-    "gate": str,
-    "deaf": _truth,
-    "seed": int,
-}
-
-
-def _row(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))["final"]
-
-
-def _page(table: pd.DataFrame, record: Mapping[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:
-    return f"<p>{len(table)} of {len(record['trials'])} with {len(histories)}</p>"
-
-
-FAKE = Command(
-    name="fake",
-    fields={name: Field(parse, kind="flag" if name == "deaf" else "value") for name, parse in PARSERS.items()},
-    base=lambda name, file: {} if name is None else {"rate": {"low": 0.5, "high": 2.0}[name]},
-    complete=_complete,
-    command=lambda file, folder: ["-c", TRIAL, str(file), str(folder)],
-    finished=partial(whole, "fake"),
-    row=_row,
-    history=lambda folder: pd.DataFrame({"step": [0], "loss": [1.0]}),
-    page=_page,
-    summary=lambda table, record: f"{len(table)} rows, best {table['valid_loss'].min() if len(table) else None}",
-    names=("low", "high"),
-    options={"store": "where things are kept"},
-)
+FAKE = Fake()
 
 
 def counted(folder: Path, what: str) -> dict[str, int]:

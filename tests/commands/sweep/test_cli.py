@@ -8,16 +8,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from regard.cli import Parser
 from regard.commands.sweep import cli as command
 from regard.commands.sweep import commands as sweeps
 from regard.errors import UserError
+from regard.runs.arguments import parse_config_options
 from tests.commands.sweep.sweeping import FAKE, counted, until
 
 ROOT = Path(__file__).parents[3]
+
+
+def summary(table: pd.DataFrame, record: dict[str, Any]) -> str:
+    return f"{len(table)} rows, best {table['valid_loss'].min() if len(table) else None}"
 
 
 @pytest.fixture
@@ -26,6 +33,7 @@ def regard_sweep(
 ) -> Callable[..., tuple[str, str]]:
     """`regard sweep fake …` in an empty folder: what it says on standard output and error; raises its UserError."""
     monkeypatch.setitem(sweeps.COMMANDS, "fake", lambda: FAKE)
+    monkeypatch.setattr("regard.commands.sweep.terminal.sweep_summary", summary)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[str, str]:
@@ -48,7 +56,7 @@ def regard_sweep(
     ],
 )
 def test_values_are_read_by_the_type_of_their_field(said: list[str], meant: dict[str, list[object]]) -> None:
-    found = command.values(FAKE, said)
+    found = command.parse_vary(FAKE, said)
     assert found == meant
     assert [list(map(type, one)) for one in found.values()] == [list(map(type, one)) for one in meant.values()]
 
@@ -66,10 +74,10 @@ def test_values_are_read_by_the_type_of_their_field(said: list[str], meant: dict
 )
 def test_values_that_cannot_be(said: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        command.values(FAKE, [said])
+        command.parse_vary(FAKE, [said])
 
 
-@pytest.mark.parametrize("said,meant", [("3", [3]), ("0,7", [0, 7]), ("7,", [7])])
+@pytest.mark.parametrize("said,meant", [("3", [3]), ("0,7", [0, 7]), ("7, 9", [7, 9])])
 def test_seeds(said: str, meant: object) -> None:
     assert command.parse_seeds(said) == meant
 
@@ -86,15 +94,15 @@ def test_a_sweep_from_the_line(regard_sweep: Callable[..., tuple[str, str]], tmp
     assert out.splitlines()[-1] == f"Written to {tmp_path / 'o'}: report.html, sweep.json, trials, trials.parquet"
     assert err == ""
     record = json.loads((tmp_path / "o" / "sweep.json").read_text())
-    assert record["command"] == "regard sweep fake " + " ".join(options)
+    assert record["command_line"] == "regard sweep fake " + " ".join(options)
     assert (record["settings"]["rate"], record["settings"]["width"], record["seeds"]) == (2.0, 4, [0, 2])
 
 
 def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = command._parser(FAKE).parse_args(["--vary", "rate=1", "--out", "o", "--store", "x", "--no-deaf"])
-    assert command._options(FAKE, asked) == ["--store", str(tmp_path / "x")]
-    assert command._settings(FAKE, asked) == {"deaf": False}
+    asked = command.make_parser(FAKE).parse_args(["--vary", "rate=1", "--out", "o", "--store", "x", "--no-deaf"])
+    assert command.folder_arguments(FAKE, asked) == ["--store", str(tmp_path / "x")]
+    assert parse_config_options(asked, FAKE.config) == {"deaf": False}
 
 
 @pytest.mark.parametrize(
@@ -199,20 +207,20 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
     verb = sweeps.COMMANDS["pretrain"]()
     parser = argparse.ArgumentParser()
     pretrain.add_arguments(parser)
-    arguments = verb.command(Path("settings.json"), Path("folder"))
+    arguments = verb.arguments(Path("settings.json"), Path("folder"))
     assert arguments[:3] == ["-m", "regard", "pretrain"]
     given = parser.parse_args([*arguments[3:], "--cache", "c"])
     assert (given.config, given.out) == (Path("settings.json"), Path("folder"))
     assert (given.resume, given.overwrite) == (True, True)
-    assert set(verb.fields) == set(PretrainConfig.field_names())
+    assert set(verb.config.field_names()) == set(PretrainConfig.field_names())
     line = ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt"]
-    asked = command._parser(verb).parse_args([*line, "--tie-word-embeddings"])
+    asked = command.make_parser(verb).parse_args([*line, "--tie-word-embeddings"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no a\.txt"):
-        verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
+        verb.complete(verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config))
     for name in ("a.txt", "b.txt"):
         Path(name).touch()
-    whole = verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
+    whole = verb.complete(verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config))
     assert (whole["data"], whole["tie_word_embeddings"], whole["hidden_size"]) == (["a.txt", "b.txt"], True, 64)
 
 
@@ -224,16 +232,16 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     verb = sweeps.COMMANDS["learn"]()
     parser = argparse.ArgumentParser()
     learn.add_arguments(parser)
-    arguments = verb.command(Path("settings.json"), Path("folder"))
+    arguments = verb.arguments(Path("settings.json"), Path("folder"))
     assert arguments[:3] == ["-m", "regard", "learn"]
     given = parser.parse_args(arguments[3:])
     assert (given.config, given.out) == (Path("settings.json"), Path("folder"))
     assert (given.resume, given.overwrite, given.no_save_models) == (True, True, True)
-    assert set(verb.fields) == set(LearnConfig.field_names())
+    assert set(verb.config.field_names()) == set(LearnConfig.field_names())
     line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
-    asked = command._parser(verb).parse_args(line)
-    assert command.values(verb, asked.vary) == {"method": ["finetune", "der++"]}
-    chosen = verb.base(asked.name, None) | command._settings(verb, asked)
-    assert chosen == {"stream": "ag-split", "set": ["size=50"], "scale": "paper"}
+    asked = command.make_parser(verb).parse_args(line)
+    assert command.parse_vary(verb, asked.vary) == {"method": ["finetune", "der++"]}
+    chosen = verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config)
+    assert chosen == {"stream": "ag-split", "set": ("size=50",), "scale": "paper"}
     whole = verb.complete(chosen | {"method": "replay", "set": []})
     assert (whole["stream"], whole["length"], whole["set"]) == ("ag-split", 128, [])

@@ -1,6 +1,5 @@
 """Sweeps of a verb whose runs take milliseconds: what is run, what is not run again, what is left."""
 
-import fcntl
 import hashlib
 import io
 import json
@@ -20,8 +19,12 @@ from rich.console import Console
 
 from regard import LearnResult
 from regard.commands.sweep.commands import COMMANDS
-from regard.commands.sweep.run import SweepProgress, SweepResult, combinations, sweep
+from regard.commands.sweep.run import SweepProgress, SweepResult, make_table, make_trials, sweep
+from regard.commands.sweep.state import SweepState
+from regard.commands.sweep.terminal import sweep_summary
 from regard.errors import UserError
+from regard.runs.integrity import is_sealed, seal
+from regard.runs.work_dir import lock_dir
 from tests.commands.learn import learned
 from tests.commands.sweep.sweeping import FAKE, counted, until
 
@@ -33,7 +36,20 @@ def swept(out: Path, vary: dict[str, list[Any]], **options: Any) -> SweepResult:
 
 
 def told_state(out: Path) -> dict[str, Any]:
-    return json.loads((out / "sweep.json").read_text(encoding="utf-8"))
+    record = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
+    assert is_sealed(record)
+    return {name: value for name, value in record.items() if name != "sha256"}
+
+
+@pytest.fixture(autouse=True)
+def short_page(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A page that counts trials, for the command of these tests."""
+
+    def page(table: pd.DataFrame, record: dict[str, Any], histories: dict[str, pd.DataFrame]) -> str:
+        return f"<p>{len(table)} of {len(record['trials'])} with {len(histories)}</p>"
+
+    if "learning" not in request.node.name:
+        monkeypatch.setattr("regard.commands.sweep.run.sweep_page", page)
 
 
 # -- which trials there are ---------------------------------------------------------------------------------------
@@ -46,16 +62,16 @@ def told_state(out: Path) -> dict[str, Any]:
 )
 def test_each_combination_is_there_once(names: list[str], rates: list[float], seeds: list[int]) -> None:
     vary = {"name": names, "rate": rates}
-    trials = combinations(FAKE, vary, folder=Path("x"), settings={"seconds": 1.0}, seeds=seeds)
-    there = [(trial.settings["name"], trial.settings["rate"], trial.seed) for trial in trials]
+    trials = make_trials(FAKE, vary, folder=Path("x"), fields={"seconds": 1.0}, seeds=seeds)
+    there = [(trial.fields["name"], trial.fields["rate"], trial.seed) for trial in trials]
     assert len(there) == len(set(there)) == len({trial.key for trial in trials})
     assert set(there) == {(name, rate, seed) for name in names for rate in rates for seed in seeds}
-    assert {trial.settings["seconds"] for trial in trials} == {1.0}
+    assert {trial.fields["seconds"] for trial in trials} == {1.0}
 
 
 def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
-    first = combinations(FAKE, {"rate": [1.0]}, folder=Path("x"), settings={"name": "elu"}, seeds=[3])
-    other = combinations(FAKE, {"name": ["elu", "softmax"]}, folder=Path("y"), settings={"rate": 1.0}, seeds=[0, 3])
+    first = make_trials(FAKE, {"rate": [1.0]}, folder=Path("x"), fields={"name": "elu"}, seeds=[3])
+    other = make_trials(FAKE, {"name": ["elu", "softmax"]}, folder=Path("y"), fields={"rate": 1.0}, seeds=[0, 3])
     assert first[0].key in {trial.key for trial in other}
     written = (
         '["fake", {"deaf": false, "failures": 0, "gate": "", "name": "elu", "rate": 1.0, "seconds": 0.0, "seed": 3, '
@@ -100,7 +116,7 @@ def test_a_verb_that_there_is_not() -> None:
 def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
     vary = {"name": ["softmax", "elu"], "rate": [0.0, 0.5]}
-    found = swept(tmp_path, vary, seeds=[0, 7], settings={"width": 4}, on_event=events.append)
+    found = swept(tmp_path, vary, seeds=[0, 7], config={"width": 4}, on_progress=events.append)
     assert set(counted(tmp_path, "begun").values()) == set(counted(tmp_path, "ended").values()) == {1}
     table = pd.read_parquet(tmp_path / "trials.parquet")
     assert list(table.columns) == ["key", "seed", "name", "rate", "valid_loss"]
@@ -126,7 +142,7 @@ def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
 
 def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp_path: Path) -> None:
     swept(tmp_path, {"name": ["softmax", "elu"]}, num_seeds=2)
-    found = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=1, settings={"width": 8, "name": "elu"})
+    found = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=1, config={"width": 8, "name": "elu"})
     assert found.metadata["vary"] == {"name": ["softmax", "elu"], "rate": [0.0, 1.0], "width": [None, 8]}
     again = swept(tmp_path, {"name": ["elu", "sigmoid"]}, seeds=[1])
     assert set(counted(tmp_path, "begun").values()) == {1}
@@ -142,9 +158,8 @@ def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Pat
     assert found.metadata["vary"] == {"rate": [0.0, 1.0]}
 
 
-def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
-    found = swept(tmp_path, {"width": ["wide", 8]})
-    assert list(found.table["width"]) == ["wide", "8"]
+def test_values_of_several_kinds_become_text_in_the_table() -> None:
+    assert list(make_table([{"width": "wide"}, {"width": 8}], ["width"])["width"]) == ["wide", "8"]
 
 
 def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp_path: Path) -> None:
@@ -160,7 +175,7 @@ def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp
 
 def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
-    found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_event=events.append)
+    found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_progress=events.append)
     state = {one["values"]["failures"]: one for one in found.metadata["trials"]}
     assert {n: (one["state"], one["attempts"]) for n, one in state.items()} == {
         0: ("finished", 1),
@@ -187,7 +202,12 @@ def test_where_all_fail_the_page_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content,said", [("{", "cannot be read"), ('{"verb": "learn", "vary": {}, "trials": []}', "learn")]
+    "content,said",
+    [
+        ("{", "is damaged or of another version"),
+        ('{"command": "fake", "vary": {}, "trials": []}', "is damaged or of another version"),
+        (json.dumps(seal({"schema_version": 1, "command": "learn"})), "holds a sweep of learn"),
+    ],
 )
 def test_a_folder_with_another_state(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(content)
@@ -203,10 +223,24 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_sweeps_at_once_in_a_folder(tmp_path: Path) -> None:
-    with (tmp_path / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another sweep is at work"):
-            swept(tmp_path, {"rate": [1.0]})
+    with lock_dir(tmp_path, "sweep"), pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
+        swept(tmp_path, {"rate": [1.0]})
+
+
+def test_fields_of_a_trial_that_were_changed_are_noticed(tmp_path: Path) -> None:
+    (key,) = swept(tmp_path, {"rate": [1.0]}).table["key"]
+    path = tmp_path / "trials" / f"{key}.json"
+    path.write_text(path.read_text().replace("softmax", "sigmoid"))
+    with pytest.raises(UserError, match=f"{key}.json is missing or damaged"):
+        swept(tmp_path, {"rate": [1.0]})
+
+
+def test_trials_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "patients.csv").write_text("precious")
+    with pytest.raises(UserError, match=r"something else than a sweep \(trials"):
+        swept(tmp_path, {"rate": [1.0]})
+    assert (tmp_path / "trials" / "patients.csv").read_text() == "precious"
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -216,12 +250,13 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
     vary = {"method": ["finetune", "prescale"]}
     settings = {"stream": "yahoo-split", "num_epochs": 2}
-    for trial in combinations(COMMANDS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
+    SweepState(tmp_path, "learn").write()
+    for trial in make_trials(COMMANDS["learn"](), vary, folder=tmp_path, fields=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        record = learned.record(course=trial.settings)
+        record = learned.record(config=trial.fields)
         LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record).save(trial.folder)
-    found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
+    found = sweep("learn", vary, out=tmp_path, config=settings, seeds=[39, 508])
     table = found.table.set_index(["method", "seed"])
     assert len(table) == 4
     assert not list(tmp_path.glob("trials/*.log"))
@@ -237,9 +272,9 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
     terminal = io.StringIO()
-    Console(file=terminal, width=80).print(COMMANDS["learn"]().summary(found.table, found.metadata))
+    Console(file=terminal, width=80).print(sweep_summary(found.table, found.metadata))
     assert "AP TIL" in terminal.getvalue().splitlines()[3]
-    curves = COMMANDS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
+    curves = COMMANDS["learn"]().curves(tmp_path / "trials" / found.table["key"][0])
     assert list(curves.columns) == ["tasks", "average_performance_cil", "average_performance_til"]
     np.testing.assert_allclose(curves["average_performance_til"], [96, 92, 88, 84])
 
@@ -255,17 +290,17 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
 )
 def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", settings=settings, num_seeds=1)
+        sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", config=settings, num_seeds=1)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
-    verb = COMMANDS["learn"]()
-    whole = verb.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})
+    command = COMMANDS["learn"]()
+    whole = command.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})
     (tmp_path / "course.json").write_text(json.dumps(whole))
-    other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})
+    other = command.complete({**command.initial_fields(None, tmp_path / "course.json"), "scale": "paper"})
     assert (whole["length"], other["length"], other["num_epochs"], other["seed"]) == (32, 128, 2, 3)
-    assert verb.base("db-split", None) == {"stream": "db-split"}
+    assert command.initial_fields("db-split", None) == {"stream": "db-split"}
 
 
 # -- interruptions ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 
 def made(name: str, **said: Any) -> Method:
     """A method with small blocks."""
-    return METHODS[name](METHODS[name].Config.parsed({"r": 2, "lora_alpha": 4.0, **said}))
+    return METHODS[name](METHODS[name].Config.parse({"r": 2, "lora_alpha": 4.0, **said}))
 
 
 def short(tasks: int = 2) -> Stream:
@@ -41,7 +41,7 @@ def fill(network: PoolNetwork, size: float = 0.3) -> None:
     """Draw A and B of every block."""
     drawn = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for blocks in network.pool.blocks:
+        for blocks in network.pool.adapters:
             for part in (*blocks.A, *blocks.B):
                 part.copy_(size * torch.randn(part.shape, generator=drawn, dtype=torch.float64))
 
@@ -67,7 +67,7 @@ def moved(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
 
 def of_block(names: set[str], block: int) -> set[str]:
     """Those names that are of a block."""
-    return {name for name in names if ".blocks." in name and name.endswith(f".{block}")}
+    return {name for name in names if ".adapters." in name and name.endswith(f".{block}")}
 
 
 def merged(learner: Learner, blocks: int) -> Tensor:
@@ -78,7 +78,7 @@ def merged(learner: Learner, blocks: int) -> Tensor:
         for name, layer in network.pool.layers.items():
             weight: Any = model.get_submodule(name).weight
             for number in range(blocks):
-                weight += 4.0 / 2 * layer.blocks.B[number] @ layer.blocks.A[number]
+                weight += 4.0 / 2 * layer.adapters.B[number] @ layer.adapters.A[number]
         inputs = {name: rows[name] for name in ("input_ids", "attention_mask") if name in rows}
         states = model(**inputs).last_hidden_state
         found: Tensor = network.classifier.head(states, rows["attention_mask"])

@@ -12,10 +12,17 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods.epi import FAR, Epi, EpiConfig, EpiNetwork, statistics, whitened
+from regard.continual.methods.epi import (
+    OTHER_TASK_PENALTY,
+    Epi,
+    EpiConfig,
+    EpiNetwork,
+    class_statistics,
+    make_whitening,
+)
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import load_tensors, tensors_of
-from regard.continual.text_learner import begin_texts
+from regard.continual.state import collect_tensors, load_tensors
+from regard.continual.text_learner import make_text_learner
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -25,7 +32,7 @@ SMALL = EpiConfig(r=2)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def made(config: EpiConfig = SMALL) -> tuple[Learner, Epi]:
@@ -49,7 +56,7 @@ def drawn(rows: int, width: int, seed: int = 0) -> Tensor:
 
 def test_statistics_are_means_and_the_mean_covariance_of_classes() -> None:
     states, labels = drawn(12, 3), torch.tensor([4] * 5 + [2] * 6 + [7])
-    means, covariance = statistics(states, labels)
+    means, covariance = class_statistics(states, labels)
     assert set(means) == {2, 4, 7}
     for number, mean in means.items():
         np.testing.assert_allclose(mean.numpy(), states[labels == number].numpy().mean(0))
@@ -58,19 +65,19 @@ def test_statistics_are_means_and_the_mean_covariance_of_classes() -> None:
 
 
 def test_statistics_of_classes_of_one_row() -> None:
-    means, covariance = statistics(drawn(2, 3), torch.tensor([0, 1]))
+    means, covariance = class_statistics(drawn(2, 3), torch.tensor([0, 1]))
     assert set(means) == {0, 1}
     assert not covariance.any()
-    assert torch.equal(whitened(covariance), torch.eye(3, dtype=torch.float64))
+    assert torch.equal(make_whitening(covariance), torch.eye(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3])
 def test_whitening_is_half_of_a_pseudo_inverse(rows: int, shrinkage: float) -> None:
-    _, covariance = statistics(drawn(rows, 5), torch.zeros(rows))
+    _, covariance = class_statistics(drawn(rows, 5), torch.zeros(rows))
     spread = float(covariance.diagonal().mean())
     moved = (1 - shrinkage) * covariance.numpy() + shrinkage * spread * np.eye(5)
-    whitening = whitened(covariance, shrinkage)
+    whitening = make_whitening(covariance, shrinkage)
     np.testing.assert_allclose((whitening @ whitening.T).numpy(), np.linalg.pinv(moved, rcond=1e-6), atol=1e-9)
 
 
@@ -112,9 +119,9 @@ def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     learner.task = 2
     tasks = torch.tensor([2, 2])
-    assert torch.equal(learner.contrasted(tasks), learner.own[tasks])
-    learner.among = "seen"
-    assert not torch.equal(learner.contrasted(tasks), learner.own[tasks])
+    assert torch.equal(learner.contrast_mask(tasks), learner.task_classes[tasks])
+    learner.loss_classes = "seen"
+    assert not torch.equal(learner.contrast_mask(tasks), learner.task_classes[tasks])
 
 
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
@@ -126,11 +133,11 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
         tasks, found = network.identify(rows), network(rows)
         assert not torch.equal(tasks, torch.full_like(tasks, 2))
         for row, task in enumerate(tasks.tolist()):
-            with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(task), 3).double()):
+            with network.pool.use_weights(torch.nn.functional.one_hot(torch.tensor(task), 3).double()):
                 alone = network.classifier(rows["input_ids"][[row]], rows["attention_mask"][[row]]).logits[0]
-            own = learner.own[task]
+            own = learner.task_classes[task]
             torch.testing.assert_close(found[row][own], alone[own])
-            torch.testing.assert_close(found[row][~own], alone[~own] - FAR)
+            torch.testing.assert_close(found[row][~own], alone[~own] - OTHER_TASK_PENALTY)
     network.train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]]).expand(9, 3))  # type: ignore[arg-type]
 
@@ -142,7 +149,7 @@ def test_tasks_of_other_words_are_told_apart() -> None:
     right = sum(
         int((network.identify(rows) == rows["tasks"]).sum())
         for task in range(3)
-        for rows in learner.each(learner.items(task))
+        for rows in learner.iterate_batches(learner.items(task))
     )
     assert right >= 0.8 * sum(len(learner.items(task)) for task in range(3))
 
@@ -153,8 +160,8 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
 
     def note(learner: Learner, learnt: int) -> None:
         head: Any = learner.network.classifier.head
-        blocks.append(learner.network_as(EpiNetwork).pool.blocks[0].B[0].detach().clone())
-        vectors.append(head.vectors[learner.own[0]].detach().clone())
+        blocks.append(learner.network_as(EpiNetwork).pool.adapters[0].B[0].detach().clone())
+        vectors.append(head.vectors[learner.task_classes[0]].detach().clone())
 
     run_stream(learner, method, on_task=note)
     assert all(torch.equal(one, blocks[0]) for one in blocks)
@@ -166,7 +173,7 @@ def test_what_tells_tasks_apart_is_saved_with_the_network() -> None:
     learner, method = made()
     run_stream(learner, method)
     other, _ = made()
-    load_tensors(other.network, tensors_of(learner.network))
+    load_tensors(other.network, collect_tensors(learner.network))
     rows = rows_of(learner, (0, 1), (1, 5), (2, 4))
     with torch.no_grad():
         assert torch.equal(other.network.eval()(rows), learner.network.eval()(rows))
@@ -180,7 +187,7 @@ def test_settings_that_cannot_be() -> None:
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:
     method = Epi(EpiConfig(r=2, shrinkage=0.1))
-    learner = begin_texts(
+    learner = make_text_learner(
         small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
     )
     run_stream(learner, method)
@@ -189,19 +196,19 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.K
     assert network.known.tolist() == [[True], [True]]
     network.eval()
     for task in range(2):
-        for rows in learner.each(learner.items(task)):
+        for rows in learner.iterate_batches(learner.items(task)):
             assert (network.identify(rows) == task).double().mean() >= 0.75
             inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
             logits = network(rows)
             for row, chosen in enumerate(network.identify(rows).tolist()):
-                with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(chosen), 2).float()):
+                with network.pool.use_weights(torch.nn.functional.one_hot(torch.tensor(chosen), 2).float()):
                     alone = network.classifier(**inputs, labels=rows["labels"]).logits[row]
                 torch.testing.assert_close(logits[row], alone)
 
 
 def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Epi(EpiConfig(r=2, shrinkage=0.1))
-    learner = begin_texts(
+    learner = make_text_learner(
         small_text_tasks.stream(many=2), method, small_text_tasks.loaded(), small_text_tasks.BUDGET, seed=1
     )
     run_stream(learner, method)

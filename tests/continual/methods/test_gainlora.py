@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
-from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserved
-from regard.continual.methods.o_lora import overlap
+from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram_matrix, update_free_projection
+from regard.continual.methods.o_lora import overlap_penalty
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import made, precise, short, some
@@ -41,13 +41,13 @@ def gated() -> tuple[Learner, GainNetwork]:
     method = made("gainlora", gate_hidden_size=5)
     learner = precise(method)
     network = learner.network_as(GainNetwork)
-    network.begin_block(1)
+    network.start_adapter(1)
     with torch.no_grad():
         for number, name in enumerate(LAYERS):
             getattr(network, name).copy_(draw(*getattr(network, name).shape, seed=number))
             network.change[name].copy_(draw(*network.change[name].shape, seed=9 + number))
-            basis = torch.linalg.qr(draw(network.free(name).shape[0], 2, seed=20 + number))[0]
-            network.free(name).sub_(basis @ basis.T)
+            basis = torch.linalg.qr(draw(network.free_projection(name).shape[0], 2, seed=20 + number))[0]
+            network.free_projection(name).sub_(basis @ basis.T)
     return learner, network
 
 
@@ -64,7 +64,10 @@ def test_a_gate_is_what_its_formula_says() -> None:
         for block in (0, 1):
             own = {name: getattr(network, name)[block].clone() for name in LAYERS}
             if block:
-                own = {name: one + network.change[name].detach() @ network.free(name) for name, one in own.items()}
+                own = {
+                    name: one + network.change[name].detach() @ network.free_projection(name)
+                    for name, one in own.items()
+                }
             state, key = silu(times(own["up"], silu(times(own["down"], mean)))), own["key"][0].tolist()
             turned = dot(state, key) / math.sqrt(dot(state, state) * dot(key, key))
             expected = abs(2 / (1 + math.exp(-4 * turned)) - 1)
@@ -77,7 +80,7 @@ def test_as_few_directions_are_taken_as_have_the_share(threshold: float) -> None
     kept = np.zeros((6, 0))
     free = torch.eye(6, dtype=torch.float64)
     for inputs in (first, second):
-        free = reserved(free, gram(inputs), threshold)
+        free = update_free_projection(free, gram_matrix(inputs), threshold)
         H = inputs.numpy().T
         known = kept @ kept.T @ H
         left, values, _ = np.linalg.svd(H - known)
@@ -92,8 +95,8 @@ def test_as_few_directions_are_taken_as_have_the_share(threshold: float) -> None
 def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> None:
     _, network = gated()
     states = draw(40, 16, seed=3)
-    network.point(1, gram(states))
-    key, free = network.key[1, 0], network.free("key")
+    network.init_key(1, gram_matrix(states))
+    key, free = network.key[1, 0], network.free_projection("key")
     residual = states.numpy() @ free.numpy()
     direction = np.linalg.svd(residual)[2][0]
     assert abs(np.dot(key.numpy(), direction)) == pytest.approx(math.sqrt(16 / 3), rel=1e-10)
@@ -103,39 +106,39 @@ def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> N
 
 def test_a_gate_with_no_direction_left_is_shut() -> None:
     _, network = gated()
-    network.free("key").zero_()
-    network.point(1, gram(draw(40, 16, seed=3)))
+    network.free_projection("key").zero_()
+    network.init_key(1, gram_matrix(draw(40, 16, seed=3)))
     assert int(network.key[1].count_nonzero()) == 0
-    assert float(network.gate(draw(3, 16), 1).abs().max().detach()) == 0
+    assert float(network.gate_weight(draw(3, 16), 1).abs().max().detach()) == 0
 
 
 def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like() -> None:
     _, network = gated()
     with torch.no_grad():
         for name in LAYERS:
-            network.free(name).copy_(torch.eye(len(network.free(name))))
-    network.begin_block(0)
+            network.free_projection(name).copy_(torch.eye(len(network.free_projection(name))))
+    network.start_adapter(0)
     network.begin_gate(0)
     read = draw(3, 16, seed=4) @ torch.diag(torch.tensor([1.0] * 2 + [0.0] * 14, dtype=torch.float64))
-    network.point(0, gram(network.inputs(read, 0)[-1].detach()))
+    network.init_key(0, gram_matrix(network.gate_inputs(read, 0)[-1].detach()))
     with torch.no_grad():
         for name in LAYERS:
             network.change[name].copy_(draw(*network.change[name].shape, seed=31))
-    opened = network.gate(read, 0).detach()
-    network.settle(0, [gram(one.detach()) for one in network.inputs(read, 0)], 1.0)
-    torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
-    network.begin_block(1)
+    opened = network.gate_weight(read, 0).detach()
+    network.finish_gate(0, [gram_matrix(one.detach()) for one in network.gate_inputs(read, 0)], 1.0)
+    torch.testing.assert_close(network.gate_weight(read, 0).detach(), opened, rtol=0, atol=1e-12)
+    network.start_adapter(1)
     network.begin_gate(1)
     other = draw(10, 16, seed=5)
-    network.point(1, gram(network.inputs(other, 1)[-1].detach()))
-    optimiser = torch.optim.AdamW(network.change.values(), lr=0.1, weight_decay=0.1)
+    network.init_key(1, gram_matrix(network.gate_inputs(other, 1)[-1].detach()))
+    optimizer = torch.optim.AdamW(network.change.values(), lr=0.1, weight_decay=0.1)
     for _ in range(5):
-        optimiser.zero_grad()
-        (1 - network.gate(other, 1)).sum().backward()
-        optimiser.step()
-    torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
-    assert float(network.gate(read, 1).max().detach()) < 1e-5
-    assert float(network.gate(other, 1).mean().detach()) > 0.5
+        optimizer.zero_grad()
+        (1 - network.gate_weight(other, 1)).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(network.gate_weight(read, 0).detach(), opened, rtol=0, atol=1e-12)
+    assert float(network.gate_weight(read, 1).max().detach()) < 1e-5
+    assert float(network.gate_weight(other, 1).mean().detach()) > 0.5
 
 
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
@@ -145,7 +148,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     rows = some(learner)
     rows["labels"][1] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
-    expected = plain + 6 * 0.7 * float(overlap(learner.network_as(GainNetwork).pool, 2).detach())
+    expected = plain + 6 * 0.7 * float(overlap_penalty(learner.network_as(GainNetwork).pool, 2).detach())
     assert float(method.loss(learner, learner.network, rows).detach()) == pytest.approx(expected, rel=1e-12)
 
 
@@ -156,14 +159,14 @@ def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
     method.before_task(learner, 0)
     network = learner.network_as(GainNetwork)
     with torch.no_grad():
-        read = torch.cat([network.read(learner.rows([item])) for item in learner.items(0)])
-        inputs = [one.numpy().T for one in network.inputs(read, 0)]
+        read = torch.cat([network.embed(learner.rows([item])) for item in learner.items(0)])
+        inputs = [one.numpy().T for one in network.gate_inputs(read, 0)]
     method.after_task(learner, 0)
     for name, H in zip(LAYERS, inputs, strict=True):
         left, values, _ = np.linalg.svd(H if measure == "paper" else H @ H.T)
         many = 1 + int((np.cumsum(values**2) < 0.6 * (values**2).sum()).sum())
         expected = np.eye(len(H)) - left[:, :many] @ left[:, :many].T
-        np.testing.assert_allclose(network.free(name).numpy(), expected, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(network.free_projection(name).numpy(), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("measure, most", [("paper", 0.25), ("released", 0.35)])
@@ -171,7 +174,7 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
     measure: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The more so the more directions are kept of the first."""
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
     method = made("gainlora", gate_hidden_size=8, threshold=0.99, threshold_formula=measure)
     learner = make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
     network = run_stream(learner, method).learner.network_as(GainNetwork)

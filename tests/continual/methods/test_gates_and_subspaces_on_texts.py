@@ -10,13 +10,13 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from tests.continual.methods.adapter_networks import copied, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 
 OWN = {
-    "slao": (".blocks.", "count"),
-    "gainlora": (".blocks.", "count", "change.", "free_", "down", "up", "key"),
+    "slao": (".adapters.", "count"),
+    "gainlora": (".adapters.", "count", "change.", "free_", "down", "up", "key"),
     "osf": (".kept", ".U", ".S", ".V"),
 }
 SMALL: dict[str, dict[str, Any]] = {
@@ -28,24 +28,24 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
-    method = METHODS[name](METHODS[name].Config.parsed(SMALL[name]))
+    method = METHODS[name](METHODS[name].Config.parse(SMALL[name]))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )
     learner.network.double()
     before = copied(learner)
-    return before, tensors_of(run_stream(learner, method).network)
+    return before, collect_tensors(run_stream(learner, method).network)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("name", OWN)
 def test_texts_are_learnt_by_what_is_theirs_however_batches_are_split(name: str, kind: Any) -> None:
-    assert METHODS[name].texts
+    assert METHODS[name].supports_text
     before, after = learnt(name, kind)
     changed = moved({key: before[key] for key in after}, after)
     assert changed

@@ -37,7 +37,7 @@ def test_a_new_block_begins_by_changing_nothing() -> None:
     learner, before = ran.learner, copied(ran.learner)
     learner.network.eval()
     with torch.no_grad():
-        for blocks in learner.network_as(PoolNetwork).pool.blocks:
+        for blocks in learner.network_as(PoolNetwork).pool.adapters:
             blocks.B[1].zero_()
         learner.network_as(PoolNetwork).count.fill_(1)
         old = learner.network(some(learner))

@@ -14,19 +14,19 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import lfpt5
 from regard.continual.methods.lfpt5 import (
+    GENERATED,
     PROMPT,
-    WRITTEN,
     Lfpt5,
     Lfpt5Config,
     Lfpt5Network,
     divergence,
-    means,
-    row_of,
+    mean_losses,
+    parse_row,
 )
-from regard.continual.pseudo.quality import pseudo_rows
+from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import tensors_of
-from regard.continual.text_learner import begin_texts
+from regard.continual.state import collect_tensors
+from regard.continual.text_learner import make_text_learner
 from regard.errors import UserError
 from tests.continual import small_tasks
 from tests.continual.small_text_tasks import BUDGET, Kind, loaded, stream
@@ -39,13 +39,13 @@ SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def made(kind: Kind = "t5", config: Lfpt5Config = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
     """A run in float64."""
     method, model = Lfpt5(config), loaded(kind, dtype=torch.float64)
-    learner = begin_texts(stream(2, 2), method, model, replace(BUDGET, num_epochs=1, **changes), seed=1)
+    learner = make_text_learner(stream(2, 2), method, model, replace(BUDGET, num_epochs=1, **changes), seed=1)
     learner.network.double()
     return learner, method
 
@@ -57,7 +57,7 @@ def second(kind: Kind = "t5") -> tuple[Learner, Lfpt5, dict[str, Tensor]]:
     method.before_task(learner, 0)
     random = torch.Generator().manual_seed(0)
     method.state.tensors[PROMPT] = torch.randn(3, 16, generator=random, dtype=torch.float64)
-    method.state.values[WRITTEN] = SAID
+    method.state.values[GENERATED] = SAID
     learner.task = 1
     method.before_task(learner, 1)
     (stage,) = method.phases(learner, 1)
@@ -75,7 +75,7 @@ def test_the_mean_of_each_row_is_over_its_own_tokens() -> None:
     logits, labels = drawn(2, 3, 5), torch.tensor([[1, 4, -100], [2, -100, -100]])
     told = logits.softmax(-1).log()
     expected = torch.stack([-(told[0, 0, 1] + told[0, 1, 4]) / 2, -told[1, 0, 2]])
-    torch.testing.assert_close(means(logits, labels), expected)
+    torch.testing.assert_close(mean_losses(logits, labels), expected)
 
 
 def test_the_divergence_is_from_the_answers_before() -> None:
@@ -87,22 +87,22 @@ def test_the_divergence_is_from_the_answers_before() -> None:
 
 
 def test_rows_are_an_input_and_an_answer() -> None:
-    assert row_of("the cat __ans__ a cat", "__ans__") == ("the cat", "a cat")
+    assert parse_row("the cat __ans__ a cat", "__ans__") == ("the cat", "a cat")
     for text in ("the cat", "the cat __ans__ ", "__ans__ a cat", "one __ans__ two __ans__ three"):
-        assert row_of(text, "__ans__") is None
+        assert parse_row(text, "__ans__") is None
 
 
 def test_what_is_written_is_looked_at() -> None:
     """Its texts alone: there is no attention that reads query vectors of them."""
     learner, method, _ = second()
-    assert method.written(0) == tuple(SAID[0][0])
-    assert method.written(1) is None
-    found = {row["statistic"]: row["value"] for row in pseudo_rows(learner, method, 2)}
-    assert {row["task_index"] for row in pseudo_rows(learner, method, 2)} == {1}
+    assert method.pseudo_inputs(0) == tuple(SAID[0][0])
+    assert method.pseudo_inputs(1) is None
+    found = {row["statistic"]: row["value"] for row in collect_rows(learner, method, 2)}
+    assert {row["task_index"] for row in collect_rows(learner, method, 2)} == {1}
     assert found["kept"] == 2
     assert found["duplicates"] == 0
     assert "frechet" not in found
-    assert Lfpt5(SMALL).written(0) is None
+    assert Lfpt5(SMALL).pseudo_inputs(0) is None
 
 
 # -- what is trained --------------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
             many = int((labels != -100).sum())
             if not many:
                 continue
-            with network.pool.prepending(prompt):
+            with network.pool.prepend(prompt):
                 now = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
-                said = rows["said"][[row]]
-                asked = model(rows["asked_ids"][[row]], rows["asked_mask"][[row]], said).logits[0].log_softmax(-1)
-            with network.pool.prepending(method.state.tensors[PROMPT][None]):
+                said = rows["samples"][[row]]
+                asked = model(rows["question_ids"][[row]], rows["question_mask"][[row]], said).logits[0].log_softmax(-1)
+            with network.pool.prepend(method.state.tensors[PROMPT][None]):
                 before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
             told = said[0, said[0] != -100]
             expected = expected - 0.99 * now[range(many), labels[0, :many]].sum()
@@ -162,19 +162,19 @@ def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
     ]
     new = [(1, row, False) for row in range(len(learner.items(1)))]
     assert sorted(seen) == [(0, 0, True), (0, 1, True), *new]
-    texts = [learner.tokenizer.decode(one.said, skip_special_tokens=True) for one in method.old]
+    texts = [learner.tokenizer.decode(one.sample, skip_special_tokens=True) for one in method.old]
     assert texts == ["animals : cat the say : quick a cat", "animals : dog say : quick a dog"]
 
 
 def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() -> None:
     learner, method = made()
-    before = {key: value.clone() for key, value in tensors_of(learner.network).items()}
-    after = tensors_of(run_stream(learner, method).network)
+    before = {key: value.clone() for key, value in collect_tensors(learner.network).items()}
+    after = collect_tensors(run_stream(learner, method).network)
     changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
     assert changed == {"classifier.encoder.soft_prompts.P.0", "classifier.encoder.soft_prompts.live", "count"} & changed
     assert "classifier.encoder.soft_prompts.P.0" in changed
-    learner, method = made(micro_batch=3)
-    split = tensors_of(run_stream(learner, method).network)
+    learner, method = made(micro_batch_size=3)
+    split = collect_tensors(run_stream(learner, method).network)
     for key, value in after.items():
         torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)
 
@@ -189,12 +189,12 @@ def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Pa
 
     with_mlp = replace(SMALL, encoder_hidden_size=4)
     learner, method = made(config=with_mlp)
-    expected = tensors_of(run_stream(learner, method).network)
+    expected = collect_tensors(run_stream(learner, method).network)
     learner, method = made(config=with_mlp)
     with pytest.raises(Broken):
         run_stream(learner, method, folder=tmp_path, on_task=stop)
     learner, method = made(config=with_mlp)
-    found = tensors_of(run_stream(learner, method, folder=tmp_path, resume=True).network)
+    found = collect_tensors(run_stream(learner, method, folder=tmp_path, resume=True).network)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert method.state.tensors[PROMPT].shape == (3, 16)
 
@@ -215,7 +215,7 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cast(Any, learner.network.classifier).encoder, "generate", generate)
     method.after_task(learner, 0)
-    inputs, answers = method.state.values[WRITTEN][0]
+    inputs, answers = method.state.values[GENERATED][0]
     assert list(inputs) == ["animals : cat say :"]
     assert list(answers) == ["a cat"]  # nothing of the task is answered with "a red"
     assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
@@ -232,7 +232,7 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
         before = torch.random.get_rng_state()
         method.after_task(learner, 0)
         assert torch.equal(torch.random.get_rng_state(), before)
-        found.append(method.state.values[WRITTEN])
+        found.append(method.state.values[GENERATED])
     assert found[0] == found[1]
     assert found[0][0]
 
@@ -249,7 +249,7 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(lfpt5, "decode_answers", said)
     method.after_task(learner, 0)
-    inputs, _ = method.state.values[WRITTEN][0]
+    inputs, _ = method.state.values[GENERATED][0]
     assert (len(inputs), len(drawn)) == (1, 1)
 
 

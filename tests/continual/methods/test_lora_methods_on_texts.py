@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from tests.continual.methods.adapter_networks import copied, made, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 
@@ -20,7 +20,7 @@ SAID: dict[str, dict[str, Any]] = {"replay-lora": {"memory_size": 4}, "inflora":
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -30,16 +30,16 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     learner = make_learner(stream(2, 2), method, lively(kind), budget, seed=1)
     learner.network.double()
     before = copied(learner)
-    return before, tensors_of(run_stream(learner, method).network)
+    return before, collect_tensors(run_stream(learner, method).network)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_learnt_by_the_blocks_alone(name: str) -> None:
-    assert METHODS[name].texts
+    assert METHODS[name].supports_text
     before, after = learnt(name, "t5")
     changed = {one for one in moved({key: before[key] for key in after}, after) if one != "count"}
     assert changed
-    assert all(".blocks." in one for one in changed)
+    assert all(".adapters." in one for one in changed)
 
 
 @pytest.mark.parametrize("name, kind", [("o-lora", "t5"), ("n-lora", "t5"), ("migu", "t5"), ("migu", "llama")])

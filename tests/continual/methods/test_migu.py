@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.migu import Migu, MiguConfig, largest, magnitudes
+from regard.continual.methods.migu import Migu, MiguConfig, mask_largest, sum_magnitudes
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import learnt, made, moved, precise, some
 
@@ -30,18 +30,18 @@ def quantile(values: list[float], share: float) -> float:
 def test_magnitudes_are_added_up_over_tokens() -> None:
     states = torch.tensor([[1.0, 2.0], [-3.0, 0.0]])
     down, up = torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0], [0.0], [-1.0]])
-    hidden, out = magnitudes(states, down, up)
+    hidden, out = sum_magnitudes(states, down, up)
     assert hidden.tolist() == [4.0]
     assert out.tolist() == [8.0, 0.0, 4.0]
 
 
 def test_the_largest_are_those_from_the_quantile_on() -> None:
     sums = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert largest(sums, 0.7).tolist() == [True, False, True, False, False]
-    assert largest(sums, 0.5).tolist() == [True, False, True, False, True]
-    assert largest(sums, 0.0).all()
-    assert largest(sums, 1.0).tolist() == [True, False, False, False, False]
-    assert torch.equal(largest(sums, 0.7), largest(sums / sums.sum(), 0.7))
+    assert mask_largest(sums, 0.7).tolist() == [True, False, True, False, False]
+    assert mask_largest(sums, 0.5).tolist() == [True, False, True, False, True]
+    assert mask_largest(sums, 0.0).all()
+    assert mask_largest(sums, 1.0).tolist() == [True, False, False, False, False]
+    assert torch.equal(mask_largest(sums, 0.7), mask_largest(sums / sums.sum(), 0.7))
 
 
 def read(learner: Learner, rows: dict[str, Tensor]) -> dict[str, list[list[float]]]:
@@ -88,10 +88,10 @@ def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: in
     stage.transform_gradients(learner.network, 0)
     changed = 0
     for name, vectors in read(learner, rows).items():
-        blocks = learner.network_as(PoolNetwork).pool.layers[name].blocks
+        blocks = learner.network_as(PoolNetwork).pool.layers[name].adapters
         hidden = applied(blocks.A[0], vectors)
         for part, given in (("A", hidden), ("B", applied(blocks.B[0], hidden))):
-            key = f"classifier.encoder.{name}.blocks.{part}.0"
+            key = f"classifier.encoder.{name}.adapters.{part}.0"
             found, limit = shares(given), quantile(shares(given), 0.7)
             for row, share in enumerate(found):
                 kept = before[key][row] if share >= limit else torch.zeros_like(before[key][row])
@@ -125,7 +125,7 @@ def test_fewer_rows_of_the_block_change_from_the_first_task_to_the_second() -> N
     found = []
     for threshold in (0.0, 0.9):
         _, after = learnt("migu", threshold=threshold)
-        names = [name for name in after[0] if name.endswith(".blocks.B.0")]
+        names = [name for name in after[0] if name.endswith(".adapters.B.0")]
         found.append(sum(float((after[2][name] - after[1][name]).norm()) for name in names))
     assert found[1] < 0.8 * found[0]
 
@@ -133,4 +133,4 @@ def test_fewer_rows_of_the_block_change_from_the_first_task_to_the_second() -> N
 def test_settings_that_cannot_be() -> None:
     assert MiguConfig().threshold == 0.7
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        MiguConfig.parsed({"threshold": 2})
+        MiguConfig.parse({"threshold": 2})

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
-from regard.continual.methods.n_lora import NLoraConfig, magnitude
+from regard.continual.methods.n_lora import NLoraConfig, l1_norm
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
@@ -19,7 +19,7 @@ def product(one: Tensor, other: Tensor) -> list[list[float]]:
 def by_hand(network: PoolNetwork, block: int, *, released: bool) -> float:
     """The sum of the sizes of the entries."""
     total = 0.0
-    for blocks in network.pool.blocks:
+    for blocks in network.pool.adapters:
         pair = (blocks.A[block], blocks.B[block]) if released else (blocks.B[block], blocks.A[block])
         total += sum(abs(entry) for row in product(*pair) for entry in row)
     return total
@@ -28,7 +28,7 @@ def by_hand(network: PoolNetwork, block: int, *, released: bool) -> float:
 @pytest.mark.parametrize("released", [False, True])
 def test_the_size_of_a_block_is_the_sum_over_the_entries_of_its_product(released: bool) -> None:
     network = precise(made("n-lora")).network_as(PoolNetwork)
-    found = float(magnitude(network.pool, 1, released=released).detach())
+    found = float(l1_norm(network.pool, 1, released=released).detach())
     assert found == pytest.approx(by_hand(network, 1, released=released), rel=1e-12)
 
 
@@ -48,14 +48,14 @@ def test_the_penalty_moves_the_new_block_alone() -> None:
     method = made("n-lora")
     learner = precise(method)
     method.before_task(learner, 1)
-    found = gradients(learner, magnitude(learner.network_as(PoolNetwork).pool, 1))
-    assert {name.rsplit(".blocks.")[1] for name in found} == {"A.1", "B.1"}
+    found = gradients(learner, l1_norm(learner.network_as(PoolNetwork).pool, 1))
+    assert {name.rsplit(".adapters.")[1] for name in found} == {"A.1", "B.1"}
 
 
 def collisions(network: PoolNetwork) -> float:
     """The share of weights that both blocks change by more than a thousandth."""
     both = []
-    for blocks in network.pool.blocks:
+    for blocks in network.pool.adapters:
         one, other = (blocks.delta(number).abs() for number in (0, 1))
         both.append((one > 1e-3) & (other > 1e-3))
     return float(torch.cat(both).double().mean())
@@ -83,4 +83,4 @@ def test_the_released_product_needs_layers_that_give_as_much_as_they_read() -> N
 @pytest.mark.parametrize("said", [{"sparsity_weight": -1}, {"penalized_product": "sum"}])
 def test_settings_that_cannot_be(said: dict[str, object]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(said))}: expected"):
-        NLoraConfig.parsed(said)
+        NLoraConfig.parse(said)

@@ -53,27 +53,27 @@ def test_it_is_trained_as_peft_trains_it(outputs: int, inputs: int) -> None:
     theirs: Any = get_peft_model(host, OSFConfig(target_modules=["0"], effective_rank=3))
     states, aim = draw(5, inputs, seed=1), draw(5, outputs, seed=2)
     for model in (layer, theirs):
-        optimiser = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
+        optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
         for name, one in model.named_parameters():
             one.requires_grad_(name in ("U", "S", "V") or "osf_svd_params" in name)
         for _ in range(4):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (model(states) - aim).square().sum().backward()
-            optimiser.step()
+            optimizer.step()
     found = theirs.merge_and_unload()[0].weight.detach()
     torch.testing.assert_close(layer.weight, found, rtol=0, atol=1e-5)
     assert float((found - plain.weight).abs().max()) > 1e-3
 
 
-def test_what_is_held_stays_whatever_the_optimiser_does() -> None:
+def test_what_is_held_stays_whatever_the_optimizer_does() -> None:
     plain, layer = layer_of(6, 9)
     layer.decompose(4)
     left, values, right = np.linalg.svd(plain.weight.detach().numpy(), full_matrices=False)
-    optimiser = torch.optim.AdamW([layer.U, layer.S, layer.V], lr=0.1, weight_decay=0.1)
+    optimizer = torch.optim.AdamW([layer.U, layer.S, layer.V], lr=0.1, weight_decay=0.1)
     for step in range(5):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (layer(draw(5, 9, seed=step)) - 1).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     found = layer.weight.numpy()
     assert np.abs(found - plain.weight.detach().numpy()).max() > 0.05
     np.testing.assert_allclose(left[:, :4].T @ found, values[:4, None] * right[:4], rtol=0, atol=1e-10)
@@ -102,12 +102,12 @@ def test_more_is_held_the_more_tasks_have_been(config: OsfConfig, shares: list[f
 
 
 def begun(**said: Any) -> tuple[Any, Learner]:
-    method = METHODS["osf"](METHODS["osf"].Config.parsed(said))
+    method = METHODS["osf"](METHODS["osf"].Config.parse(said))
     return method, make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
 
 
 def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
     method, learner = begun()
     network = learner.network
     assert isinstance(network, OsfNetwork)
@@ -132,10 +132,10 @@ def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: py
 
 
 def test_the_layers_that_are_meant() -> None:
-    _, learner = begun(targets="auto")
+    _, learner = begun(target_modules="auto")
     assert isinstance(learner.network, OsfNetwork)
     assert len(learner.network.layers) == 4
     with pytest.raises(UserError, match="target_modules: expected names of linear layers, got 'elsewhere'"):
-        begun(targets="elsewhere")
+        begun(target_modules="elsewhere")
     with pytest.raises(UserError, match="initial_frozen_fraction"):
         begun(held_first=1.5)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual.batches import ExampleRef
-from regard.continual.generation import answers
+from regard.continual.generation import generate_answers
 from regard.continual.learner import Learner
 from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
 from regard.continual.prompt_network import PromptConfig
 from regard.continual.run import make_learner, run_stream
-from regard.continual.text_learner import begin_texts
+from regard.continual.text_learner import make_text_learner
 from regard.data.stream import TextTask
 from regard.errors import UserError
 from tests.continual import small_text_tasks
@@ -26,7 +26,7 @@ SMALL = PromptConfig(num_virtual_tokens=2, encoder_hidden_size=4, learning_rate=
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def made(config: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
@@ -71,7 +71,7 @@ def test_what_is_learnt_stays_as_it_is() -> None:
     seen: list[list[Tensor]] = []
 
     def note(learner: Learner, learnt: int) -> None:
-        seen.append([logits(learner, (task, 0), (task, 3))[:, learner.own[task]] for task in range(learnt)])
+        seen.append([logits(learner, (task, 0), (task, 3))[:, learner.task_classes[task]] for task in range(learnt)])
 
     run_stream(learner, method, on_task=note)
     for task in range(3):
@@ -141,13 +141,15 @@ def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_answers_to_old_tasks_stay_as_they_are(kind: small_text_tasks.Kind) -> None:
     method = ProgPrompt(SMALL)
-    learner = begin_texts(
+    learner = make_text_learner(
         small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
     )
     seen = []
 
     def note(_: Learner, learnt: int) -> None:
-        seen.append([answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)])
+        seen.append(
+            [generate_answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)]
+        )
 
     found = run_stream(learner, method, on_task=note).rows["matrix"]
     assert seen[0][0] == seen[1][0]

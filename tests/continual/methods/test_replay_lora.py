@@ -18,7 +18,7 @@ STAGE = TrainingPhase(name="fine-tuning", num_epochs=2, learning_rate=1e-3)
 @pytest.mark.parametrize("mixing", ["batch", "merge", "interval"])
 def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
     said = {"memory_size": 5, "replay_mode": mixing, "replay_interval": 2}
-    ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Config.parsed(said))
+    ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Config.parse(said))
     found = []
     for method in (ours, theirs):
         learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
@@ -52,4 +52,4 @@ def test_one_block_is_all_that_is_trained_below_the_head() -> None:
 )
 def test_settings_of_both_are_checked(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        ReplayLoraConfig.parsed(said)
+        ReplayLoraConfig.parse(said)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.adapter_init import best_init, losses
-from regard.continual.gate import find_closed_gates, gate_rows
+from regard.continual.adapter_init import choose_initial_adapter, losses_by_adapter
+from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptConfig, SaptNetwork
@@ -26,7 +26,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
@@ -46,12 +46,12 @@ def after_two(**config: Any) -> tuple[Learner, Sapt]:
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         _stir(learner.network_as(SaptNetwork), task)
         method.after_task(learner, task)
     learner.task = 2
     method.before_task(learner, 2)
-    method.place(learner, 2)
+    method.place_adapter(learner, 2)
     _stir(learner.network_as(SaptNetwork), 2)
     return learner, method
 
@@ -76,8 +76,8 @@ def weights_written_out(network: SaptNetwork, rows: dict[str, Tensor]) -> Tensor
         e = e.float().double()  # vectors are kept in float32
         mapped = attention.up @ (attention.down @ e)
         mapped = mapped * torch.sigmoid(mapped)
-        centred = mapped - mapped.mean()
-        q = centred / (centred.square().mean() + 1e-5).sqrt() * attention.norm.weight + attention.norm.bias
+        centerd = mapped - mapped.mean()
+        q = centerd / (centerd.square().mean() + 1e-5).sqrt() * attention.norm.weight + attention.norm.bias
         scores = [float(q @ attention.keys[block]) / math.sqrt(len(e)) for block in range(int(network.count))]
         whole = sum(math.exp(score) for score in scores)
         found.append([math.exp(score) / whole for score in scores])
@@ -97,10 +97,10 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     learner, method = begun()
     learner.task = 0
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     _stir(learner.network_as(SaptNetwork), 1)
     method.after_task(learner, 1)
     expected = weights_written_out(learner.network_as(SaptNetwork), learner.rows(learner.items(1))).mean(0)
@@ -140,7 +140,7 @@ def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
     learner, method = begun(adapter_lr_multiplier=20.0, key_lr_multiplier=10.0, projection_lr_multiplier=0.1)
     (stage,) = method.phases(learner, 0)
     names = [name for name, _ in learner.network.named_parameters()]
-    blocks = {name for name in names if ".blocks." in name}
+    blocks = {name for name in names if ".adapters." in name}
     assert {stage.lr_multipliers[name] for name in blocks} == {20.0}
     assert {name: stage.lr_multipliers[name] for name in names if name.startswith("attention.")} == {
         name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("attention.")
@@ -154,7 +154,7 @@ def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
     learner, method = after_two()
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     moved = {name for name, one in learner.network.named_parameters() if one.grad is not None and one.grad.any()}
-    blocks = {name for name in moved if ".blocks." in name}
+    blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith(".2") for name in blocks)
     shared = {"attention.down", "attention.up", "attention.norm.weight", "attention.norm.bias", "attention.keys.2"}
@@ -166,13 +166,13 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     for gate, moves in (("published", False), ("open", True)):
         learner, method = begun(gate=gate, reflection="none")
         method.before_task(learner, 0)
-        method.place(learner, 0)
+        method.place_adapter(learner, 0)
         _stir(learner.network_as(SaptNetwork), 0)
         learner.task = 1
         method.before_task(learner, 1)
-        method.place(learner, 1)
+        method.place_adapter(learner, 1)
         with torch.no_grad():
-            for layer in learner.network_as(SaptNetwork).pool.blocks:
+            for layer in learner.network_as(SaptNetwork).pool.adapters:
                 layer.B[0].zero_()
                 layer.A[0].normal_()
         method.loss(learner, learner.network, learner.rows(learner.items(1)[:3])).backward()
@@ -188,9 +188,9 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
         for task in range(3):
             learner.task = task
             method.before_task(learner, task)
-            method.place(learner, task)
+            method.place_adapter(learner, task)
             method.after_task(learner, task)
-        rows = gate_rows(learner, method, 3, scored=False)
+        rows = measure_gate(learner, method, 3, scored=False)
         own.append([row["value"] for row in rows if row["statistic"] == "own_adapter_weight"])
     assert min(own[1]) > 0.6
     assert max(own[0]) < 0.6
@@ -200,16 +200,16 @@ def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
     learner, method = after_two(freeze_router=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
-    assert learner.network_as(SaptNetwork).pool.blocks[0].A[2].grad is not None
+    assert learner.network_as(SaptNetwork).pool.adapters[0].A[2].grad is not None
 
 
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
     learner, method = begun(own_weight_floor=0.8, floor_fraction=0.5)
     learner.task = 1
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     made = method.batches(learner, 1, method.phases(learner, 1)[0])
     floors = [made.rows(step)[FLOOR] for step in range(made.steps)]
     half = math.ceil(made.steps / 2)
@@ -232,7 +232,7 @@ def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
     network = learner.network_as(SaptNetwork).train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
     alone, _ = network(rows), method
-    with network.forcing(2):
+    with network.use_only(2):
         assert torch.allclose(network(rows), alone)
     mixed = network.eval().weights(rows)
     assert mixed is not None
@@ -243,9 +243,9 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
     learner, method = after_two(reflection="density", memory_size=5, density_rank=2)
     names = set(method.state.tensors)
     assert not any(name.startswith("vectors/") for name in names)
-    assert method.vectors(learner, 1).shape == (5, 16)
-    assert torch.equal(method.vectors(learner, 1), method.vectors(learner, 1))
-    assert float(method.reflection(learner).detach()) > 0
+    assert method.stand_in_vectors(learner, 1).shape == (5, 16)
+    assert torch.equal(method.stand_in_vectors(learner, 1), method.stand_in_vectors(learner, 1))
+    assert float(method.reflection_loss(learner).detach()) > 0
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])
@@ -259,20 +259,20 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     assert len(head.others)
     maps = [network.attention.down, network.attention.up]
     rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch_size])
-    method.state.values["strength/2"] = method._balanced(learner, 2)
+    method.state.values["strength/2"] = method._balance_strength(learner, 2)
     assert not any(one.training for one in network.modules())
     head.train()
     own = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
     lengths = [
         torch.cat([one.flatten() for one in torch.autograd.grad(loss, maps)]).norm()
-        for loss in (own, method.reflection(learner))
+        for loss in (own, method.reflection_loss(learner))
     ]
     assert float(lengths[1] / lengths[0]) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(memory_size=3)
-    found = gate_rows(learner, method, 3, rows=6)
+    found = measure_gate(learner, method, 3, rows=6)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
@@ -286,17 +286,19 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         learner.network_as(SaptNetwork).attention.norm.bias.copy_(
             20 * learner.network_as(SaptNetwork).attention.keys[0]
         )
-    found = gate_rows(learner, method, 3, scored=False)
+    found = measure_gate(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
-    assert list(find_closed_gates(found, 3, fresh=True)) == [names[2]]
+    assert list(find_closed_gates(found, 3, newest_only=True)) == [names[2]]
     own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_adapter_weight"}
-    assert find_closed_gates(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
+    assert find_closed_gates(found, 3, newest_only=False) == {
+        name: own[name] for name in names[:2] if own[name] < 1 / 6
+    }
 
 
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
     plain = Method()
     learner = make_learner(stream(4), plain, loaded(), BUDGET, seed=1)
-    assert gate_rows(learner, plain, 1) == []
+    assert measure_gate(learner, plain, 1) == []
 
 
 def test_the_open_gate_learns_the_words() -> None:
@@ -305,7 +307,7 @@ def test_the_open_gate_learns_the_words() -> None:
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
     assert len(at_once) == 3
-    rows = gate_rows(learner, method, 3, scored=False)
+    rows = measure_gate(learner, method, 3, scored=False)
     own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
     assert min(own) > 0.2
 
@@ -371,7 +373,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
     for task in range(3):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         new = [part.clone() for part in network.pool.parameters_of(task)]
         assert (sum(float(part.detach().abs().sum()) for part in new[1::2]) == 0) is (begins == "nothing" or not task)
         if task and begins == "last":
@@ -379,7 +381,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
                 assert torch.equal(one, other)
         _stir(network, task)
         stirred = [part.clone() for part in network.pool.parameters_of(task)]
-        method.place(learner, task)  # as a run that goes on within the task does
+        method.place_adapter(learner, task)  # as a run that goes on within the task does
         assert all(map(torch.equal, network.pool.parameters_of(task), stirred))
 
 
@@ -387,18 +389,18 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
     learner, method = begun(init="best", init_samples=64, router_warmup_steps=0, reflection="none")
     learner.task = 0
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     network = learner.network_as(SaptNetwork)
     _stir(network, 0)
     for task in (1, 2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
-        found = losses(learner, task, list(range(task + 1)), 64)
+        method.place_adapter(learner, task)
+        found = losses_by_adapter(learner, task, list(range(task + 1)), 64)
         rows = learner.rows(learner.items(task))
         assert len(found) == task + 1
         for block, value in found.items():
-            with network.eval().forcing(block), torch.no_grad():
+            with network.eval().use_only(block), torch.no_grad():
                 expected = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
             assert value == pytest.approx(float(expected), rel=1e-6)
         assert found[task] == pytest.approx(min(found.values()))
@@ -408,15 +410,15 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner, method = begun(router_warmup_steps=0, reflection="none")
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     with torch.no_grad():
         for part in learner.network_as(SaptNetwork).pool.parameters_of(0):
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
     learner.task = 1
-    learner.network_as(SaptNetwork).begin_block(1)
-    found = losses(learner, 1, [0, 1], 64)
+    learner.network_as(SaptNetwork).start_adapter(1)
+    found = losses_by_adapter(learner, 1, [0, 1], 64)
     assert found[1] < found[0]
-    assert best_init(learner, 1, 1, 64) is None
+    assert choose_initial_adapter(learner, 1, 1, 64) is None
 
 
 @pytest.mark.parametrize("reflects", ["real", "density"])

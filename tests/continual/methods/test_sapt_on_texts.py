@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.continual import run as running
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
@@ -16,7 +16,7 @@ from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:
@@ -36,7 +36,7 @@ def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) ->
 def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
     learner, _, network = learnt(kind)
     with torch.no_grad():
-        for block in network.pool.blocks:
+        for block in network.pool.adapters:
             for part in block.B:
                 part += 0.5 * torch.randn(part.shape, generator=torch.Generator().manual_seed(len(part)))
     items = [*learner.items(0)[:3], *learner.items(1)[:3]]
@@ -50,7 +50,7 @@ def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
 def test_the_weights_are_those_of_the_prompt_for_every_token_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, _, network = learnt("llama")
     rows, seen = learner.rows(learner.items(1)[:2]), []
-    first = network.pool.blocks[0]
+    first = network.pool.adapters[0]
     plain = type(first).forward
 
     def watched(self: Any, states: Any, out: Any, mixture: Any) -> Any:
@@ -83,7 +83,7 @@ def test_how_batches_are_split_does_not_matter() -> None:
 
 def test_the_gate_of_texts_is_looked_at() -> None:
     learner, method, _ = learnt("t5")
-    found = gate_rows(learner, method, 2, rows=2)
+    found = measure_gate(learner, method, 2, rows=2)
     assert {row["statistic"] for row in found} >= {
         "weight",
         "own_adapter_weight",

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
-from regard.continual.gate import gate_rows
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
-from regard.continual.pseudo.generator import Recipe, write
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def made(**config: Any) -> tuple[Learner, Sapt, SaptNetwork]:
@@ -58,7 +58,7 @@ def begun(learner: Learner, method: Sapt, tasks: int) -> None:
     for task in range(tasks):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         with torch.no_grad():
             pool = pool_of(learner.network_as(SaptNetwork))
             pool.prompts.P[task].add_(0.1 * torch.randn(2, 16, generator=torch.Generator().manual_seed(task)))
@@ -111,10 +111,10 @@ def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
     method.after_task(learner, 0)
     rows = learner.rows(learner.items(1)[:3])
     network.eval()
-    with network.forcing(0):
+    with network.use_only(0):
         first = network(rows)
-    method.place(learner, 1)
-    with network.forcing(1):
+    method.place_adapter(learner, 1)
+    with network.use_only(1):
         second = network(rows)
     assert torch.allclose(first, second, atol=1e-9) is (begins == "last")
 
@@ -157,7 +157,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
     method = SaptTaskFree(SaptTaskFreeConfig(**SMALL | {"memory_size": 12, "false_alarm_rate": 0.2}))
     learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
     ran = run_stream(learner, method)
-    assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
+    assert len(measure_gate(ran.learner, method, 3, rows=4)) > 6
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -172,7 +172,7 @@ def test_answers_are_written_behind_prompts(kind: Any) -> None:
         alone = network.generate(learner.rows([item]), 4)[0]
         width = min(len(alone), together.shape[1])
         assert torch.equal(together[number, :width], alone[:width])
-    with network.pool.aside():
+    with network.pool.disable():
         plain = network.classifier(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
     assert not torch.allclose(network(rows), plain, atol=1e-3)
 
@@ -182,7 +182,9 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)
-    write(small_pseudo.texts(learner), 0, 2, Recipe(steps=2, rate=1e-2, batch=4))
+    generate_inputs(
+        small_pseudo.texts(learner), 0, 2, GeneratorTrainingConfig(steps=2, learning_rate=1e-2, batch_size=4)
+    )
     after = states_of(learner.network_as(SaptNetwork))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -15,13 +15,13 @@ from torch import Tensor
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.novelty import novelty
 from regard.continual import run as running
-from regard.continual.gate import find_closed_gates, gate_rows
+from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
-from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptTaskFree, SaptTaskFreeConfig
+from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig, TaskFreeNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.state import tensors_of
+from regard.continual.state import collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text_tasks
@@ -35,7 +35,7 @@ AGAIN = 2
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def recurring(rows: int = ROWS) -> Stream:
@@ -70,20 +70,20 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     weights = {1: 0.9, 2: 0.1}
     rows = [{**place, "statistic": "weight", "adapter": block, "value": value} for block, value in weights.items()]
     rows.append({**place, "statistic": "own_adapter_weight", "adapter": 2, "value": 0.1})
-    assert find_closed_gates(rows, 20, fresh=False) == {"again": 0.1}
-    assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
+    assert find_closed_gates(rows, 20, newest_only=False) == {"again": 0.1}
+    assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, newest_only=False) == {}
 
 
 @cache
 def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
     """The stream learnt; the weights after each portion, and what was kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_a_token", lambda *_: 0.0)
+        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
         learner, method = begun(recurring())
         after, kept = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
 
         def look(learner: Learner, _: int) -> None:
-            after.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
+            after.append({name: value.clone() for name, value in collect_tensors(learner.network).items()})
             kept.append({name: value.clone() for name, value in method.state.tensors.items()})
 
         return run_stream(learner, method, on_task=look), method, tuple(after), tuple(kept)
@@ -98,10 +98,10 @@ def decided(method: SaptTaskFree, portions: int = 3) -> list[int]:
 
 def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     ran, method, *_ = learnt()
-    network = ran.learner.network_as(NoticedNetwork)
+    network = ran.learner.network_as(TaskFreeNetwork)
     assert decided(method) == [0, 1, 0]
     assert [method.state.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
-    assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
+    assert [network.adapter_of(number) for number in range(3)] == [0, 1, 0]
     assert int(network.count) == int(network.attention.count) == 2
     assert {name for name in method.state.tensors if name.startswith("target/")} == {"target/0", "target/1"}
     rows = network.weights(ran.learner.rows(ran.learner.items(1)[:4]))
@@ -112,7 +112,7 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
 def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
     ran, method, _, kept = learnt()
     told = method.state.values["portion/1"]
-    vectors = method._vectors_of(ran.learner, 1)
+    vectors = method._training_vectors(ran.learner, 1)
     found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
     assert len(vectors) < method.config.novelty_samples  # all of them were compared
     assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
@@ -125,9 +125,9 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
 def test_at_most_so_many_rows_are_compared() -> None:
     learner, method = begun(recurring(), novelty_samples=5)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
-    told, vectors = method._decide(learner, 1), method._vectors_of(learner, 1)
+    told, vectors = method._decide(learner, 1), method._training_vectors(learner, 1)
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(learner.seed_for("compared", 1)))[:5]
     found = novelty(vectors[chosen], method.state.tensors["vectors/0"], seed=learner.seed_for("novelty", 1, 0))
     assert told["p"] == [found.p]
@@ -139,7 +139,7 @@ def test_where_all_is_new_it_is_sapt() -> None:
     told = Sapt(SaptConfig(**SMALL))  # type: ignore[arg-type]  # numbers all
     theirs = run_stream(make_learner(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
     assert decided(method) == [0, 1, 2]
-    found, expected = tensors_of(ours.network), tensors_of(theirs.network)
+    found, expected = collect_tensors(ours.network), collect_tensors(theirs.network)
     assert found.keys() - expected.keys() == {"given"}
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert method.state.tensors.keys() == told.state.tensors.keys()
@@ -157,10 +157,10 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     for task in range(3):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     assert decided(method) == blocks
-    assert int(learner.network_as(NoticedNetwork).count) == max(blocks) + 1
+    assert int(learner.network_as(TaskFreeNetwork).count) == max(blocks) + 1
 
 
 def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_new_ones_do(
@@ -172,13 +172,13 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     for task in range(4):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
-    assert learner.network_as(NoticedNetwork).own == 2
-    assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
-    assert method.strength(3) == 2 * method.config.router_loss_weight
+    assert learner.network_as(TaskFreeNetwork).current_adapter == 2
+    assert [one.target.shape for one in method.past_tasks(learner, 3)] == [(2,), (2,)]
+    assert method.reflection_strength(3) == 2 * method.config.router_loss_weight
 
 
 # -- what is trained, and what is kept --------------------------------------------------------------------
@@ -188,12 +188,14 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
     ran, _, after, _ = learnt()
     before, now = after[1], after[2]
     moved = {name for name, value in now.items() if not torch.equal(value, before[name])} - {"given"}
-    blocks = {name for name in moved if ".blocks." in name}
+    blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
     assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
     assert {"attention.down", "attention.up"} <= moved
-    assert all(not part.any() for layer in ran.learner.network_as(NoticedNetwork).pool.blocks for part in layer.B[2:])
+    assert all(
+        not part.any() for layer in ran.learner.network_as(TaskFreeNetwork).pool.adapters for part in layer.B[2:]
+    )
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
@@ -201,12 +203,12 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     learner.task = AGAIN
     method.before_task(learner, AGAIN)
-    method.place(learner, AGAIN)
-    network, rows = learner.network_as(NoticedNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
+    method.place_adapter(learner, AGAIN)
+    network, rows = learner.network_as(TaskFreeNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
     target, stored = method.state.tensors["target/1"], method.state.tensors["vectors/1"]
@@ -222,8 +224,8 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
 
 def test_a_block_stands_for_all_of_its_rows() -> None:
     ran, method, _, kept = learnt()
-    learner, attention = ran.learner, ran.learner.network_as(NoticedNetwork).attention
-    old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
+    learner, attention = ran.learner, ran.learner.network_as(TaskFreeNetwork).attention
+    old, new = kept[1]["vectors/0"], method._training_vectors(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion
     torch.testing.assert_close(method.state.tensors["target/0"], expected)
@@ -240,13 +242,13 @@ def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
     learner, method = begun(recurring(), memory_size=8)
     found = torch.arange(30.0)[:, None]
     for seen, new in ((10, 6), (30, 4), (1000, 1)):
-        merged = method._merged(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
+        merged = method._merge_vectors(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
         assert (len(merged), int((merged >= 0).sum()), len(merged.unique())) == (8, new, 8)
 
 
 def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
     ran, method, *_ = learnt()
-    rows = gate_rows(ran.learner, method, 3)
+    rows = measure_gate(ran.learner, method, 3)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in rows}
     for place, block in ((1, 1), (2, 2), (3, 1)):
         assert by[place, "own_adapter_weight", block] == by[place, "weight", block] > 0.5
@@ -279,9 +281,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     ran = run_stream(learner, method, folder=tmp_path, resume=True)
     expected, before, after, _ = learnt()
     assert method.state.values == before.state.values
-    assert all(torch.equal(value, tensors_of(ran.network)[name]) for name, value in after[-1].items())
+    assert all(torch.equal(value, collect_tensors(ran.network)[name]) for name, value in after[-1].items())
     assert ran.rows["matrix"] == expected.rows["matrix"]
-    assert gate_rows(learner, method, 3, scored=False) == gate_rows(expected.learner, before, 3, scored=False)
+    assert measure_gate(learner, method, 3, scored=False) == measure_gate(expected.learner, before, 3, scored=False)
 
 
 def test_texts_are_learnt_as_well() -> None:
@@ -300,11 +302,11 @@ def test_texts_are_learnt_as_well() -> None:
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
     learner, method = begun(recurring(1), false_alarm_rate=0.001)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
     told = r"false_alarm_rate: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell"
     with pytest.raises(UserError, match=told):
-        method.place(learner, 1)
+        method.place_adapter(learner, 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.learner import Learner
-from regard.continual.methods.seekr import Seekr, SeekrNetwork, by_layer, divergence, importance, select
+from regard.continual.methods.seekr import (
+    Seekr,
+    SeekrNetwork,
+    attention_divergence,
+    average_by_layer,
+    head_importance,
+    select_heads,
+)
 from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.hooks.attention_weights import capture_weights
@@ -34,7 +41,7 @@ def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
 
 def second(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run that has come to its second task, the attention of all heads held on examples of the first."""
-    method, learner, network = begun(heads=1.0, layers=1.0, **said)
+    method, learner, network = begun(head_fraction=1.0, layer_fraction=1.0, **said)
     method.before_task(learner, 0)
     method.after_task(learner, 0)
     learner.task = 1
@@ -47,7 +54,7 @@ def attended(network: SeekrNetwork, rows: dict[str, Tensor]) -> tuple[Tensor, ..
     encoder = network.classifier.encoder
     before = encoder.config._attn_implementation
     encoder.set_attn_implementation("eager")
-    with network.pool.weighing(torch.ones(1)):
+    with network.pool.use_weights(torch.ones(1)):
         found = encoder(
             input_ids=rows["input_ids"], attention_mask=rows["attention_mask"].long(), output_attentions=True
         ).attentions
@@ -85,30 +92,30 @@ def test_heads_matter_that_move_and_are_steep() -> None:
     moved = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
     steep = torch.tensor([[1.0, 3.0], [8.0, 2.0]], dtype=torch.float64)
     expected = torch.tensor([[1 * 0.25, 2 * 0.75], [3 * 0.8, 0.5 * 0.2]], dtype=torch.float64)
-    torch.testing.assert_close(importance(moved, steep), expected)
+    torch.testing.assert_close(head_importance(moved, steep), expected)
 
 
 def test_the_layers_with_the_most_come_first_and_then_their_heads() -> None:
     weights = torch.tensor([[9.0, 0, 0, 0], [3, 3, 2, 2], [0, 8, 0, 1], [1, 1, 1, 1]])
-    assert select(weights, 0.5, 0.125) == [[0, 0], [1, 0]]
-    assert select(weights, 0.75, 0.25) == [[0, 0], [1, 0], [1, 1], [2, 1]]
-    assert select(weights, 0.25, 1.0) == [[1, 0], [1, 1], [1, 2], [1, 3]]
-    assert select(torch.zeros(4, 4), 0.0, 0.0) == [[0, 0]]
+    assert select_heads(weights, 0.5, 0.125) == [[0, 0], [1, 0]]
+    assert select_heads(weights, 0.75, 0.25) == [[0, 0], [1, 0], [1, 1], [2, 1]]
+    assert select_heads(weights, 0.25, 1.0) == [[1, 0], [1, 1], [1, 2], [1, 3]]
+    assert select_heads(torch.zeros(4, 4), 0.0, 0.0) == [[0, 0]]
 
 
 def test_the_divergence_is_the_mean_over_queries_heads_and_then_layers() -> None:
     stored = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.2, 0.8], [0.9, 0.1]]], dtype=torch.float64)
     present = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.2, 0.8], [0.9, 0.1]]], dtype=torch.float64)
     first = (0.5 * math.log(2) + 0.5 * math.log(2 / 3) + math.log(2)) / 2
-    found = divergence(stored, present)
+    found = attention_divergence(stored, present)
     assert found.tolist() == pytest.approx([first, 0.0], abs=1e-6)
-    assert float(by_layer(torch.tensor([1.0, 3.0, 8.0]), [0, 0, 1])) == pytest.approx((2 + 8) / 2)
+    assert float(average_by_layer(torch.tensor([1.0, 3.0, 8.0]), [0, 0, 1])) == pytest.approx((2 + 8) / 2)
 
 
 def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
-    method, learner, network = begun(heads=0.5, layers=1.0)
+    method, learner, network = begun(head_fraction=0.5, layer_fraction=1.0)
     method.before_task(learner, 0)
-    coming = sorted(method.before)
+    coming = sorted(method.earlier_attention)
     rows = [learner.rows([item]) for item in coming]
     before = [torch.stack(attended(network, one))[:, 0].detach() for one in rows]
     with torch.no_grad():
@@ -119,7 +126,7 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
     for one, item, old in zip(rows, coming, before, strict=True):
         now = attended(network.eval(), one)
         moved += (torch.stack(now)[:, 0].detach() - old).square().mean((-1, -2)) / len(rows)
-        with capture_weights(network.classifier.encoder, network.places) as reads:
+        with capture_weights(network.classifier.encoder, network.attention_layers) as reads:
             logits = network.classifier.head(_states(network, one), one["attention_mask"])
         loss = learner.cross_entropy(logits, one)
         values = [read.call.value for read in reads]
@@ -138,7 +145,7 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
 
 
 def _states(network: SeekrNetwork, rows: dict[str, Tensor]) -> Tensor:
-    with network.pool.weighing(torch.ones(1)):
+    with network.pool.use_weights(torch.ones(1)):
         return network.classifier.states(rows["input_ids"], rows["attention_mask"].bool())
 
 
@@ -149,7 +156,7 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
             part.mul_(1.3)
     old = method.state.examples[:2]
     rows = learner.rows([*learner.items(1)[:2], *old], size=5)
-    logits = learner.of_task(network(rows), rows["tasks"])
+    logits = learner.mask_logits(network(rows), rows["tasks"])
     now = attended(network, rows)
     expected = float(nn.functional.cross_entropy(logits[:2], rows["labels"][:2], reduction="sum").detach())
     for row, item in enumerate(old, start=2):
@@ -198,14 +205,14 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
         method, learner, network = second(attention_distillation_weight=attention, memory_size=3)
         items = list(method.state.examples)
         rows = learner.rows([*learner.items(1), *items])
-        optimiser = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
+        optimizer = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
         for _ in range(15):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             method.loss(learner, network, rows).backward()
-            optimiser.step()
+            optimizer.step()
         now = [torch.cat([one[0] for one in attended(network, learner.rows([item]))]) for item in items]
         stored = [method.state.tensors[f"attention/0/{item.row}"] for item in items]
-        return sum(float(divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))
+        return sum(float(attention_divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))
 
     free = drift(0.0)
     assert free > 1e-4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
+from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormalize
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some
@@ -28,7 +28,7 @@ def gram_schmidt(matrix: Tensor) -> list[list[float]]:
 
 def test_the_basis_is_that_of_gram_and_schmidt() -> None:
     matrix = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = orthonormal(matrix)
+    found = orthonormalize(matrix)
     torch.testing.assert_close(found, torch.tensor(gram_schmidt(matrix), dtype=torch.float64), rtol=0, atol=1e-12)
     torch.testing.assert_close(found @ found.T, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -37,7 +37,7 @@ def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
     method = made("slao")
     learner = precise(method, task=0)
     network, drawn = learner.network_as(SlaoNetwork), torch.Generator().manual_seed(5)
-    first = network.pool.blocks[0]
+    first = network.pool.adapters[0]
     with torch.no_grad():
         first.B[MERGED].zero_()
     expected = torch.zeros_like(first.B[MERGED])
@@ -67,7 +67,7 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
     model = loaded(dropout=0.0, dtype=torch.float64).model.double()
     with torch.no_grad():
         for name, layer in network.pool.layers.items():
-            model.get_submodule(name).weight += 4.0 / 2 * layer.blocks.B[block] @ layer.blocks.A[block]
+            model.get_submodule(name).weight += 4.0 / 2 * layer.adapters.B[block] @ layer.adapters.A[block]
         states = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).last_hidden_state
         expected = network.classifier.head(states, rows["attention_mask"].bool())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -75,7 +75,7 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
 
 
 def test_the_merged_block_is_nearer_to_the_first_task_than_the_tuned_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
     method = made("slao")
     learner = make_learner(short(3), method, loaded(dropout=0.0), BUDGET, seed=1)
     after: list[dict[str, Tensor]] = []

@@ -7,7 +7,7 @@ import torch
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
-from regard.continual.pseudo.parsing import ASKED, INPUT
+from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION
 from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner
 from regard.data.stream import Stream, TextPairs, TextTask
@@ -44,7 +44,7 @@ def tasks(many: int = 2) -> Stream:
 def writer(kind: Any = "t5", **options: Any) -> Loaded:
     """A tiny model whose tokenizer has the words that generators are asked with."""
     found = loaded(kind, width=32, **options)
-    found.tokenizer.add_tokens([ASKED, INPUT])
+    found.tokenizer.add_tokens([QUESTION, INPUT_MARK])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         cast(Any, found.model).resize_token_embeddings(len(found.tokenizer), mean_resizing=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.continual.pseudo.files import definition_of, read_pseudo, readings, real_inputs
+from regard.continual.pseudo.files import find_definition, read_as_rows, read_pseudo, real_inputs
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
@@ -63,7 +63,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, content: str | None, to
 )
 def test_inputs_are_read_as_the_rows_of_their_task(name: str, written: str, expected: tuple[str, ...]) -> None:
     task = encoded(name, ("a",) * len(expected), ("b",) * len(expected))
-    assert readings(task, [written]) == (expected,)
+    assert read_as_rows(task, [written]) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_inputs_are_read_as_the_rows_of_their_task(name: str, written: str, expe
 )
 def test_of_an_input_that_lacks_parts_all_words_are_read(name: str, written: str, expected: tuple[str, ...]) -> None:
     task = encoded(name, ("a",) * len(expected), ("b",) * len(expected))
-    assert readings(task, [written]) == (expected,)
+    assert read_as_rows(task, [written]) == (expected,)
 
 
 def test_words_alone_are_those_of_the_input_where_parts_cannot_be_told() -> None:
-    (texts,) = readings(encoded("wic", ("a", "b"), ("c", "d")), ["word: run They run. A run of luck."])
+    (texts,) = read_as_rows(encoded("wic", ("a", "b"), ("c", "d")), ["word: run They run. A run of luck."])
     assert " ".join(texts).split() == ["run:", "They", "run.", "A", "run", "of", "luck."]
 
 
 def test_a_definition_stands_before_pseudo_samples_where_it_does_before_rows() -> None:
     task = encoded("sst2", ("Say it.", "a film"), ("Say it.", "a play"))
-    assert definition_of(task) == "Say it."
-    assert readings(task, ["Text: a song"]) == (("Say it.", "a song"),)
+    assert find_definition(task) == "Say it."
+    assert read_as_rows(task, ["Text: a song"]) == (("Say it.", "a song"),)
     assert real_inputs(task) == ("a film", "a play")
-    assert definition_of(encoded("rte", ("a", "b"), ("c", "b"))) is None
+    assert find_definition(encoded("rte", ("a", "b"), ("c", "b"))) is None
     assert real_inputs(encoded("rte", ("a", "b"), ("c", "b"))) == ("a b", "c b")

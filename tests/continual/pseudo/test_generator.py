@@ -10,27 +10,34 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.pseudo import generator
-from regard.continual.pseudo.generator import Recipe, Writing, beside, room_to_say, rows_to_say, write
-from regard.continual.pseudo.parsing import ASKED, INPUT, frame_of
+from regard.continual.pseudo.generator import (
+    GeneratorTrainingConfig,
+    SampleGenerator,
+    attach_generator,
+    encode_samples,
+    generate_inputs,
+    max_sample_tokens,
+)
+from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, find_frame
 from regard.continual.pseudo.text_tensors import broadcast_from_main, pack, unpack
-from regard.continual.text_learner import TextLearner, batch
+from regard.continual.text_learner import TextLearner, pad_batch
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
 
-RECIPE = Recipe(steps=40, rate=2e-2, batch=8)
+RECIPE = GeneratorTrainingConfig(steps=40, learning_rate=2e-2, batch_size=8)
 
 
 def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
     learner, method = begun(kind, reflection="none")
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.before_task(learner, 1)
-    method.place(learner, 1)
+    method.place_adapter(learner, 1)
     made = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for layer in learner.network.pool.blocks:  # type: ignore[union-attr]
+        for layer in learner.network.pool.adapters:  # type: ignore[union-attr]
             layer.B[0].copy_(torch.randn(layer.B[0].shape, generator=made))
             layer.B[1].copy_(torch.randn(layer.B[1].shape, generator=made))
     return texts(learner)
@@ -38,19 +45,19 @@ def started(kind: Any = "t5") -> TextLearner:
 
 def saying(learner: TextLearner) -> Rows:
     """The rows of the first task as its generator is trained on them."""
-    found = rows_to_say(learner, 0, frame_of(defined("animals")))
+    found = encode_samples(learner, 0, find_frame(defined("animals")))
     asked = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
-    return batch(asked, [said[said != IGNORE_INDEX] for said in found.answers], learner.pad)
+    return pad_batch(asked, [said[said != IGNORE_INDEX] for said in found.answers], learner.pad_token_id)
 
 
 def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input() -> None:
     learner = started()
     rows = saying(learner)
-    inputs = [frame_of(defined("animals")).inside(one) for one in defined("animals").train.inputs]
+    inputs = [find_frame(defined("animals")).extract_input(one) for one in defined("animals").train.inputs]
     said = [learner.tokenizer.decode(ids[ids != IGNORE_INDEX], skip_special_tokens=True) for ids in rows["labels"]]
-    assert said == [f"animals : {INPUT} {one}" for one in inputs]
+    assert said == [f"animals : {INPUT_MARK} {one}" for one in inputs]
     asked = {learner.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows["input_ids"]}
-    assert asked == {ASKED}
+    assert asked == {QUESTION}
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
@@ -67,7 +74,7 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
     network.classifier.eval()
     modes = {name: one.training for name, one in network.named_modules()}
     drawn = torch.random.get_rng_state()
-    write(learner, 0, 3, RECIPE)
+    generate_inputs(learner, 0, 3, RECIPE)
     assert torch.equal(torch.random.get_rng_state(), drawn)
     after = network.state_dict()
     assert after.keys() == before.keys()
@@ -82,19 +89,19 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
 def test_the_network_is_as_it_was_when_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     names = [name for name, _ in learner.network.named_parameters()]
-    monkeypatch.setattr(generator, "_drawn", lambda *_: 1 / 0)
+    monkeypatch.setattr(generator, "_sample_inputs", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write(learner, 0, 3, RECIPE)
+        generate_inputs(learner, 0, 3, RECIPE)
     assert [name for name, _ in learner.network.named_parameters()] == names
 
 
 def test_only_a_block_on_the_same_weights_is_trained() -> None:
     learner = started()
     embeddings = learner.network.classifier.encoder.get_input_embeddings().weight
-    with beside(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
+    with attach_generator(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
         trained = {name for name, one in writing.named_parameters() if one.requires_grad}
         assert trained
-        assert all(".blocks." in name for name in trained)
+        assert all(".adapters." in name for name in trained)
         shapes = {tuple(one.shape) for one in writing.parameters() if one.requires_grad}
         assert {8} == {min(shape) for shape in shapes}  # the rank
         assert writing.generator.encoder.get_input_embeddings().weight is embeddings
@@ -106,7 +113,7 @@ def test_only_a_block_on_the_same_weights_is_trained() -> None:
 
 def test_training_makes_what_is_to_be_said_likelier() -> None:
     learner = started()
-    with beside(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
+    with attach_generator(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
         rows = saying(learner)
 
         def loss() -> float:
@@ -115,14 +122,14 @@ def test_training_makes_what_is_to_be_said_likelier() -> None:
                 return float(generator._loss(writing, rows))
 
         before = loss()
-        encoded = rows_to_say(learner, 0, frame_of(defined("animals")))
+        encoded = encode_samples(learner, 0, find_frame(defined("animals")))
         generator._train(learner, writing, encoded, RECIPE, 1)
         assert loss() < 0.75 * before
 
 
 def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
     learner = started()
-    with beside(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
+    with attach_generator(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
         writing.eval()
         rows = saying(learner)
         logits: Tensor = writing(rows)
@@ -137,42 +144,42 @@ def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_what_is_written_is_a_function_of_the_seed(kind: Any) -> None:
-    first, second = (write(started(kind), 0, 3, RECIPE) for _ in range(2))
+    first, second = (generate_inputs(started(kind), 0, 3, RECIPE) for _ in range(2))
     assert first == second
     assert 1 <= len(first.inputs) <= 3
     other = started(kind)
     other.seed = 2
-    assert write(other, 0, 3, RECIPE).inputs != first.inputs
+    assert generate_inputs(other, 0, 3, RECIPE).inputs != first.inputs
 
 
 def test_samples_are_drawn_until_there_are_enough_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter([["animals : __inp__ a", "nothing"], ["animals : __inp__  a", "x __inp__ b c"], ["x __inp__ d"] * 2])
     many: list[int] = []
 
-    def told(learner: TextLearner, writing: Writing, count: int, *_: Any) -> list[str]:
+    def told(learner: TextLearner, writing: SampleGenerator, count: int, *_: Any) -> list[str]:
         many.append(count)
         return next(said)
 
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", told)
+    monkeypatch.setattr(generator, "_sample_texts", told)
     learner = started()
     learner.budget = replace(learner.budget, eval_batch_size=2)
-    found = write(learner, 0, 2, RECIPE)
+    found = generate_inputs(learner, 0, 2, RECIPE)
     assert found == (("a", "b c"), 4, 3, 2)
     assert many == [2, 2]
 
 
 def test_there_is_an_end_to_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
-    assert write(started(), 0, 10, Recipe(tries=5)) == ((), 50, 0, 0)
-    assert write(started(), 0, 1, Recipe(tries=5)).drawn == 32  # a batch at least
+    monkeypatch.setattr(generator, "_sample_texts", lambda _, __, count, *___: ["nothing"] * count)
+    assert generate_inputs(started(), 0, 10, GeneratorTrainingConfig(max_tries=5)) == ((), 50, 0, 0)
+    assert generate_inputs(started(), 0, 1, GeneratorTrainingConfig(max_tries=5)).drawn == 32  # a batch at least
 
 
 def test_sampling_is_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     given: dict[str, Any] = {}
-    with beside(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
+    with attach_generator(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
         model: Any = writing.generator.encoder
         make = model.generate
 
@@ -182,7 +189,7 @@ def test_sampling_is_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
         monkeypatch.setattr(model, "generate", generate)
-        found = generator._said(learner, writing, 5, Recipe(), 0)
+        found = generator._sample_texts(learner, writing, 5, GeneratorTrainingConfig(), 0)
     assert (given["do_sample"], given["top_k"], given["repetition_penalty"]) == (True, 20, 2.5)
     assert len(found) == 5
     assert len(set(found)) > 1
@@ -190,12 +197,12 @@ def test_sampling_is_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sample_has_room_behind_the_question() -> None:
     learner = started("gpt2")
-    assert room_to_say(learner) == learner.budget.length
+    assert max_sample_tokens(learner) == learner.budget.length
     learner.budget = replace(learner.budget, length=40)
-    assert room_to_say(learner) == 39
+    assert max_sample_tokens(learner) == 39
     apart = started("t5")
     apart.budget = replace(apart.budget, length=40)
-    assert room_to_say(apart) == 40
+    assert max_sample_tokens(apart) == 40
 
 
 def test_texts_are_packed_as_they_are() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from regard.continual.pseudo.parsing import Frame, drop_duplicates, frame_of
+from regard.continual.pseudo.parsing import PromptFrame, drop_duplicates, find_frame
 from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
 from regard.data.stream import TextPairs, TextTask
 from tests.continual.pseudo.small_pseudo import defined
 from tests.continual.small_text_tasks import task
 
-FRAME = Frame("Is it warm?", "Is it warm?\n", "\nOutput: ")
+FRAME = PromptFrame("Is it warm?", "Is it warm?\n", "\nOutput: ")
 
 
 def prompted(*prompts: str, definition: str) -> TextTask:
@@ -21,35 +21,35 @@ def prompted(*prompts: str, definition: str) -> TextTask:
 def test_inputs_are_found_in_published_prompts_and_put_back(benchmark: object, definition: str) -> None:
     assert benchmark in (LONG_SEQUENCE, SUPER_NI)
     form = LONG_SEQUENCE if benchmark is LONG_SEQUENCE else SUPER_NI
-    template = form.prompt if definition else form.headless
+    template = form.prompt if definition else form.prompt_without_definition
     inputs = ["sentence 1: a\nsentence 2: b {c}", "Output: is it\nOutput: "]
     prompts = [template.format(definition=definition, input=one) for one in inputs]
-    frame = frame_of(prompted(*prompts, definition=definition))
-    assert [frame.inside(one) for one in prompts] == inputs
-    assert [frame.around(one) for one in inputs] == prompts
+    frame = find_frame(prompted(*prompts, definition=definition))
+    assert [frame.extract_input(one) for one in prompts] == inputs
+    assert [frame.make_prompt(one) for one in inputs] == prompts
     assert frame.definition == definition
 
 
 def test_of_other_prompts_the_definition_is_taken_off_where_all_have_it() -> None:
-    assert frame_of(prompted("say: a", "say: b", definition="say:")) == Frame("say:", "say:", "")
-    assert frame_of(prompted("say: a", "b", definition="say:")) == Frame("say:", "", "")
-    assert frame_of(task("animals")) == Frame("", "", "")
-    assert frame_of(defined("animals")).around("the cat") == "animals :\nthe cat\nOutput: "
+    assert find_frame(prompted("say: a", "say: b", definition="say:")) == PromptFrame("say:", "say:", "")
+    assert find_frame(prompted("say: a", "b", definition="say:")) == PromptFrame("say:", "", "")
+    assert find_frame(task("animals")) == PromptFrame("", "", "")
+    assert find_frame(defined("animals")).make_prompt("the cat") == "animals :\nthe cat\nOutput: "
 
 
 def test_what_is_told_is_parsed_again() -> None:
-    assert FRAME.told("the sun") == "Is it warm? __inp__ the sun"
-    assert FRAME.parsed(FRAME.told("the sun")) == "the sun"
-    assert FRAME.parsed("Is is warm __inp__  ice ") == "ice"
-    assert Frame("", "", "").told("ice") == "__inp__ ice"
-    assert Frame("", "", "").parsed("__inp__ ice") == "ice"
+    assert FRAME.make_sample("the sun") == "Is it warm? __inp__ the sun"
+    assert FRAME.parse(FRAME.make_sample("the sun")) == "the sun"
+    assert FRAME.parse("Is is warm __inp__  ice ") == "ice"
+    assert PromptFrame("", "", "").make_sample("ice") == "__inp__ ice"
+    assert PromptFrame("", "", "").parse("__inp__ ice") == "ice"
 
 
 @pytest.mark.parametrize(
     "said", ["ice", "__inp__ ice", "hot __inp__ ", "a __inp__ b __inp__ c", "a __inp__ __gen__", ""]
 )
 def test_what_does_not_parse_is_nothing(said: str) -> None:
-    assert FRAME.parsed(said) is None
+    assert FRAME.parse(said) is None
 
 
 def test_texts_that_differ_in_white_space_are_the_same() -> None:

@@ -10,7 +10,7 @@ import pytest
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
 from regard.continual.pseudo.files import read_pseudo
-from regard.continual.pseudo.quality import pseudo_rows, quality, task_quality
+from regard.continual.pseudo.quality import collect_rows, measure_quality, summarize_task_quality
 from regard.data.instructions import read_instruction_file
 from regard.data.stream import Stream
 from regard.errors import UserError
@@ -26,7 +26,7 @@ def drawn(seed: int, many: int = 40, words: list[str] = WORDS) -> list[str]:
 
 
 def test_texts_of_the_same_sort_are_no_copies() -> None:
-    found = quality(drawn(1), drawn(2), drawn(3), 0)
+    found = measure_quality(drawn(1), drawn(2), drawn(3), 0)
     assert found["duplicates"] == found["near_duplicates"] == found["copied_whole"] == found["copied_8grams"] == 0
     assert found["two_sample_p"] is not None
     assert found["two_sample_p"] > 0.01
@@ -37,7 +37,7 @@ def test_texts_of_the_same_sort_are_no_copies() -> None:
 
 def test_copies_of_what_was_trained_on_are_seen() -> None:
     trained = drawn(3)
-    found = quality(drawn(1), [*trained[:10], *trained[:10]], trained, 0)
+    found = measure_quality(drawn(1), [*trained[:10], *trained[:10]], trained, 0)
     assert found["duplicates"] == found["near_duplicates"] == 0.5
     assert found["copied_whole"] == found["copied_8grams"] == found["copied_12grams"] == 1
     assert found["copied_13grams"] is None  # no text has as many
@@ -46,7 +46,7 @@ def test_copies_of_what_was_trained_on_are_seen() -> None:
 
 
 def test_another_sort_of_text_is_told_apart() -> None:
-    found = quality(drawn(1), drawn(2, words=["x", "y", "z"]), drawn(3), 0)
+    found = measure_quality(drawn(1), drawn(2, words=["x", "y", "z"]), drawn(3), 0)
     assert found["two_sample_accuracy"] == 1
     assert found["two_sample_p"] == pytest.approx(2.0**-40)
     assert found["new_words"] == 1
@@ -55,7 +55,7 @@ def test_another_sort_of_text_is_told_apart() -> None:
 
 def test_nothing_is_no_quality() -> None:
     with pytest.raises(UserError, match="quality: expected pseudo texts, got none"):
-        quality(["a"], [], ["b"])
+        measure_quality(["a"], [], ["b"])
 
 
 def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
@@ -63,7 +63,7 @@ def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)
-        method.place(learner, task)
+        method.place_adapter(learner, task)
         method.after_task(learner, task)
     return learner, method
 
@@ -72,7 +72,7 @@ def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
     published(tmp_path, "animals", "the cat", "of dog", "cat . on", "dog ,", "the the the dog")
     published(tmp_path, "colours", "red", "blue", "blue on", "of blue", "on red")
     learner, method = learnt(tasks(), tmp_path, memory_size=5)
-    rows = pseudo_rows(learner, method, 2)
+    rows = collect_rows(learner, method, 2)
     by = {(row["task"], row["statistic"]): row["value"] for row in rows}
     assert by["animals", "kept"] == 5
     assert by["colours", "words"] == pytest.approx(8 / 5)
@@ -83,7 +83,7 @@ def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
     ways = {f"{name} {one}" for name in ("real", "density", "generated") for one in ("nearest", "closer", "membership")}
     assert ways <= names
     assert len(rows) == 2 * len(names)
-    one = task_quality(learner, method, 1)
+    one = summarize_task_quality(learner, method, 1)
     assert list(one) == ["task", "two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept"]
     assert one["frechet"] == by["colours", "frechet"]
     assert one["kept"] == 5
@@ -91,9 +91,9 @@ def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
 
 def test_a_task_without_pseudo_samples_has_no_rows() -> None:
     learner, method = begun(reflection="none")
-    assert pseudo_rows(learner, method, 1) == []
+    assert collect_rows(learner, method, 1) == []
     with pytest.raises(UserError, match="quality: expected pseudo samples of 'animals', none were kept"):
-        task_quality(learner, method, 0)
+        summarize_task_quality(learner, method, 0)
 
 
 def rows_of(folder: Path, task: str, split: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_published_pseudo_samples_beside_the_rows_of_their_task(
     written = read_pseudo(data_folder / "sapt_pseudo" / "long_t5" / "Long_Sequence", task)
     trained, real = (rows_of(data_folder, task, split) for split in ("train", "test"))
     assert len(written) == kept
-    found = quality(real, written, trained, 0)
+    found = measure_quality(real, written, trained, 0)
     assert found["copied_whole"] == pytest.approx(copied)
     assert found["duplicates"] == 0
     told = found["two_sample_p"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.continual import run as running
-from regard.continual.costs import memory_cost
+from regard.continual.costs import measure_memory
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo import generator, stored
@@ -23,7 +23,7 @@ from tests.continual.small_text_tasks import loaded
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
 
 
 def classes(**config: Any) -> tuple[Learner, Sapt]:
@@ -41,24 +41,24 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     learner, method = begun(kind, of=tasks(3), memory_size=2)
     ran = run_stream(learner, method)
     kept = method.state
-    written = [stored.inputs(kept, task) for task in range(3)]
+    written = [stored.stored_inputs(kept, task) for task in range(3)]
     assert all(one and len(one) <= 2 for one in written[:2])
     assert written[2] is None  # nothing comes after it
     assert kept.values["texts/0"].keys() == {"wanted", "drawn", "parsed", "distinct"}
     assert not any(name.startswith("vectors/") for name in kept.tensors)
-    assert float(method.reflection(learner).detach()) > 0
+    assert float(method.reflection_loss(learner).detach()) > 0
     assert len(ran.rows["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))
-    assert memory_cost(learner, method)["memory_bytes"] == texts + targets
+    assert measure_memory(learner, method)["memory_bytes"] == texts + targets
 
 
 def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
     learner, _ = begun()
     task = learner.stream.tasks[1]
-    real = torch.cat([learner.network.vectors(rows) for rows in learner.each(learner.items(1))])  # type: ignore[operator]
+    real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(1))])  # type: ignore[operator]
     written = [one.removeprefix("colours :\n").removesuffix("\nOutput: ") for one in task.train.inputs]  # type: ignore[union-attr]
-    assert torch.equal(stored.query_vectors(learner, 1, written), real)
+    assert torch.equal(stored.compute_query_vectors(learner, 1, written), real)
 
 
 @pytest.mark.exhaustive
@@ -79,10 +79,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
-    monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
+    monkeypatch.setattr(generator, "_sample_texts", lambda _, __, count, *___: ["nothing"] * count)
     learner, method = begun()
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     told = "generator of 'animals' wrote no input in 32 samples; give it more generator_steps .now 60., or set reflects"
     with pytest.raises(UserError, match=told):
         method.after_task(learner, 0)
@@ -115,12 +115,12 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
     learner, method = classes(pseudo_samples_dir=str(tmp_path), memory_size=3)
     run_stream(learner, method)
     for task in range(len(stream)):
-        written = stored.inputs(method.state, task)
+        written = stored.stored_inputs(method.state, task)
         assert written is not None
         assert len(written) == 3
-        assert method.vectors(learner, task).shape == (3, 16)
-        real = torch.cat([learner.network.vectors(rows) for rows in learner.each(learner.items(task))])  # type: ignore[operator]
-        apart = torch.cdist(method.vectors(learner, task), real).amin(1)
+        assert method.stand_in_vectors(learner, task).shape == (3, 16)
+        real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(task))])  # type: ignore[operator]
+        apart = torch.cdist(method.stand_in_vectors(learner, task), real).amin(1)
         assert float(apart.max()) < 1e-6  # the texts are rows of the task, and are read as these are
 
 
@@ -129,9 +129,9 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
         published(tmp_path, name, "the cat", "of blue", "run", "sit")
     learner, method = begun("t5", pseudo_samples_dir=str(tmp_path), memory_size=2)
     method.before_task(learner, 0)
-    method.place(learner, 0)
+    method.place_adapter(learner, 0)
     method.after_task(learner, 0)
-    written = stored.inputs(method.state, 0)
+    written = stored.stored_inputs(method.state, 0)
     assert written is not None
     assert len(set(written) & {"the cat", "of blue", "run", "sit"}) == 2
 
@@ -146,4 +146,4 @@ def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: 
 @pytest.mark.parametrize("name", ["generator_steps", "generator_batch_size", "generator_lr"])
 def test_settings_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: expected a (whole )?number of at least"):
-        SaptConfig.parsed({name: -1})
+        SaptConfig.parse({name: -1})

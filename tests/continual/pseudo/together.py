@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from regard.continual.pseudo.generator import Recipe, write
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.pseudo.text_tensors import broadcast_from_main
 from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
@@ -17,8 +17,8 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     learner, method = begun("llama", of=tasks(2))
     method.before_task(learner, 0)
-    method.place(learner, 0)
-    found = write(texts(learner), 0, 4, Recipe(steps=10, rate=2e-2, batch=8))
+    method.place_adapter(learner, 0)
+    found = generate_inputs(texts(learner), 0, 4, GeneratorTrainingConfig(steps=10, learning_rate=2e-2, batch_size=8))
     rank = dist.get_rank()
     told = broadcast_from_main([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
     (out / f"found-{rank}.json").write_text(json.dumps({"written": found, "told": told}))

@@ -12,7 +12,7 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.report import labels
 from regard.report.panels import Panel, line, panel, thin_indices
-from regard.runs.intervals import t_value
+from regard.runs.intervals import t_half_width
 
 SHOWN_TASKS = 12
 """The most tasks with a panel of their own."""
@@ -62,7 +62,7 @@ def _panel(caption: str, note: str, rows: pd.DataFrame, told: Sequence[tuple[str
     for name, _, _ in told:
         ours = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
         half = [
-            t_value(int(n) - 1) * float(deviation) / math.sqrt(n) if n > 1 and bands else math.nan
+            t_half_width(int(n), float(deviation)) if bands else math.nan
             for deviation, n in zip(ours["std"], ours["count"], strict=True)
         ]
         points += line("after", name, [float(after) for after in ours.index], ours["mean"].tolist(), "", half)

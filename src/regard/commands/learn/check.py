@@ -41,7 +41,7 @@ def run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
     from regard.commands.learn.result import LearnResult
-    from regard.continual.forgetting import find_drops, nothing_to_check
+    from regard.continual.forgetting import explain_nothing_to_check, find_drops
     from regard.continual.metrics import Scenario
 
     margin = float(parse_number(given.margin, float, "--margin"))
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)  # a log has no edge, and a verdict must not be cut
     if not found:
-        console.print(nothing_to_check(scores, scenario=given.scenario), soft_wrap=True)
+        console.print(explain_nothing_to_check(scores, scenario=given.scenario), soft_wrap=True)
         return 0
     console.print(_table(found))
     dropped = sum(one.verdict == "dropped" for one in found)

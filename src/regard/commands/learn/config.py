@@ -204,7 +204,7 @@ class LearnConfig(Config):
         kind, said = method_named(self.method), dict(map(_pair, self.set))
         if said and not fields(kind.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
-        return kind(kind.Config.parsed(said))
+        return kind(kind.Config.parse(said))
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
@@ -255,7 +255,7 @@ def split_methods(course: LearnConfig) -> list[LearnConfig]:
 
     Of `set` each has what it knows; what none knows is refused. Raises UserError.
     """
-    from regard.continual.method import suggest
+    from regard.continual.method import suggest_name
     from regard.continual.methods import method_named
 
     wanted = [name.strip() for name in course.method.split(",") if name.strip()]
@@ -265,7 +265,7 @@ def split_methods(course: LearnConfig) -> list[LearnConfig]:
     every = {one for known in kinds.values() for one in known}
     for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
         if name not in every:
-            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{suggest(name, sorted(every))}")
+            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{suggest_name(name, sorted(every))}")
     found = []
     for name, known in kinds.items():
         own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)

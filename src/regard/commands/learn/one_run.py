@@ -18,12 +18,12 @@ from regard.commands.learn.config import LearnConfig
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
-from regard.continual.gradient_interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Learner
+from regard.continual.gradient_interference import compute_gradients, make_interference_table
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pseudo.quality import pseudo_rows
+from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
@@ -82,7 +82,7 @@ def run_method(
     def done(learner: Learner, learnt: int) -> None:
         with processes.raise_on_all_ranks():
             if deltas is not None and is_main_process():
-                deltas.keep(learner, learnt)
+                deltas.write(learner, learnt)
 
     def kept(learnt: int) -> None:
         if tell is not None and is_main_process():
@@ -105,7 +105,7 @@ def run_method(
     return {
         **ran.rows,
         "interference": pairs,
-        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
+        "pseudo": collect_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
         "seconds": round(time.perf_counter() - began, 3),
         "peak_memory_mib": round(max(ran.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
@@ -142,12 +142,12 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     for row in gate:
         looks.setdefault(int(row["after_task"]), []).append(row)
     for learnt, rows in looks.items():
-        for task, weight in find_closed_gates(rows, learnt, fresh=True).items():
+        for task, weight in find_closed_gates(rows, learnt, newest_only=True).items():
             said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
             found.append(f"{said} Open it: {_opening(method.config)}")
             told.add(task)
     for learnt, rows in list(looks.items())[-1:]:
-        for task, weight in find_closed_gates(rows, learnt, fresh=False).items():
+        for task, weight in find_closed_gates(rows, learnt, newest_only=False).items():
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.config)}")
@@ -217,7 +217,7 @@ def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[Traini
         method = course.make_method()
         learner = _begun(course, first, method, loaded, course.budget(rate))
         run_stream(learner, method)
-        tried.append({"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split="dev").til})
+        tried.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(tried, key=lambda one: one["score"])
     return course.budget(best["learning_rate"]), tried
 
@@ -227,8 +227,8 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[Row]:
-        items = learner.sampled(task, "dev", course.diagnostic_samples)
-        found = diagnose(_reader(learner), _shown(learner, learner.each(items, "dev")), common=common)
+        items = learner.sample_examples(task, "dev", course.diagnostic_samples)
+        found = diagnose(_reader(learner), _shown(learner, learner.iterate_batches(items, "dev")), common=common)
         return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
 
     return look
@@ -247,12 +247,12 @@ def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[d
     network = learner.network
     for rows in batches:
         given = {name: rows[name] for name in INPUTS if name in rows}
-        if not isinstance(network, AdapterNetwork) or network.lengthens:
+        if not isinstance(network, AdapterNetwork) or network.lengthens_input:
             yield given
             continue
         with eval_mode(network), torch.no_grad():
             weights = network.weights(rows)
-        with network.pool.weighing(weights):
+        with network.pool.use_weights(weights):
             yield given
 
 
@@ -266,13 +266,16 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
         return []
     learner.task = max(0, learnt - 1)
     tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", course.diagnostic_samples), "dev") for task in tasks]
-    found = interference_table(
-        gradients_of(
+    rows = [
+        learner.iterate_batches(learner.sample_examples(task, "dev", course.diagnostic_samples), "dev")
+        for task in tasks
+    ]
+    found = make_interference_table(
+        compute_gradients(
             learner.network.to(learner.device),
             rows,
             lambda network, batch: learner.cross_entropy(network(batch), batch),
-            lambda batch: int((batch["labels"] != IGNORED).sum()),
+            lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
             parameters=trained,
         )
     )

@@ -80,13 +80,13 @@ class LearnResult(RunResult):
 
     @cached_property
     def summary_table(self) -> pd.DataFrame:
-        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparison.summary`."""
-        return comparison.summary(self.metrics)
+        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparison.summarize`."""
+        return comparison.summarize(self.metrics)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """Differences between methods, paired by seed, see `regard.continual.comparison.differences`."""
-        return comparison.differences(self.metrics)
+        """Differences between methods, paired by seed, see `regard.continual.comparison.compare_methods`."""
+        return comparison.compare_methods(self.metrics)
 
     def forgotten_tasks(self, margin: float = 1.0) -> list[forgetting.ForgottenTask]:
         """Tasks that have lost more than a margin since they were learnt, see `regard.continual.forgetting.check`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.commands.learn.result import MODELS
-from regard.continual.models import LINEAGE, export, rebuild_network
+from regard.continual.models import LINEAGE, export_network, rebuild_network
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.runs.output_dir import check_output_dir
@@ -42,7 +42,7 @@ def rollback(
     texts = any("metric" in one for one in record["stream"]["tasks"])
     loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)
     network, about = rebuild_network(folder, learnt, loaded)
-    return export(network, loaded.tokenizer, about, out, overwrite=overwrite)
+    return export_network(network, loaded.tokenizer, about, out, overwrite=overwrite)
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
-from regard.continual.models import with_model_hash
+from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
@@ -253,7 +253,7 @@ def _load_model(config: LearnConfig, model: Any, tokenizer: Any, *, text: bool) 
     if model is None or isinstance(model, str):
         return load(config.model, dtype="float32", language_model=text)
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
-    return with_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
+    return add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
 def _read_stream(config: LearnConfig, own: Stream | None) -> Stream:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.data import Encoded, Task
 from regard.errors import UserError
 from regard.training import (
-    ProbeSettings,
+    ProbeConfig,
     States,
     batch_rows,
     encode_states,
@@ -67,8 +67,8 @@ class ProbeEvaluator:
     task: Task
     train_rows: Encoded
     validation_rows: Encoded
-    settings: ProbeSettings
-    through: ProbeSettings
+    settings: ProbeConfig
+    through: ProbeConfig
     folder: Path
 
     @property
@@ -164,7 +164,7 @@ class PerplexityEvaluator:
     model: Any
     train_rows: Encoded
     validation_rows: Encoded
-    settings: ProbeSettings
+    settings: ProbeConfig
 
     @property
     def metric(self) -> str:

@@ -39,7 +39,7 @@ from regard.runs.config import UNSET, Unset, explicit_arguments
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
 from regard.runs.work_dir import open_work_dir
-from regard.training import ProbeSettings, check_metric
+from regard.training import ProbeConfig, check_metric
 from regard.training.states import get_encoder
 
 STATES, CONSTANTS = "states", "constants"
@@ -241,8 +241,8 @@ def _evaluator(
     )
 
 
-def _probe(scale: TaskPreset, epochs: int | None) -> ProbeSettings:
-    return ProbeSettings(
+def _probe(scale: TaskPreset, epochs: int | None) -> ProbeConfig:
+    return ProbeConfig(
         learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
     )
 

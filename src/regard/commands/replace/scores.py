@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
-from regard.runs.intervals import t_value
+from regard.runs.intervals import t_half_width
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
@@ -55,13 +55,9 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     check_scores(scores)
     grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
     found = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
-    half = [_half(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
+    half = [t_half_width(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
     found["ci_low"], found["ci_high"] = found["mean"] - half, found["mean"] + half
     return found.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
-
-
-def _half(n: int, deviation: float) -> float:
-    return math.nan if n < 2 else t_value(n - 1) * deviation / math.sqrt(n)
 
 
 def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:

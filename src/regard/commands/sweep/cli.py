@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
-from regard.runs.arguments import parse_number
+from regard.runs.arguments import add_config_options, parse_config_options, parse_seeds
 
 if TYPE_CHECKING:
-    from regard.commands.sweep.commands import Command
     from regard.commands.sweep.run import SweepProgress, SweepResult
+    from regard.runs.command import Command
 
 HELP = "Run a verb with every combination of some settings, and compare the runs."
 EXAMPLES = """examples:
@@ -26,57 +26,58 @@ EXAMPLES = """examples:
 `regard sweep VERB --help` lists the settings. The same command goes on with
 a sweep that was broken off. Trials of other settings are added to what DIR has.
 """
-MOST_TOLD = 5
-"""Failed trials with the same error, and different errors, that are told of one by one."""
+MAX_SHOWN = 5
+"""How many failed trials with the same error are listed, and how many errors."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command. Those after the verb are read when it is known, with the verb's own among them."""
+    """Add what comes before the options of the swept command, which are parsed when it is known."""
     parser.add_argument("verb", metavar="VERB", help="what each trial runs: pretrain or learn")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="options of the sweep, and of the verb")
 
 
-def run(given: argparse.Namespace) -> None:
-    """Run the trials, print, write; everything that can be refused is refused before one begins."""
+def run(args: argparse.Namespace) -> None:
+    """Run the trials, print, write. Everything that can be refused is refused before one begins."""
     from regard.commands.sweep.commands import COMMANDS
     from regard.commands.sweep.run import sweep
+    from regard.commands.sweep.terminal import sweep_summary
+    from regard.runs.command_line import print_summary
 
-    if given.verb not in COMMANDS:
-        raise UserError(f"expected one of {', '.join(COMMANDS)} to sweep, got {given.verb!r}")
-    verb = COMMANDS[given.verb]()
-    asked = _parser(verb).parse_args(given.rest)
-    if asked.name is not None and asked.config is not None:
-        raise UserError(f"--config: expected a name or a file, got both '{asked.name}' and {asked.config}")
-    if asked.seeds is not None and asked.num_seeds is not None:
-        raise UserError(f"--num-seeds: expected none beside --seeds, which lists them; got {asked.num_seeds}")
-    vary = values(verb, asked.vary)
-    settings = verb.base(asked.name, asked.config) | _settings(verb, asked)
-    twice = sorted(set(vary) & set(_settings(verb, asked)))
+    if args.verb not in COMMANDS:
+        raise UserError(f"expected one of {', '.join(COMMANDS)} to sweep, got {args.verb!r}")
+    command = COMMANDS[args.verb]()
+    options = make_parser(command).parse_args(args.rest)
+    if options.name is not None and options.config is not None:
+        raise UserError(f"--config: expected a name or a file, got both '{options.name}' and {options.config}")
+    if options.seeds is not None and options.num_seeds is not None:
+        raise UserError(f"--num-seeds: expected none beside --seeds, which lists them; got {options.num_seeds}")
+    vary = parse_vary(command, options.vary)
+    fields = parse_config_options(options, command.config)
+    twice = sorted(set(vary) & set(fields))
     if twice:
         raise UserError(f"vary: {twice[0]} is also given as an option; give it once")
-    progress = Progress()
     try:
-        swept = sweep(
-            verb,
+        result = sweep(
+            command,
             vary,
-            out=asked.out,
-            settings=settings,
-            seeds=None if asked.seeds is None else parse_seeds(asked.seeds),
-            num_seeds=3 if asked.num_seeds is None else asked.num_seeds,
-            launcher=asked.launcher,
-            address=asked.address,
-            workers=asked.workers,
-            gpus=asked.gpus,
-            retries=asked.retries,
-            options=_options(verb, asked),
-            command=shlex.join(["regard", "sweep", given.verb, *given.rest]),
-            on_event=progress,
+            out=options.out,
+            config=command.initial_fields(options.name, options.config) | fields,
+            seeds=None if options.seeds is None else parse_seeds(options.seeds),
+            num_seeds=3 if options.num_seeds is None else options.num_seeds,
+            launcher=options.launcher,
+            address=options.address,
+            workers=options.workers,
+            gpus=options.gpus,
+            retries=options.retries,
+            arguments=folder_arguments(command, options),
+            command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
+            on_progress=PrintProgress(),
         )
     except KeyboardInterrupt:
-        raise UserError(f"interrupted; what is done is kept in {asked.out}: the same command goes on") from None
-    _tell(verb, swept)
-    if swept.failed:
-        raise UserError(_failures(swept))
+        raise UserError(f"interrupted; what is done is kept in {options.out}: the same command goes on") from None
+    print_summary(sweep_summary(result.table, result.metadata), result.folder)
+    if result.failed:
+        raise UserError(_describe_failures(result))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,11 +87,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def _parser(verb: Command) -> argparse.ArgumentParser:
-    """The options of a sweep of this verb."""
-    parser = _Parser(prog=f"regard sweep {verb.name}", description=HELP, allow_abbrev=False)
-    if verb.names:
-        parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {', '.join(verb.names)}")
+def make_parser(command: Command) -> argparse.ArgumentParser:
+    """Return the parser of what follows the command: options of the sweep, and of the command's configuration."""
+    parser = _Parser(prog=f"regard sweep {command.name}", description=HELP, allow_abbrev=False)
+    if command.presets:
+        names = ", ".join(command.presets)
+        parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {names}")
     else:
         parser.set_defaults(name=None)
     parser.add_argument("--config", type=Path, metavar="FILE", help="or the settings in a file that a run has written")
@@ -110,115 +112,79 @@ def _parser(verb: Command) -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of a trial (default: 1 where there are; on ray 0)")
     parser.add_argument("--retries", type=int, default=2, metavar="N", help="times a trial is tried again (default: 2)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, or to go on in")
-    group = parser.add_argument_group(f"settings of {verb.name}", "the same for all trials")
-    shapes: dict[str, dict[str, Any]] = {
-        "value": {"metavar": "VALUE"},
-        "flag": {"action": argparse.BooleanOptionalAction},
-        "many": {"nargs": "+", "metavar": "VALUE"},
-    }
-    for name, field in verb.fields.items():
-        if name != "seed":
-            said = field.help.replace("%", "%%")
-            group.add_argument(f"--{name.replace('_', '-')}", dest=f"set:{name}", help=said, **shapes[field.kind])
-    for name, said in verb.options.items():
-        parser.add_argument(f"--{name}", dest=f"option:{name}", metavar="DIR", type=Path, help=said.replace("%", "%%"))
+    for name, text in command.folder_options.items():
+        parser.add_argument(f"--{name}", metavar="DIR", type=Path, help=text.replace("%", "%%"))
+    add_config_options(parser, command.config, "the same for all trials", exclude=("seed",), show_defaults=False)
     return parser
 
 
-def _options(verb: Command, asked: argparse.Namespace) -> list[str]:
-    """The options of the verb's command that are no settings, as they were given, from any folder."""
-    given = {name: getattr(asked, f"option:{name}") for name in verb.options}
-    return [part for name, path in given.items() if path for part in (f"--{name}", str(path.resolve()))]
+def folder_arguments(command: Command, options: argparse.Namespace) -> list[str]:
+    """Return the folders that were given, as arguments of a trial, which may start in another folder."""
+    folders = {name: getattr(options, name) for name in command.folder_options}
+    return [part for name, path in folders.items() if path for part in (f"--{name}", str(path.resolve()))]
 
 
-def _settings(verb: Command, asked: argparse.Namespace) -> dict[str, Any]:
-    """The verb's settings that were given."""
-    found: dict[str, Any] = {}
-    for name, field in verb.fields.items():
-        text = getattr(asked, f"set:{name}", None)
-        if isinstance(text, bool):
-            found[name] = text
-        elif isinstance(text, list):
-            found[name] = [value for part in text for value in field.parse(part)]
-        elif text is not None:
-            found[name] = field.parse(text)
-    return found
-
-
-def values(verb: Command, said: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of each field, from texts such as `weight_decay=0,0.1`; each value once. Raises UserError."""
-    found: dict[str, list[Any]] = {}
-    for text in said:
+def parse_vary(command: Command, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each field, each once, from texts such as `weight_decay=0,0.1`. Raises UserError."""
+    vary: dict[str, list[Any]] = {}
+    for text in texts:
         name, equals, listed = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
         if not equals:
             raise UserError(f"vary: expected FIELD=VALUE,VALUE, got {text!r}")
         if name == "seed":
             raise UserError("vary: seeds are given by --seeds, as 0,7")
-        if name not in verb.fields:
-            raise UserError(f"vary: there is no field {name}; allowed are {', '.join(sorted(verb.fields))}")
+        if name not in command.config.field_names():
+            allowed = ", ".join(sorted(command.config.field_names()))
+            raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
         parts = [part.strip() for part in listed.split(",")]
         if not all(parts):
             raise UserError(f"vary: expected values with commas between them for {name}, got {listed!r}")
-        known = found.setdefault(name, [])
-        known += [value for value in map(verb.fields[name].parse, parts) if value not in known]
-        found[name] = [value for number, value in enumerate(known) if value not in known[:number]]
-    return found
+        values = vary.setdefault(name, [])
+        for value in (command.config.parse_field(name, part) for part in parts):
+            if value not in values:
+                values.append(value)
+    return vary
 
 
-def parse_seeds(said: str) -> list[int]:
-    """The seeds that a text lists, as `0,7`."""
-    return [int(parse_number(part, int, "--seeds")) for part in said.split(",") if part.strip()]
-
-
-class Progress:
-    """Says of each trial how it ended, on standard error: all of them on a terminal, else those that failed."""
+class PrintProgress:
+    """Prints how each trial ended on standard error: of all on a terminal, else of those that failed."""
 
     def __init__(self) -> None:
         self._all = sys.stderr.isatty()
 
-    def __call__(self, told: SweepProgress) -> None:
-        line = _line(told)
-        if line and (self._all or told.event.kind != "finished"):
+    def __call__(self, progress: SweepProgress) -> None:
+        line = _describe_event(progress)
+        if line and (self._all or progress.event.kind != "finished"):
             print(line, file=sys.stderr, flush=True)
 
 
-def _line(told: SweepProgress) -> str:
-    """How a trial ended, in a line; empty for one that began."""
-    event, place = told.event, f"[{told.finished}/{told.trials}] {told.trial}:"
-    ends: Mapping[str, str] = {
+def _describe_event(progress: SweepProgress) -> str:
+    """Return how a trial ended, in a line; "" for one that started."""
+    event, trial = progress.event, f"[{progress.finished}/{progress.trials}] {progress.trial}:"
+    lines = {
         "started": "",
-        "finished": f"{place} finished in {event.seconds:.0f} s",
-        "failed": f"{place} failed, tried again ({event.error})",
-        "given up": f"{place} failed ({event.error})",
+        "finished": f"{trial} finished in {event.seconds:.0f} s",
+        "failed": f"{trial} failed, tried again ({event.error})",
+        "given up": f"{trial} failed ({event.error})",
     }
-    return ends[event.kind]
+    return lines[event.kind]
 
 
-def _tell(verb: Command, swept: SweepResult) -> None:
-    """What the trials show and where the rest is, on standard output."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(verb.summary(swept.table, swept.metadata))
-    written = ", ".join(sorted(path.name for path in swept.folder.iterdir() if not path.name.startswith(".")))
-    console.print(f"\nWritten to {swept.folder}: {written}", soft_wrap=True)
-
-
-def _failures(swept: SweepResult) -> str:
-    """Which trials failed, each with the last line of its error; those with the same one together."""
-    by_key = {one["key"]: one for one in swept.metadata["trials"]}
-    alike: dict[str, list[str]] = {}
-    for key, error in swept.failed.items():
-        said = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
-        alike.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in said.items()))
-    told = [f"{_listed(trials)} ({error})" for error, trials in list(alike.items())[:MOST_TOLD]]
-    rest = ["others as in sweep.json"] if len(alike) > MOST_TOLD else []
-    count = "1 trial" if len(swept.failed) == 1 else f"{len(swept.failed)} trials"
-    return f"{count} failed: {'; '.join([*told, *rest])}; the same command tries again"
+def _describe_failures(result: SweepResult) -> str:
+    """Return which trials failed, each with the last line of its error; those with the same one together."""
+    by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
+    by_error: dict[str, list[str]] = {}
+    for key, error in result.failed.items():
+        values = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
+        by_error.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in values.items()))
+    lines = [f"{_shorten_list(trials)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
+    rest = ["others as in sweep.json"] if len(by_error) > MAX_SHOWN else []
+    count = "1 trial" if len(result.failed) == 1 else f"{len(result.failed)} trials"
+    return f"{count} failed: {'; '.join([*lines, *rest])}; the same command tries again"
 
 
-def _listed(trials: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = len(trials) - MOST_TOLD
-    return ", ".join(trials[:MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+def _shorten_list(trials: Sequence[str]) -> str:
+    """Return the first few trials, and how many more there are."""
+    more = len(trials) - MAX_SHOWN
+    return ", ".join(trials[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

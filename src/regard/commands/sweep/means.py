@@ -17,7 +17,7 @@ from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.panels import DOMAIN, domains, numeric_column
 from regard.report.words import format_value
-from regard.runs.intervals import t_value
+from regard.runs.intervals import t_half_width, welch_half_width
 
 METRICS = {
     "valid_loss": ("Validation loss", ""),
@@ -174,10 +174,10 @@ def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Differen
     common = sorted(set(ours) & set(theirs))
     if len(common) > 1:
         pairs = of_values(np.array([ours[seed] - theirs[seed] for seed in common]))
-        half = t_value(pairs.n - 1) * pairs.error
+        half = t_half_width(pairs.n, pairs.error * math.sqrt(pairs.n))
         return Difference(pairs.value, pairs.value - half, pairs.value + half, paired=True)
     a, b = (of_values(np.array(list(values.values()))) for values in (ours, theirs))
-    half = _welch(a, b)
+    half = welch_half_width(a.n, a.error, b.n, b.error)
     return Difference(a.value - b.value, a.value - b.value - half, a.value - b.value + half, paired=False)
 
 
@@ -185,18 +185,6 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
     values = numeric_column(rows, metric)
     seeds = rows["seed"].tolist() if len(rows) else []
     return {seed: float(value) for seed, value in zip(seeds, values, strict=True) if math.isfinite(value)}
-
-
-def _welch(a: Mean, b: Mean) -> float:
-    """Half of Welch's 95 % interval of a difference of means; NaN where one of them has one seed."""
-    if min(a.n, b.n) < 2:
-        return math.nan
-    of_a, of_b = a.error**2, b.error**2
-    spread = of_a + of_b
-    if spread == 0:
-        return 0.0
-    freedom = spread**2 / (of_a**2 / (a.n - 1) + of_b**2 / (b.n - 1))
-    return t_value(max(1, math.floor(freedom + 1e-9))) * math.sqrt(spread)
 
 
 def shown(value: Mean, unit: str = "") -> str:

@@ -22,7 +22,7 @@ def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[
 
     Args:
         trials: A row for each finished trial, in the schema of `trials.parquet`.
-        record: The metadata in `sweep.json`. It may add `command`.
+        record: The metadata in `sweep.json`. It may add `command_line`.
         histories: The tables of `history.parquet` by the keys of the trials.
 
     Raises:
@@ -49,7 +49,7 @@ def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[
                 words.about_differences(found, metrics),
             ),
             Section("unfinished", "Trials without a result", [failures]),
-            Section("again", "How to run it again", [Command(str(record.get("command") or ""))], _AGAIN),
+            Section("again", "How to run it again", [Command(str(record.get("command_line") or ""))], _AGAIN),
             Section("provenance", "Provenance", [Record(_rest(record))]),
         ],
         record=record,
@@ -105,4 +105,4 @@ def _unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> Table:
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
     """What no other section shows."""
-    return {key: value for key, value in record.items() if key not in ("trials", "command")}
+    return {key: value for key, value in record.items() if key not in ("trials", "command_line")}

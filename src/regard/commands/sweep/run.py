@@ -1,40 +1,40 @@
-"""Every combination of some settings, times seeds: each a run of a verb in a process of its own, none run twice."""
+"""Run a command for every combination of some fields and every seed, each in a process of its own, none twice."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from regard.commands.sweep.commands import COMMANDS, Command
-from regard.commands.sweep.state import LOCK, TRIALS, State, check_folder, trial_entry, varied_fields
+import pandas as pd
+
+from regard.commands.sweep.commands import COMMANDS
+from regard.commands.sweep.page import sweep_page
+from regard.commands.sweep.state import TRIALS, SweepState, add_trials, check_sweep_dir, trial_key
 from regard.errors import UserError, check_choice
+from regard.runs.command import Command
+from regard.runs.config import Config
 from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
 from regard.runs.output_dir import write_file
 from regard.runs.result import PAGE
-
-if TYPE_CHECKING:
-    import pandas as pd
+from regard.runs.work_dir import lock_dir
 
 TABLE = "trials.parquet"
-ENGINES = ("local", "ray")
+LAUNCHERS = ("local", "ray")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep: `settings` are all of the verb's fields, `values` those that the sweep varies."""
+    """One run of a sweep: `fields` are all of the configuration, `values` those that the sweep varies."""
 
     key: str
     values: Mapping[str, Any]
     seed: int
-    settings: Mapping[str, Any]
+    fields: Mapping[str, Any]
     folder: Path
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep left: the finished trials as a table, the record (sweep.json), the errors of the others by key."""
+    """Result of a sweep: the finished trials as a table, the record (`sweep.json`), errors of the others by key."""
 
     folder: Path
     table: pd.DataFrame
@@ -62,82 +62,98 @@ class SweepResult:
 
 
 def sweep(
-    verb: str | Command,
+    command: Literal["pretrain", "learn"] | Command,
     vary: Mapping[str, Sequence[Any]],
     *,
     out: str | Path,
-    settings: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Config | None = None,
     seeds: Sequence[int] | None = None,
     num_seeds: int = 3,
-    launcher: str = "local",
+    launcher: Literal["local", "ray"] = "local",
     address: str | None = None,
     workers: int | None = None,
     gpus: int | None = None,
     retries: int = 2,
-    options: Sequence[str] = (),
-    command: str = "",
-    on_event: Callable[[SweepProgress], None] = lambda told: None,
+    arguments: Sequence[str] = (),
+    command_line: str = "",
+    on_progress: Callable[[SweepProgress], None] | None = None,
 ) -> SweepResult:
-    """The trials of every combination of the values in `vary` and every seed, run, with a page that compares them.
+    """Run a command for every combination of the values in `vary` and every seed, and write a page that compares them.
 
-    `settings` are those of the verb that do not vary. A trial that fails is tried again `retries` times, and goes on
-    from its last checkpoint; the others go on if it fails for good. `out` may hold an earlier sweep: its finished
-    trials are not run again where their settings are asked for, and stay beside the new ones where they are not.
-    Without `seeds` there are `num_seeds`, from 0.
+    After an interruption the same call goes on.
 
-    `launcher` is where trials run: "local" (`workers` processes, which share the cores; one a GPU where `gpus` is 1,
-    which is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). `options` are
-    given to the command of each trial as they are; `command` is noted in the record as what began the sweep. Raises
-    UserError before anything runs if a combination cannot be, and KeyboardInterrupt when interrupted: the same call
-    then goes on.
+    Args:
+        command: What each trial runs.
+        vary: Values of fields of the command's configuration, by their names.
+        out: Folder to write, new or of an earlier sweep. Trials that are finished there are not run again; those of
+            other fields stay beside the new ones.
+        config: The fields that do not vary.
+        seeds: Seeds of each combination. None for `num_seeds` of them, from 0.
+        num_seeds: How many seeds there are if they are not listed.
+        launcher: Where trials run: on this machine, or on a Ray cluster.
+        address: The cluster; None for one of this machine.
+        workers: Trials at once; they share the cores. None for one a core, or one a GPU.
+        gpus: GPUs of a trial. None for one where there are some, and none on Ray.
+        retries: How often a trial that failed is tried again, from its last checkpoint.
+        arguments: Further arguments of each trial's command.
+        command_line: What is recorded as the command that began the sweep.
+        on_progress: Called as trials start, finish and fail.
+
+    Returns:
+        The table of all finished trials in the folder. Trials that failed do not stop the others.
+
+    Raises:
+        UserError: A combination cannot be, or the folder holds something else; nothing was run.
     """
-    verb = _verb(verb)
+    command = _find_command(command)
     folder = Path(out).resolve()
-    trials = combinations(verb, vary, folder=folder, settings=settings or {}, seeds=_seeds(seeds, num_seeds))
+    fields = config.to_dict() if isinstance(config, Config) else dict(config or {})
+    trials = make_trials(command, vary, folder=folder, fields=fields, seeds=_list_seeds(seeds, num_seeds))
     if retries < 0:
         raise UserError(f"retries: expected at least 0, got {retries}")
-    engine = engine_named(launcher, address=address, workers=workers, gpus=gpus)
-    check_folder(folder)
-    with _alone(folder):
-        state = State.open(folder, verb.name)
-        _add(state, trials, tuple(vary), command)
-        jobs = {trial.key: _job(verb, trial, options) for trial in trials}
-        failed = _run(verb, trials, jobs, state, engine, retries, on_event)
-        return _collected(verb, state, failed)
+    engine = make_launcher(launcher, address=address, workers=workers, gpus=gpus)
+    check_sweep_dir(folder)
+    with lock_dir(folder, "sweep"):
+        state = SweepState.open(folder, command.name)
+        add_trials(state, {trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
+        failed = _run_trials(command, trials, state, engine, retries, arguments, on_progress)
+        return _collect(command, state, failed)
 
 
-def combinations(
-    verb: Command,
+def make_trials(
+    command: Command,
     vary: Mapping[str, Sequence[Any]],
     *,
     folder: Path,
-    settings: Mapping[str, Any],
+    fields: Mapping[str, Any],
     seeds: Sequence[int],
 ) -> list[Trial]:
-    """Every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
+    """Return every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
     for name, values in vary.items():
         if name == "seed":
             raise UserError("vary: seeds are given by --seeds, as 0,7")
-        if name not in verb.fields:
-            raise UserError(f"vary: there is no field {name}; allowed are {', '.join(sorted(verb.fields))}")
+        if name not in command.config.field_names():
+            allowed = ", ".join(sorted(command.config.field_names()))
+            raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
         if not values:
             raise UserError(f"vary: expected at least one value of {name}, got none")
     if not vary:
         raise UserError("vary: expected at least one field, as attention=softmax,sigmoid; got none")
-    found: dict[str, Trial] = {}
-    for values, seed in itertools.product(itertools.product(*vary.values()), seeds):
-        chosen = dict(zip(vary, values, strict=True))
-        whole = _complete(verb, {**settings, **chosen, "seed": seed}, chosen)
-        key = _key(verb.name, whole)
-        found.setdefault(key, Trial(key, {name: whole[name] for name in vary}, seed, whole, folder / TRIALS / key))
-    return list(found.values())
+    trials: dict[str, Trial] = {}
+    for combination, seed in itertools.product(itertools.product(*vary.values()), seeds):
+        varied = dict(zip(vary, combination, strict=True))
+        complete = _complete(command, {**fields, **varied, "seed": seed}, varied)
+        key = trial_key(command.name, complete)
+        shown = {name: complete[name] for name in vary}
+        trials.setdefault(key, Trial(key, shown, seed, complete, folder / TRIALS / key))
+    return list(trials.values())
 
 
-def engine_named(
+def make_launcher(
     launcher: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None
 ) -> Launcher:
-    """Where trials run. Raises UserError."""
-    check_choice("launcher", launcher, ENGINES)
+    """Return what runs the trials. Raises UserError."""
+    check_choice("launcher", launcher, LAUNCHERS)
     if gpus is not None and gpus < 0:
         raise UserError(f"gpus: expected at least 0, got {gpus}")
     if launcher == "ray":
@@ -146,143 +162,111 @@ def engine_named(
         raise UserError("address: local trials need none; choose ray")
     if gpus is not None and gpus > 1:
         raise UserError(f"gpus: expected 0 or 1 for local trials, got {gpus}")
-    devices = () if gpus == 0 else _devices()
+    devices = () if gpus == 0 else _list_gpus()
     if gpus and not devices:
         raise UserError("gpus: there is none on this machine")
     return Local(workers=workers, devices=devices)
 
 
-def _devices() -> tuple[str, ...]:
-    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
+def _list_gpus() -> tuple[str, ...]:
+    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    numbered = [str(number) for number in range(torch.cuda.device_count())]
-    return tuple(named.split(",")[: len(numbered)] if named else numbered)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return tuple(visible.split(",")[:count] if visible else map(str, range(count)))
 
 
-def _verb(verb: str | Command) -> Command:
-    if isinstance(verb, Command):
-        return verb
-    check_choice("sweep", verb, COMMANDS)
-    return COMMANDS[verb]()
+def _find_command(command: str | Command) -> Command:
+    if isinstance(command, Command):
+        return command
+    check_choice("sweep", command, COMMANDS)
+    return COMMANDS[command]()
 
 
-def _seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
-    """The seeds, each once; without any so many from 0."""
+def _list_seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
+    """Return the seeds, each once."""
     if num_seeds < 1:
         raise UserError(f"num-seeds: expected at least 1, got {num_seeds}")
-    found = list(range(num_seeds)) if seeds is None else list(dict.fromkeys(seeds))
-    if not found or min(found) < 0:
-        raise UserError(f"seeds: expected at least one, none below 0, got {', '.join(map(str, found)) or 'none'}")
-    return found
+    unique = list(range(num_seeds)) if seeds is None else list(dict.fromkeys(seeds))
+    if not unique or min(unique) < 0:
+        raise UserError(f"seeds: expected at least one, none below 0, got {', '.join(map(str, unique)) or 'none'}")
+    return unique
 
 
-def _complete(verb: Command, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of the verb, as JSON holds them."""
+def _complete(command: Command, fields: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields of a trial, as JSON holds them."""
     try:
-        whole: dict[str, Any] = json.loads(json.dumps(verb.complete(settings)))
+        complete: dict[str, Any] = json.loads(json.dumps(command.complete(fields)))
     except UserError as error:
-        told = " ".join(f"{name}={value}" for name, value in chosen.items())
-        raise UserError(f"{error} (of {told})") from error
-    return whole
+        values = " ".join(f"{name}={value}" for name, value in varied.items())
+        raise UserError(f"{error} (of {values})") from error
+    return complete
 
 
-def _key(verb: str, settings: Mapping[str, Any]) -> str:
-    """A short hash of the settings, the same on every machine."""
-    return hashlib.sha256(json.dumps([verb, settings], sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """While it lasts no other sweep works in the folder, which is made. Raises UserError."""
-    try:
-        (folder / TRIALS).mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"--out: cannot write {folder}: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--out: another sweep is at work in {folder}") from None
-        yield
-
-
-def _add(state: State, trials: Sequence[Trial], vary: Sequence[str], command: str) -> None:
-    """Put the trials into the record, beside those that earlier sweeps in this folder have finished."""
-    asked = {trial.key for trial in trials}
-    for key in [key for key, one in state.trials.items() if one["state"] != "finished" and key not in asked]:
-        state.drop(key)
-    for trial in trials:
-        state.add(trial_entry(trial.key, trial.seed), trial.settings)
-    state.fields, state.command = tuple(vary), command
-    state.write()
-
-
-def _run(
-    verb: Command,
+def _run_trials(
+    command: Command,
     trials: Sequence[Trial],
-    jobs: Mapping[str, Job],
-    state: State,
+    state: SweepState,
     engine: Launcher,
     retries: int,
-    on_event: Callable[[SweepProgress], None],
+    arguments: Sequence[str],
+    on_progress: Callable[[SweepProgress], None] | None,
 ) -> dict[str, str]:
-    """The errors of the trials that failed for good, once all have ended."""
+    """Run the trials that are not finished, and return the errors of those that failed for good."""
     by_key = {trial.key: trial for trial in trials}
+    states = {"started": "running", "finished": "finished", "failed": "waiting", "given up": "failed"}
 
     def is_finished(key: str) -> bool:
-        return verb.finished(by_key[key].folder, by_key[key].settings)
+        return command.is_finished(by_key[key].folder, by_key[key].fields)
 
-    def note(event: JobEvent) -> None:
-        kept = {"started": "running", "finished": "finished", "failed": "waiting", "given up": "failed"}
-        state.note(event.key, state=kept[event.kind], attempts=event.attempt, error=event.error)
-        done = sum(state.trials[key]["state"] == "finished" for key in by_key)
-        on_event(SweepProgress(event, by_key[event.key], done, len(trials)))
+    def record(event: JobEvent) -> None:
+        state.update(event.key, state=states[event.kind], attempts=event.attempt, error=event.error)
+        if on_progress is not None:
+            finished = sum(state.trials[key]["state"] == "finished" for key in by_key)
+            on_progress(SweepProgress(event, by_key[event.key], finished, len(trials)))
 
     for key in by_key:
-        state.trials[key].update(
-            {"state": "finished", "error": ""} if is_finished(key) else {"state": "waiting", "attempts": 0}
-        )
-    left = [job for key, job in jobs.items() if state.trials[key]["state"] == "waiting"]
+        if is_finished(key):
+            state.trials[key].update(state="finished", error="")
+        else:
+            state.trials[key].update(state="waiting", attempts=0)
+    jobs = [_make_job(command, trial, state, arguments) for trial in trials if not is_finished(trial.key)]
     try:
-        return run_jobs(left, engine, finished=is_finished, retries=retries, on_event=note)
+        return run_jobs(jobs, engine, finished=is_finished, retries=retries, on_event=record)
     finally:
-        state.settle()
+        state.end()
 
 
-def _job(verb: Command, trial: Trial, options: Sequence[str]) -> Job:
-    """The trial as a process: what python is to run, and where it may complain."""
-    settings, log = trial.folder.with_name(f"{trial.key}.json"), trial.folder.with_name(f"{trial.key}.log")
-    command = (*verb.command(settings, trial.folder), *options)
-    return Job(trial.key, command, directory=str(Path.cwd()), log=str(log))
+def _make_job(command: Command, trial: Trial, state: SweepState, arguments: Sequence[str]) -> Job:
+    """Return the process of a trial, with the log of its complaints."""
+    line = (*command.arguments(state.path(trial.key), trial.folder), *arguments)
+    return Job(trial.key, line, directory=str(Path.cwd()), log=str(trial.folder.with_name(f"{trial.key}.log")))
 
 
-def _collected(verb: Command, state: State, failed: dict[str, str]) -> SweepResult:
-    """Table, record and page of all finished trials in the folder, written."""
+def _collect(command: Command, state: SweepState, failed: dict[str, str]) -> SweepResult:
+    """Write the table and the page of all finished trials in the folder."""
     folders = {key: state.folder / TRIALS / key for key in state.trials}
-    finished = [key for key in folders if verb.finished(folders[key], state.settings[key])]
-    fields = tuple(varied_fields(state))
+    finished = [key for key in folders if command.is_finished(folders[key], state.fields[key])]
+    vary = tuple(state.varied_fields())
     rows = [
-        {"key": key, "seed": state.settings[key]["seed"]}
-        | {name: state.settings[key][name] for name in fields}
-        | verb.row(folders[key])
+        {"key": key, "seed": state.fields[key]["seed"]}
+        | {name: state.fields[key][name] for name in vary}
+        | command.final_metrics(folders[key])
         for key in finished
     ]
-    table, record = _table(rows, fields), state.record()
+    table, record = make_table(rows, vary), state.record()
     if finished:
         _write_table(state.folder / TABLE, table)
-    write_file(state.folder / PAGE, verb.page(table, record, {key: verb.history(folders[key]) for key in finished}))
+    page = sweep_page(table, record, {key: command.curves(folders[key]) for key in finished})
+    write_file(state.folder / PAGE, page)
     return SweepResult(state.folder, table, record, failed)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> pd.DataFrame:
-    """One row a trial; a varied field whose values are not all numbers, or not all text, becomes text."""
-    import pandas as pd
-
-    table = pd.DataFrame(list(rows), columns=None if rows else ["key", "seed", *fields])
-    for name in fields if rows else ():
+def make_table(rows: Sequence[Mapping[str, Any]], vary: Sequence[str]) -> pd.DataFrame:
+    """Return a row for each trial. A field whose values are not all numbers, or not all text, becomes text."""
+    table = pd.DataFrame(list(rows), columns=None if rows else ["key", "seed", *vary])
+    for name in vary if rows else ():
         values = [row[name] for row in rows]
         kinds = {type(value) for value in values if value is not None}
         if not (kinds <= {int, float} or kinds in ({str}, {bool})):
@@ -291,11 +275,11 @@ def _table(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> pd.DataF
 
 
 def _write_table(path: Path, table: pd.DataFrame) -> None:
-    """Whole or not at all."""
-    beside = path.with_name(f".{path.name}")
+    """Write a table whole or not at all."""
+    unfinished = path.with_name(f".{path.name}")
     try:
-        table.to_parquet(beside, index=False)
-        beside.replace(path)
+        table.to_parquet(unfinished, index=False)
+        unfinished.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror or error}; the trials are kept") from error

@@ -1,138 +1,157 @@
-"""What a sweep keeps of its trials (sweep.json, and a file of settings a trial), whole after every event."""
+"""What a sweep keeps of its trials: `sweep.json`, whole after every event, and a file of fields for each trial."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.output_dir import write_file
+from regard.runs.integrity import is_sealed, seal
+from regard.runs.output_dir import read_json, write_file
+from regard.runs.work_dir import LOCK
 
-STATE, TRIALS, LOCK = "sweep.json", "trials", ".lock"
+STATE, TRIALS = "sweep.json", "trials"
+SCHEMA_VERSION = 1
 
 
-def check_folder(folder: Path) -> None:
-    """Nothing, or a UserError: there is something, and it is no sweep."""
+def check_sweep_dir(folder: Path) -> None:
+    """Check that a folder is new, empty, or that of a sweep. Raises UserError."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: expected a folder, {folder} is a file")
     if not folder.exists() or (folder / STATE).exists():
         return
-    strange = sorted(one.name for one in folder.iterdir() if one.name not in (TRIALS, LOCK))
-    if strange:
-        raise UserError(f"--out: {folder} holds something else than a sweep ({strange[0]}, but no {STATE})")
+    names = sorted(path.name for path in folder.iterdir())
+    foreign = [name for name in names if name != LOCK and not name.startswith(f".{STATE}-")]
+    if foreign:
+        raise UserError(f"--out: {folder} holds something else than a sweep ({foreign[0]}, but no {STATE})")
 
 
-def trial_entry(key: str, seed: int) -> dict[str, Any]:
-    """What sweep.json says of a trial that has not begun."""
-    return {"key": key, "seed": seed, "state": "waiting", "attempts": 0, "error": ""}
+def trial_key(command: str, fields: Mapping[str, Any]) -> str:
+    """Return a short hash of a trial's fields, the same on every machine."""
+    return hashlib.sha256(json.dumps([command, fields], sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass
-class State:
-    """The trials in a folder by key, in the order they were added: how far each is, and its settings.
+class SweepState:
+    """The trials in a folder by their keys, in the order they were added.
 
-    `fields` are those that the last sweep in this folder was told to vary; `command` began it.
+    Attributes:
+        folder: The folder of the sweep.
+        command: The command that trials run.
+        vary: The fields that the last sweep in this folder was told to vary.
+        command_line: How that sweep was started.
+        trials: How far each trial is: key, seed, state, attempts and the last error.
+        fields: All fields of each trial.
     """
 
     folder: Path
-    verb: str
-    fields: tuple[str, ...] = ()
-    command: str = ""
+    command: str
+    vary: tuple[str, ...] = ()
+    command_line: str = ""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, verb: str) -> State:
-        """The state that an earlier sweep left in the folder, or an empty one. Raises UserError."""
-        check_folder(folder)
-        path, state = folder / STATE, cls(folder, verb)
+    def open(cls, folder: Path, command: str) -> SweepState:
+        """Return the state that an earlier sweep left in a folder, or an empty one.
+
+        Raises:
+            UserError: The folder is of something else or of a sweep of another command, or the state is damaged.
+        """
+        check_sweep_dir(folder)
+        path, state = folder / STATE, cls(folder, command)
         if not path.exists():
             return state
-        try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            verb_there, state.fields = said["verb"], tuple(said["vary"])
-            known = {one["key"]: {name: one[name] for name in trial_entry("", 0)} for one in said["trials"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"--out: {path} cannot be read; choose another folder") from error
-        if verb_there != verb:
-            raise UserError(f"--out: {folder} holds a sweep of {verb_there}, expected one of {verb}")
-        for key, one in known.items():
-            if settings := _read(state.path(key)):
-                state.trials[key], state.settings[key] = one, settings
+        record = read_json(path)
+        if not is_sealed(record) or record["schema_version"] != SCHEMA_VERSION:
+            raise UserError(f"--out: {path} is damaged or of another version; choose another folder")
+        if record["command"] != command:
+            raise UserError(f"--out: {folder} holds a sweep of {record['command']}, expected one of {command}")
+        state.vary, state.command_line = tuple(record["vary"]), record["command_line"]
+        for trial in record["trials"]:
+            fields = read_json(state.path(trial["key"]))
+            if trial_key(command, fields) != trial["key"]:
+                raise UserError(
+                    f"--out: {state.path(trial['key'])} is missing or damaged; restore it, or choose another folder"
+                )
+            state.fields[trial["key"]] = fields
+            state.trials[trial["key"]] = {name: value for name, value in trial.items() if name != "values"}
         return state
 
     def path(self, key: str) -> Path:
-        """The file of a trial's settings."""
+        """Return the file of a trial's fields."""
         return self.folder / TRIALS / f"{key}.json"
 
-    def add(self, trial: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        """Another trial, unless it is there."""
-        key = trial["key"]
+    def add(self, key: str, fields: Mapping[str, Any]) -> None:
+        """Add a trial that has not begun, unless it is there."""
         if key not in self.trials:
-            write_file(self.path(key), json.dumps(settings, indent=1) + "\n")
-            self.trials[key], self.settings[key] = dict(trial), dict(settings)
+            write_file(self.path(key), json.dumps(fields, indent=1) + "\n")
+            self.trials[key] = {"key": key, "seed": fields["seed"], "state": "waiting", "attempts": 0, "error": ""}
+            self.fields[key] = dict(fields)
 
-    def drop(self, key: str) -> None:
-        """A trial is told of no more; its files stay, and are taken up if it is added again."""
-        del self.trials[key], self.settings[key]
+    def forget(self, key: str) -> None:
+        """Leave a trial out of the record. Its files stay, and are used if it is added again."""
+        del self.trials[key], self.fields[key]
 
-    def note(self, key: str, **news: Any) -> None:
-        """Keep what happened to a trial."""
-        self.trials[key].update(news)
+    def update(self, key: str, **changes: Any) -> None:
+        """Record what happened to a trial."""
+        self.trials[key].update(changes)
         self.write()
 
-    def settle(self) -> None:
-        """Nothing is at work any more: what was is waiting to go on."""
-        for one in self.trials.values():
-            if one["state"] == "running":
-                one["state"] = "waiting"
+    def end(self) -> None:
+        """Record that no trial is running any more: those that were wait to go on."""
+        for trial in self.trials.values():
+            if trial["state"] == "running":
+                trial["state"] = "waiting"
         self.write()
 
     def record(self) -> dict[str, Any]:
-        """What sweep.json says."""
-        vary = varied_fields(self)
-        trials = [
-            {"key": key, "values": {name: self.settings[key].get(name) for name in vary}} | one
-            for key, one in self.trials.items()
-        ]
+        """Return what `sweep.json` holds."""
+        vary = self.varied_fields()
+        first: Mapping[str, Any] = next(iter(self.fields.values()), {})
         return {
-            "verb": self.verb,
-            **({"command": self.command} if self.command else {}),
+            "schema_version": SCHEMA_VERSION,
+            "command": self.command,
+            "command_line": self.command_line,
             "vary": vary,
-            "seeds": sorted({one["seed"] for one in self.trials.values()}),
-            "settings": self._common(vary),
-            "trials": trials,
+            "seeds": sorted({trial["seed"] for trial in self.trials.values()}),
+            "settings": {name: value for name, value in first.items() if name not in vary and name != "seed"},
+            "trials": [
+                {"key": key, "values": {name: self.fields[key].get(name) for name in vary}} | trial
+                for key, trial in self.trials.items()
+            ],
         }
 
-    def _common(self, vary: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that all trials share."""
-        first: dict[str, Any] = next(iter(self.settings.values()), {})
-        return {name: value for name, value in first.items() if name not in vary and name != "seed"}
+    def varied_fields(self) -> dict[str, list[Any]]:
+        """Return the values of the fields in `vary`, and of all others in which trials differ."""
+        names = dict.fromkeys([*self.vary, *(name for fields in self.fields.values() for name in fields)])
+        values = {name: _unique(fields.get(name) for fields in self.fields.values()) for name in names}
+        return {
+            name: different
+            for name, different in values.items()
+            if name != "seed" and (name in self.vary or len(different) > 1)
+        }
 
     def write(self) -> None:
-        """Put sweep.json on disk, whole."""
-        write_file(self.folder / STATE, json.dumps(self.record(), indent=1) + "\n")
+        """Write `sweep.json`, whole or not at all."""
+        write_file(self.folder / STATE, json.dumps(seal(self.record()), indent=1) + "\n")
 
 
-def varied_fields(state: State) -> dict[str, list[Any]]:
-    """The fields that vary, with their values: those that were asked for, and any other in which trials differ."""
-    names = dict.fromkeys([*state.fields, *(name for one in state.settings.values() for name in one)])
-    values = {name: _different(one.get(name) for one in state.settings.values()) for name in names if name != "seed"}
-    return {name: found for name, found in values.items() if name in state.fields or len(found) > 1}
-
-
-def _different(values: Any) -> list[Any]:
-    """The values, each once, in the order they appear."""
+def _unique(values: Iterable[Any]) -> list[Any]:
+    """Return the values, each once, in the order they appear."""
     return list({json.dumps(value): value for value in values}.values())
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A trial's settings; None where its file is gone."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found
+def add_trials(state: SweepState, trials: Mapping[str, Mapping[str, Any]], vary: Sequence[str], line: str) -> None:
+    """Add trials to a record, beside those that earlier sweeps in this folder have finished; others are forgotten."""
+    state.write()  # which marks the folder as that of a sweep
+    for key in [key for key, trial in state.trials.items() if trial["state"] != "finished" and key not in trials]:
+        state.forget(key)
+    for key, fields in trials.items():
+        state.add(key, fields)
+    state.vary, state.command_line = tuple(vary), line
+    state.write()

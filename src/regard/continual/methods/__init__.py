@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.continual.method import Method, suggest
+from regard.continual.method import Method, suggest_name
 from regard.continual.methods.agem import AGem
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.derpp import DarkExperience
@@ -72,9 +72,9 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name. Raises UserError."""
+    """Return the method of that name. Raises UserError."""
     if name not in METHODS:
-        if near := suggest(name, METHODS):
+        if near := suggest_name(name, METHODS):
             raise UserError(f"method: there is no {name!r}{near} `regard learn --help` names all")
         raise UserError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     return METHODS[name]

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class AGemConfig(memory.MemoryConfig):
     """Settings of A-GEM: those of a memory, which is balanced as in the paper."""
 
-    storage_policy: memory.Store = "balanced"
+    storage_policy: memory.StoragePolicy = "balanced"
 
 
-class AGem(memory.Remembering):
+class AGem(memory.MemoryMethod):
     """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
 
     The memory's gradient r is that of the mean loss of a batch drawn from it, new at each step, with respect to what
@@ -33,47 +33,53 @@ class AGem(memory.Remembering):
     """
 
     Config = AGemConfig
-    texts = True
+    supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.state.examples:
-            return (learner.fine_tuning(),)
-        return (learner.fine_tuning(transform_gradients=lambda network, step: self._correct(learner, network, step)),)
+            return (learner.fine_tuning_phase(),)
+        return (
+            learner.fine_tuning_phase(
+                transform_gradients=lambda network, step: self._transform_gradients(learner, network, step)
+            ),
+        )
 
-    def _correct(self, learner: Learner, network: nn.Module, step: int) -> None:
+    def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""
-        trained = [one for one in network.parameters() if one.grad is not None]
-        reference = self._reference(learner, network, trained, step)
-        project([one.grad for one in trained if one.grad is not None], reference)
+        parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
+        reference = self._reference(learner, network, parameters, step)
+        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
     def _reference(
-        self, learner: Learner, network: nn.Module, trained: Sequence[nn.Parameter], step: int
+        self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
-        """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
-        seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.config)
-        items = memory.drawn(self.state.examples, count, seed=seed, step=step)
-        found = [torch.zeros_like(one) for one in trained]
-        low = learner.budget.precision == "bfloat16"
+        """Return the gradient of the mean loss of the memory's batch of a step: the same in every process."""
+        seed, count = learner.seed_for("replay", learner.task), memory.replay_batch_size(learner, self.config)
+        items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
+        reference = [torch.zeros_like(parameter) for parameter in parameters]
+        autocast = learner.budget.precision == "bfloat16"
         with isolated_rng(learner.device):
             seed_step(learner.device, seed, step, 0)
-            for rows in learner.each(items, size=learner.budget.micro_batch_size or len(items)):
-                with torch.autocast(learner.device.type, torch.bfloat16, enabled=low):
+            for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
+                with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
-                for place, gradient in zip(found, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
+                for total, gradient in zip(
+                    reference, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+                ):
                     if gradient is not None:
-                        place += gradient
-        return found
+                        total += gradient
+        return reference
 
 
 @torch.no_grad()
-def project(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
+def project_gradient(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
     """Take out of a gradient, in place, its part along a reference that it points against (arXiv 1812.00420, eq. 11).
 
     Both are one vector in the same pieces.
     """
-    along = sum(float((one * other).sum()) for one, other in zip(gradient, reference, strict=True))
-    square = sum(float(one.square().sum()) for one in reference)
-    if along < 0 and square > 0:
-        for one, other in zip(gradient, reference, strict=True):
-            one -= (along / square) * other
+    dot = sum(float((part * reference_part).sum()) for part, reference_part in zip(gradient, reference, strict=True))
+    square = sum(float(part.square().sum()) for part in reference)
+    if dot < 0 and square > 0:
+        for part, reference_part in zip(gradient, reference, strict=True):
+            part -= (dot / square) * reference_part

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
@@ -21,7 +21,7 @@ from regard.continual.training_phase import (
     TrainingBudget,
     TrainingPhase,
     probing_rate,
-    rate_from_setting,
+    setting_rate,
 )
 from regard.errors import check_int
 from regard.models.heads import LinearHead
@@ -59,9 +59,9 @@ class CtrConfig(method.MethodConfig):
         """Check the numbers."""
         for name in ("adapter_size", "capsule_size", "capsule_hidden_size", "num_transfer_capsules", "num_filters"):
             check_int(name, getattr(self, name), least=1)
-        method.check_number("max_slope", self.max_slope, least=1)
-        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
-        method.check_number("learning_rate", self.learning_rate, least=0)
+        method.check_number("max_slope", self.max_slope, min_value=1)
+        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
+        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class Ctr(Method):
@@ -93,79 +93,91 @@ class Ctr(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Hold what earlier tasks use, and note the head's vectors."""
-        network, head = learner.network_as(CtrNetwork), _head(learner)
-        kept = self.state.tensors
-        self.used = [[kept[name].to(learner.device) for name in _names(number)] for number in range(len(kept) // 2)]
-        network.begin(task, self.used)
+        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
+        tensors = self.state.tensors
+        self.used = [
+            [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
+        ]
+        network.begin_task(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
-        return rate_from_setting(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
+        return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The plug-ins and the head."""
-        correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
+        """Return the plug-ins and the head."""
+        correct = partial(self._transform_gradients, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
-        return (learner.fine_tuning(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
+        return (learner.fine_tuning_phase(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
 
     def _per_epoch(self, learner: Learner, task: int) -> int:
         return -(-len(learner.items(task)) // learner.budget.batch_size)
 
-    def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
+    def _transform_gradients(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
         slope = slope_at(step, per_epoch, self.config.max_slope)
-        for plugin in learner.network_as(CtrNetwork).each:
+        for plugin in learner.network_as(CtrNetwork).typed_plugins:
             for embeddings in plugin.specific.tasks:
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
-        plain, per_epoch = super().batches(learner, task, stage), self._per_epoch(learner, task)
-        shape = (plain.size, len(learner.network_as(CtrNetwork).each), task + 1, 2)
-        seed = learner.seed_for("noise", task, stage.name)
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's batches, with the `slope` (row,) of the step.
+
+        And Gumbel `noise` (row, plug-in, task, 2).
+        """
+        task_batches, per_epoch = super().batches(learner, task, phase), self._per_epoch(learner, task)
+        shape = (task_batches.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
+        seed = learner.seed_for("noise", task, phase.name)
 
         def rows(step: int) -> Rows:
             slope = slope_at(step, per_epoch, self.config.max_slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
-            return {**plain.rows(step), "slope": torch.full((plain.size,), slope), "noise": torch.from_numpy(noise)}
+            return {
+                **task_batches.rows(step),
+                "slope": torch.full((task_batches.size,), slope),
+                "noise": torch.from_numpy(noise),
+            }
 
-        return Batches(plain.steps, plain.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
-        found = super().loss(learner, network, rows)
+        """Return the sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
+        loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
-            return found
-        counted = (rows["labels"] != IGNORED).sum()
-        return found + counted * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
+            return loss
+        num_rows = (rows["labels"] != IGNORE_INDEX).sum()
+        return loss + num_rows * self.config.sparsity_weight * self._capacity_used(learner, float(rows["slope"][0]))
 
-    def _taken(self, learner: Learner, slope: float) -> Tensor:
-        """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""
-        masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).each]
-        now = torch.cat([one for both in masks for one in both])
-        used = [one for both in self.used for one in both]
-        free = 1 - torch.cat(used) if used else torch.ones_like(now)
-        return (now * free).sum() / free.sum().clamp_min(1)
+    def _capacity_used(self, learner: Learner, slope: float) -> Tensor:
+        """Return Σ m (1 − u) / Σ (1 − u) over all neurons.
+
+        U being how far earlier tasks use one (HAT's regularizer).
+        """
+        masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
+        masks_now = torch.cat([mask for pair in masks for mask in pair])
+        used = [mask for pair in self.used for mask in pair]
+        free = 1 - torch.cat(used) if used else torch.ones_like(masks_now)
+        return (masks_now * free).sum() / free.sum().clamp_min(1)
 
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
-        network, head = learner.network_as(CtrNetwork), _head(learner)
-        network.settle()
-        for number, masks in enumerate(network.masks(task)):
-            for name, mask in zip(_names(number), masks, strict=True):
+        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
+        network.release()
+        for index, masks in enumerate(network.masks(task)):
+            for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        others = ~learner.own[task].to(head.vectors.device)
-        for value, before in zip((head.vectors, head.bias), self.head_before, strict=True):
-            value[others] = before[others]
+        other_classes = ~learner.task_classes[task].to(head.vectors.device)
+        for value, previous in zip((head.vectors, head.bias), self.head_before, strict=True):
+            value[other_classes] = previous[other_classes]
 
 
-def _head(learner: Learner) -> LinearHead:
+def _linear_head(learner: Learner) -> LinearHead:
     return cast(LinearHead, learner.network.classifier.head)
 
 
-def _names(plugin: int) -> tuple[str, str]:
-    """What the masks of a plug-in are kept as."""
+def _mask_names(plugin: int) -> tuple[str, str]:
+    """Return what the masks of a plug-in are kept as."""
     return f"{plugin}.first", f"{plugin}.second"

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-FARTHEST = 50.0
+MAX_EXPONENT = 50.0
 """The largest |s·e| whose cosh is taken (arXiv 1801.01423)."""
 
 
@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     kernels: tuple[int, ...] = (3, 4, 5)
 
 
-class Site(NamedTuple):
+class PluginInput(NamedTuple):
     """Where a plug-in is: `real` (row, token), no padding; `tasks` (row,); `slope` (row,), s; `upto`: the last task.
 
     `noise` (row, task, 2) is added to the router's logits; None adds nothing.
@@ -35,38 +35,38 @@ class Site(NamedTuple):
     noise: Tensor | None = None
 
 
-class Guarded(nn.Linear):
+class GuardedLinear(nn.Linear):
     """A linear layer of which some weights stay as they are while others are trained.
 
     Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w, with w_0 the weights of then: gradients come multiplied by
-    1 − g, and with g = 1 a weight is w_0 bit for bit, whatever the optimiser does, decay included.
+    1 − g, and with g = 1 a weight is w_0 bit for bit, whatever the optimizer does, decay included.
     """
 
-    held: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    guarded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def guard(self, outputs: Tensor, inputs: Tensor | None = None) -> None:
         """Hold weights as far as their output, and their input where it is told, is used: g = min of both, in 0 … 1."""
         used = outputs[:, None] if inputs is None else torch.minimum(outputs[:, None], inputs)
-        self.held = (1 - used, self.weight.detach().clone(), 1 - outputs, self.bias.detach().clone())
+        self.guarded = (1 - used, self.weight.detach().clone(), 1 - outputs, self.bias.detach().clone())
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """What is used becomes what there is, and nothing is held any more."""
         with torch.no_grad():
-            weight, bias = self.used()
+            weight, bias = self.effective_parameters()
             self.weight.copy_(weight)
             self.bias.copy_(bias)
-        self.held = None
+        self.guarded = None
 
-    def used(self) -> tuple[Tensor, Tensor]:
-        """The weights (output, input) and biases (output,) that the layer computes with."""
-        if self.held is None:
+    def effective_parameters(self) -> tuple[Tensor, Tensor]:
+        """Return the weights (output, input) and biases (output,) that the layer computes with."""
+        if self.guarded is None:
             return self.weight, self.bias
-        free, weight, free_bias, bias = self.held
+        free, weight, free_bias, bias = self.guarded
         return weight + free * (self.weight - weight), bias + free_bias * (self.bias - bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The product and the bias."""
-        return nn.functional.linear(input, *self.used())
+        """Return the product and the bias."""
+        return nn.functional.linear(input, *self.effective_parameters())
 
 
 class TaskSpecific(nn.Module):
@@ -74,22 +74,22 @@ class TaskSpecific(nn.Module):
 
     def __init__(self, width: int, tasks: int, neurons: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Guarded(width, neurons), Guarded(neurons, width)])
+        self.layers = nn.ModuleList([GuardedLinear(width, neurons), GuardedLinear(neurons, width)])
         self.tasks = nn.ModuleList(
             nn.ParameterList(torch.randn(size) for _ in range(tasks)) for size in (neurons, width)
         )
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
-        """The states (row, token, width) through the neurons of each row's task."""
-        for layer, own in zip(self.layers, self.tasks, strict=True):
-            embedded = torch.stack(list(own))[site.tasks]  # type: ignore[call-overload]
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
+        """Return the states (row, token, width) through the neurons of each row's task."""
+        for layer, embeddings in zip(self.layers, self.tasks, strict=True):
+            embedded = torch.stack(list(embeddings))[site.tasks]  # type: ignore[call-overload]
             mask = (site.slope.to(embedded.dtype)[:, None] * embedded).sigmoid()
             states = nn.functional.gelu(layer(states)) * mask[:, None]
         return states
 
     def masks(self, task: int, slope: float) -> list[Tensor]:
-        """How open each neuron is for a task, of either layer."""
-        return [(slope * own[task]).sigmoid() for own in self.tasks]  # type: ignore[index]
+        """Return how open each neuron is for a task, of either layer."""
+        return [(slope * embeddings[task]).sigmoid() for embeddings in self.tasks]  # type: ignore[index]
 
     def guard(self, masks: list[Tensor]) -> None:
         """Hold what tasks with these masks use: what enters a neuron that is open, from one that is open."""
@@ -97,10 +97,10 @@ class TaskSpecific(nn.Module):
         self.layers[0].guard(first)  # type: ignore[operator]
         self.layers[1].guard(second, first)  # type: ignore[operator]
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """Hold nothing any more."""
         for layer in self.layers:
-            layer.settle()  # type: ignore[operator]
+            layer.release()  # type: ignore[operator]
 
 
 class KnowledgeSharing(nn.Module):
@@ -115,7 +115,7 @@ class KnowledgeSharing(nn.Module):
     def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
         super().__init__()
         self.sizes, votes = sizes, sizes.transfers * sizes.capsule
-        read = sizes.filters * len(sizes.kernels)
+        num_features = sizes.filters * len(sizes.kernels)
         self.capsules = nn.ModuleList(
             nn.Sequential(nn.Linear(width, sizes.middle), nn.GELU(), nn.Linear(sizes.middle, sizes.capsule))
             for _ in range(tasks)
@@ -124,26 +124,26 @@ class KnowledgeSharing(nn.Module):
         self.own, self.others = (
             nn.ModuleList(nn.Conv1d(votes, sizes.filters, kernel) for kernel in sizes.kernels) for _ in range(2)
         )
-        self.compare = nn.Linear(read, sizes.filters)
-        self.similarity = nn.Linear(read, sizes.transfers)
-        self.router = nn.Linear(read, 2)
+        self.compare = nn.Linear(num_features, sizes.filters)
+        self.similarity = nn.Linear(num_features, sizes.transfers)
+        self.router = nn.Linear(num_features, 2)
         self.widen = nn.Linear(votes, width)
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
         """What is shared, (row, token, width), of states (row, token, width)."""
         votes = torch.stack([self.votes(task, states) for task in range(site.upto + 1)], 1)
-        own = votes[torch.arange(len(votes), device=votes.device), site.tasks]
-        compared = self.compare(_read(own, site.real, self.own))
-        read = torch.stack([_read(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
-        let = open_gates(self.router(read), site.tasks, site.noise)
-        share = let[:, :, None] * self.similarity(read)
-        transfer = torch.einsum("rij,ritjd->rtjd", share, votes.unflatten(-1, (self.sizes.transfers, -1)))
-        found: Tensor = self.widen(transfer.flatten(2))
-        return found
+        own_votes = votes[torch.arange(len(votes), device=votes.device), site.tasks]
+        compared = self.compare(_convolve(own_votes, site.real, self.own))
+        features = torch.stack([_convolve(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
+        gates = open_gates(self.router(features), site.tasks, site.noise)
+        coefficients = gates[:, :, None] * self.similarity(features)
+        transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.sizes.transfers, -1)))
+        shared: Tensor = self.widen(transfer.flatten(2))
+        return shared
 
     def votes(self, task: int, states: Tensor) -> Tensor:
         """W_ij p_i of a task for each transfer capsule: (row, token, transfers × capsule)."""
-        capsule = squashed(self.capsules[task](states))
+        capsule = squash(self.capsules[task](states))
         return torch.einsum("jde,rte->rtjd", self.routes[task], capsule).flatten(2)
 
 
@@ -155,14 +155,14 @@ class Plugin(nn.Module):
         self.sharing = KnowledgeSharing(width, tasks, sizes)
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
-    def forward(self, states: Tensor, site: Site) -> Tensor:
-        """The states (row, token, width) with what the plug-in adds."""
+    def forward(self, states: Tensor, site: PluginInput) -> Tensor:
+        """Return the states (row, token, width) with what the plug-in adds."""
         added: Tensor = self.specific(states + self.sharing(states, site), site)
         return states + added
 
 
-def squashed(capsule: Tensor) -> Tensor:
-    """A capsule's vector v at the length |v|² / (1 + |v|²) (arXiv 1710.09829)."""
+def squash(capsule: Tensor) -> Tensor:
+    """Return a capsule's vector v at the length |v|² / (1 + |v|²) (arXiv 1710.09829)."""
     square = capsule.square().sum(-1, keepdim=True)
     return capsule * square / (1 + square) * (square + 1e-12).rsqrt()
 
@@ -175,35 +175,41 @@ def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Te
     """
     if noise is not None:
         logits = logits + noise[:, : logits.shape[1]]
-    soft = logits.softmax(-1)[..., 0]
-    chosen = (logits[..., 0] > logits[..., 1]).to(soft.dtype) + (soft - soft.detach())
-    after = torch.arange(logits.shape[1], device=logits.device) - tasks[:, None]
-    return torch.where(after < 0, chosen, (after == 0).to(soft.dtype))
+    probability = logits.softmax(-1)[..., 0]
+    selected = (logits[..., 0] > logits[..., 1]).to(probability.dtype) + (probability - probability.detach())
+    offset = torch.arange(logits.shape[1], device=logits.device) - tasks[:, None]
+    return torch.where(offset < 0, selected, (offset == 0).to(probability.dtype))
 
 
-def _read(votes: Tensor, real: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
-    """The largest value of each filter over the real tokens, (row, filters × kernels), of votes (row, token, …)."""
+def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
+    """Return the largest value of each filter over the real tokens.
+
+    (row, filters × kernels), of votes (row, token, …).
+    """
     shift = added[..., None] if isinstance(added, Tensor) else added
-    here, found = (votes * real[..., None]).transpose(1, 2), []
-    for one in convolutions:
-        width = cast(nn.Conv1d, one).kernel_size[0]
-        around = nn.functional.pad(here, ((width - 1) // 2, width // 2))
-        found.append(((one(around) + shift).relu() * real[:, None]).amax(-1))
-    return torch.cat(found, -1)
+    inputs, features = (votes * mask[..., None]).transpose(1, 2), []
+    for convolution in convolutions:
+        width = cast(nn.Conv1d, convolution).kernel_size[0]
+        padded = nn.functional.pad(inputs, ((width - 1) // 2, width // 2))
+        features.append(((convolution(padded) + shift).relu() * mask[:, None]).amax(-1))
+    return torch.cat(features, -1)
 
 
-def slope_at(step: int, per_epoch: int, most: float) -> float:
-    """The s of a step, counted from 0: from 1/most at an epoch's first step straight to `most` at its last."""
-    passed = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
-    return 1 / most + (most - 1 / most) * passed
+def slope_at(step: int, per_epoch: int, max_slope: float) -> float:
+    """Return the s of a step, counted from 0.
+
+    From 1/most at an epoch's first step straight to `max_slope` at its last.
+    """
+    progress = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
+    return 1 / max_slope + (max_slope - 1 / max_slope) * progress
 
 
 @torch.no_grad()
-def compensate(embedding: nn.Parameter, slope: float, most: float) -> None:
+def compensate(embedding: nn.Parameter, slope: float, max_slope: float) -> None:
     """Give a task's embedding the gradient that it would have whatever s is (arXiv 1801.01423).
 
     g ← g · most / s · (cosh(s e) + 1) / (cosh(e) + 1).
     """
     if embedding.grad is not None:
-        far = (slope * embedding).clamp(-FARTHEST, FARTHEST)
-        embedding.grad *= most / slope * (far.cosh() + 1) / (embedding.cosh() + 1)
+        scaled = (slope * embedding).clamp(-MAX_EXPONENT, MAX_EXPONENT)
+        embedding.grad *= max_slope / slope * (scaled.cosh() + 1) / (embedding.cosh() + 1)

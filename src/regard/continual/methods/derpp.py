@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -34,11 +34,11 @@ class DarkExperienceConfig(memory.MemoryConfig):
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        method.check_number("alpha", self.alpha, least=0)
-        method.check_number("beta", self.beta, least=0)
+        method.check_number("alpha", self.alpha, min_value=0)
+        method.check_number("beta", self.beta, min_value=0)
 
 
-class DarkExperience(memory.Remembering):
+class DarkExperience(memory.MemoryMethod):
     """DER++ (arXiv 2004.07211, equation 6 and algorithm 2).
 
     The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
@@ -53,15 +53,15 @@ class DarkExperience(memory.Remembering):
 
     Config = DarkExperienceConfig
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's batches, each with two of the memory beside it."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's batches, each with two of the memory beside it."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
-        new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.config)
+            return super().batches(learner, task, phase)
+        new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.drawn(self.state.examples, count, seed=seed, step=step) for seed in seeds]
+            old = [memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds]
             return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
 
         return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
@@ -75,49 +75,51 @@ class DarkExperience(memory.Remembering):
         *,
         size: int,
     ) -> Rows:
-        """The batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
+        """Return the batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
 
         The loop divides by how many rows count: weights make of that sum the means of the three parts.
         """
         items = [*new, *dark, *old]
         rows = learner.rows(items, size=size)
-        parts = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
-        stored = self.state.tensors["logits"]
-        logits = torch.zeros(size, stored.shape[1], dtype=stored.dtype)
-        number = {item: place for place, item in enumerate(self.state.examples)}
-        logits[parts == 1] = stored[[number[item] for item in dark]]
+        sources = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
+        stored_logits = self.state.tensors["logits"]
+        logits = torch.zeros(size, stored_logits.shape[1], dtype=stored_logits.dtype)
+        position = {item: index for index, item in enumerate(self.state.examples)}
+        logits[sources == 1] = stored_logits[[position[item] for item in dark]]
         weight = torch.tensor([1 / len(new), 0.0, self.config.beta / len(old), 0.0])
         pull = torch.tensor([0.0, self.config.alpha / len(dark), 0.0, 0.0])
-        return {**rows, "logits": logits, "weight": len(items) * weight[parts], "pull": len(items) * pull[parts]}
+        return {**rows, "logits": logits, "weight": len(items) * weight[sources], "pull": len(items) * pull[sources]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The weighted sum of cross-entropies and distances."""
+        """Return the weighted sum of cross-entropies and distances."""
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
-        entropy = nn.functional.cross_entropy(
-            learner.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
+        losses = nn.functional.cross_entropy(
+            learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="none"
         )
-        own = learner.own.to(logits.device)[rows["tasks"]]
-        apart = distance(logits[:, : own.shape[1]], rows["logits"], own)
-        return (rows["weight"] * entropy + rows["pull"] * apart).sum()
+        task_classes = learner.task_classes.to(logits.device)[rows["tasks"]]
+        distances = mean_square_distance(logits[:, : task_classes.shape[1]], rows["logits"], task_classes)
+        return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""
-        before = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in before]
-        with learner.evaluating() as network, torch.no_grad():
-            found = [logits for rows in learner.each(new) for logits in _whole(network(rows)).cpu()]
-        stored = before | dict(zip(new, found, strict=True))
-        self.state.tensors["logits"] = torch.stack([stored[item] for item in self.state.examples])
+        previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
+        memory.store_examples(learner, self.state, self.config, task)
+        new = [item for item in self.state.examples if item not in previous]
+        with learner.evaluation_mode() as network, torch.no_grad():
+            new_logits = [
+                logits for rows in learner.iterate_batches(new) for logits in _as_float32(network(rows)).cpu()
+            ]
+        logits_by_example = previous | dict(zip(new, new_logits, strict=True))
+        self.state.tensors["logits"] = torch.stack([logits_by_example[item] for item in self.state.examples])
 
 
-def _whole(logits: Tensor) -> Tensor:
-    """The logits in float32 at least."""
+def _as_float32(logits: Tensor) -> Tensor:
+    """Return the logits in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def distance(logits: Tensor, stored: Tensor, own: Tensor) -> Tensor:
-    """The mean square difference of logits (row, class) over each row's `own` classes: (row,)."""
-    return ((logits - stored).square() * own).sum(-1) / own.sum(-1)
+def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
+    """Return the mean square difference of logits (row, class) over each row's `classes` classes: (row,)."""
+    return ((logits - target).square() * classes).sum(-1) / classes.sum(-1)

@@ -1,4 +1,4 @@
-"""EPI: a block a task, and at test the block of the task whose training rows a text is nearest to."""
+"""EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.prompt_network import class_vectors, restore_rows
+from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
-FAR = 1e3
+OTHER_TASK_PENALTY = 1e3
 """What is taken off the logits of classes of tasks that a text is not thought to be of."""
 
 
@@ -37,11 +37,11 @@ class EpiConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("shrinkage", self.shrinkage, least=0, most=1)
+        method.check_number("shrinkage", self.shrinkage, min_value=0, max_value=1)
 
 
 class EpiNetwork(PoolNetwork):
-    """A frozen model with a block for each task, and what is known of each task's texts.
+    """A frozen model with an adapter for each task, and what is known of each task's texts.
 
     `means` (task, class, width) of the frozen model's mean states, of those (task, class) that are `known`;
     `covariance` (width, width), the mean of the tasks'; `whitening` W with W Wᵀ = its pseudo-inverse; `owned`
@@ -64,128 +64,131 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("whitening", torch.zeros(width, width))
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
         self.shrinkage: float = config.shrinkage
-        self.chosen: Tensor | None = None
+        self.identified_tasks: Tensor | None = None
 
-    def options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+    def pool_options(self, config: Any) -> dict[str, Any]:
+        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
-        """(row, width): the mean of a text's last states in the frozen model, which has no block."""
+        """Return (row, width): the mean of a text's last states in the frozen model, which has no adapter."""
         names = ("input_ids", "token_type_ids")
-        given = {name: rows[name] for name in names if name in rows}
-        real = rows["attention_mask"].bool()
-        with self.pool.weighing(None), torch.no_grad():
-            found = self.reader[0](**given, attention_mask=real.long(), return_dict=True).last_hidden_state
-        return pool_states(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
+        inputs = {name: rows[name] for name in names if name in rows}
+        mask = rows["attention_mask"].bool()
+        with self.pool.use_weights(None), torch.no_grad():
+            states = self.reader[0](**inputs, attention_mask=mask.long(), return_dict=True).last_hidden_state
+        return pool_states(states.to(torch.promote_types(states.dtype, torch.float32)), mask, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
-        """(row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
-        many = int(self.known.any(1).sum())
+        """Return (row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
+        num_tasks = int(self.known.any(1).sum())
         whitening = self.whitening.double()
-        gaps = (states.double()[:, None, None] - self.means[:many].double()) @ whitening
-        return gaps.square().sum(-1).masked_fill(~self.known[:many], torch.inf).amin(-1)
+        differences = (states.double()[:, None, None] - self.means[:num_tasks].double()) @ whitening
+        return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:
-        """(row,): the task, among those learnt, that each row is nearest to."""
+        """Return (row,): the task, among those learnt, that each row is nearest to."""
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
             return self.distances(self.states(rows)).argmin(-1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """One block a row (row, block): its task's in training, and else that of the task that it is nearest to."""
+        """One adapter a row (row, adapter): its task's in training, and else that of the task that it is nearest to."""
         count = int(self.count)
         if not count:
             return None
-        self.chosen = self._chosen(rows, count)
-        return torch.nn.functional.one_hot(self.chosen, count).float()
+        self.identified_tasks = self._select_tasks(rows, count)
+        return torch.nn.functional.one_hot(self.identified_tasks, count).float()
 
-    def _chosen(self, rows: dict[str, Tensor], count: int) -> Tensor:
+    def _select_tasks(self, rows: dict[str, Tensor], count: int) -> Tensor:
         if not self.training and bool(self.known.any()):
             return self.identify(rows)
         return torch.full_like(rows["input_ids"][:, 0], count - 1)
 
-    def _taken(self) -> Tensor | None:
-        """The tasks that the last rows were taken to be of."""
-        found, self.chosen = self.chosen, None
-        return found
+    def _pop_identified_tasks(self) -> Tensor | None:
+        """Return the tasks that the last rows were taken to be of."""
+        tasks, self.identified_tasks = self.identified_tasks, None
+        return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits; of classes that the text's task, as it was found, does not have, `FAR` less."""
-        logits, chosen = super().forward(rows), self._taken()
-        if self.training or chosen is None or not self.owned.shape[1]:
+        """Return the logits; of classes that the text's task.
+
+        As it was found, does not have, `OTHER_TASK_PENALTY` less.
+        """
+        logits, identified = super().forward(rows), self._pop_identified_tasks()
+        if self.training or identified is None or not self.owned.shape[1]:
             return logits
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return exact - FAR * ~self.owned[chosen]
+        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return wide_logits - OTHER_TASK_PENALTY * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
-        means, covariance = statistics(states.double(), labels)
-        for number, mean in means.items():
-            self.means[task, number], self.known[task, number] = mean.to(self.means), True
+        means, covariance = class_statistics(states.double(), labels)
+        for index, mean in means.items():
+            self.means[task, index], self.known[task, index] = mean.to(self.means), True
         shared = (self.covariance.double() * task + covariance) / (task + 1)
         self.covariance.copy_(shared)
-        self.whitening.copy_(whitened(shared, self.shrinkage))
+        self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
 
 class Epi(Method):
-    """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private blocks, tasks identified.
+    """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
-    Each task trains a block of its own. Afterwards the mean state of its training texts in the frozen model is noted
+    Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted
     for each class, with their covariance within classes, which is averaged over classes, and then over tasks. A text
     is of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ), and is answered with
-    that task's block, among its classes. No task need be known at test.
+    that task's adapter, among its classes. No task need be known at test.
 
-    A task is learnt among its own classes, whatever the head. The paper's blocks are prefixes; these are LoRA's. What
+    A task is learnt among its own classes, whatever the head. The paper's adapters are prefixes; these are LoRA's. What
     other tasks' classes have of the head is given back after each task, since weight decay moves it; a class that two
     tasks share is trained by both.
     """
 
     Config = EpiConfig
     Network = EpiNetwork
-    texts = True
+    supports_text = True
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's block, and note what the head has of classes."""
+        """Open the task's adapter, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
-        network.begin_block(task)
-        network.owned.copy_(learner.own)
-        self.head_before = class_vectors(learner)
+        network.start_adapter(task)
+        network.owned.copy_(learner.task_classes)
+        self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
-        restore_rows(learner, self.head_before, task)
+        restore_class_vectors(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
-        with learner.evaluating(), torch.autocast(learner.device.type, enabled=False):
-            for rows in learner.each(learner.items(task)):
+        with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):
+            for rows in learner.iterate_batches(learner.items(task)):
                 states.append(network.states(rows))
                 labels.append(rows["labels"] if network.owned.shape[1] else torch.zeros_like(rows["tasks"]))
         network.learn(torch.cat(states), torch.cat(labels), task)
 
 
-def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    """The mean (width,) of each class by its number, and the mean over classes of their covariances (width, width).
+def class_statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """Return the mean (width,) of each class by index, and the mean of their covariances (width, width).
 
-    Covariances are over n − 1; a class of one row has none, and no part in the mean.
+    Covariances divide by n − 1; classes of one row have none.
     """
     means, covariances = dict[int, Tensor](), list[Tensor]()
-    for number in labels.unique().tolist():
-        own = states[labels == number]
-        means[number] = own.mean(0)
-        if len(own) > 1:
-            gaps = own - means[number]
-            covariances.append(gaps.T @ gaps / (len(own) - 1))
+    for index in labels.unique().tolist():
+        class_states = states[labels == index]
+        means[index] = class_states.mean(0)
+        if len(class_states) > 1:
+            deviations = class_states - means[index]
+            covariances.append(deviations.T @ deviations / (len(class_states) - 1))
     width = states.shape[1]
     return means, torch.stack(covariances).mean(0) if covariances else states.new_zeros(width, width)
 
 
-def whitened(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
-    """W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
+def make_whitening(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
+    """Return W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
     width = len(covariance)
-    spread = covariance.diagonal().mean()
+    mean_variance = covariance.diagonal().mean()
     identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)
-    if not spread > 0:
+    if not mean_variance > 0:
         return identity
-    values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * spread * identity)
-    real = values > width * torch.finfo(torch.float32).eps * values[-1]
-    return vectors * torch.where(real, values.clamp(min=0).rsqrt(), 0.0)
+    values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * mean_variance * identity)
+    positive = values > width * torch.finfo(torch.float32).eps * values[-1]
+    return vectors * torch.where(positive, values.clamp(min=0).rsqrt(), 0.0)

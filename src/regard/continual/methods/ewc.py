@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.errors import check_choice
 
@@ -44,9 +44,9 @@ class EwcConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check numbers and choices."""
-        method.check_number("ewc_lambda", self.ewc_lambda, least=0)
-        method.check_number("fisher_samples", self.fisher_samples, least=1)
-        method.check_number("decay_factor", self.decay_factor, least=0, most=1)
+        method.check_number("ewc_lambda", self.ewc_lambda, min_value=0)
+        method.check_number("fisher_samples", self.fisher_samples, min_value=1)
+        method.check_number("decay_factor", self.decay_factor, min_value=0, max_value=1)
         check_choice("fisher_labels", self.fisher_labels, get_args(Labels))
 
 
@@ -60,84 +60,97 @@ class Ewc(Method):
     """
 
     Config = EwcConfig
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Put what is kept beside the weights that it is of."""
-        trained = _trained(learner.network)
+        parameters = _trainable_parameters(learner.network)
         for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(trained[name.split(".", 1)[1]].device)
+            self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each row that has one: once, in the mean of a batch."""
-        found = learner.cross_entropy(network(rows), rows)
+        """Return the sum of the cross-entropies.
+
+        And the penalty for each row that has one: once, in the mean of a batch.
+        """
+        loss = learner.cross_entropy(network(rows), rows)
         if not self.state.tensors:
-            return found
-        return found + (rows["labels"] != IGNORED).sum() * self.penalty(learner.network)
+            return loss
+        return loss + (rows["labels"] != IGNORE_INDEX).sum() * self.penalty(learner.network)
 
     def penalty(self, network: nn.Module) -> Tensor:
         """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
-        kept = self.state.tensors
-        parts = [
-            (kept[FISHER + name] * (one - kept[CENTRE + name]).square()).sum()
-            for name, one in _trained(network).items()
+        tensors = self.state.tensors
+        terms = [
+            (tensors[FISHER + name] * (parameter - tensors[CENTRE + name]).square()).sum()
+            for name, parameter in _trainable_parameters(network).items()
         ]
-        penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(parts).sum() + self.state.values[CONSTANT])
+        penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
         return penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add the information of the task that has been learnt to that of the others."""
-        items, many = learner.items(task), self.config.fisher_samples
-        if len(items) > many:
-            chosen = np.random.default_rng(learner.seed_for("memory", task)).choice(len(items), many, replace=False)
-            items = [items[number] for number in sorted(chosen)]
+        items, max_samples = learner.items(task), self.config.fisher_samples
+        if len(items) > max_samples:
+            indices = np.random.default_rng(learner.seed_for("memory", task)).choice(
+                len(items), max_samples, replace=False
+            )
+            items = [items[index] for index in sorted(indices)]
         seed = learner.seed_for("labels", task)
-        self.remember(fisher(learner, items, labels=self.config.fisher_labels, seed=seed), _trained(learner.network))
+        self.remember(
+            fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed),
+            _trainable_parameters(learner.network),
+        )
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
-        kept, constant = self.state.tensors, float(self.state.values.get(CONSTANT, 0.0))
+        tensors, constant = self.state.tensors, float(self.state.values.get(CONSTANT, 0.0))
         for name, value in information.items():
-            before, here = kept.get(FISHER + name), weights[name].detach().clone()
-            if before is None:
-                kept[FISHER + name], kept[CENTRE + name] = value.clone(), here
+            previous, current = tensors.get(FISHER + name), weights[name].detach().clone()
+            if previous is None:
+                tensors[FISHER + name], tensors[CENTRE + name] = value.clone(), current
             elif self.config.online:
-                kept[FISHER + name], kept[CENTRE + name] = self.config.decay_factor * before + value, here
+                tensors[FISHER + name], tensors[CENTRE + name] = self.config.decay_factor * previous + value, current
             else:
-                total = before + value
-                share = torch.where(total > 0, value / total, 1.0)
-                gap = here - kept[CENTRE + name]
-                constant += float((before * share * gap.square()).sum(dtype=torch.float64))
-                kept[FISHER + name], kept[CENTRE + name] = total, kept[CENTRE + name] + share * gap
+                total = previous + value
+                fraction = torch.where(total > 0, value / total, 1.0)
+                shift = current - tensors[CENTRE + name]
+                constant += float((previous * fraction * shift.square()).sum(dtype=torch.float64))
+                tensors[FISHER + name], tensors[CENTRE + name] = total, tensors[CENTRE + name] + fraction * shift
         self.state.values[CONSTANT] = constant
 
 
-def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int) -> dict[str, Tensor]:
-    """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
+def fisher_information(
+    learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int
+) -> dict[str, Tensor]:
+    """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
     nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
     """
-    trained, generator = _trained(learner.network), torch.Generator().manual_seed(seed)
-    found = {name: torch.zeros_like(one, requires_grad=False) for name, one in trained.items()}
-    with learner.evaluating() as network, torch.enable_grad():
-        for rows in learner.each(items, size=1):
+    parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
+    information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
+    with learner.evaluation_mode() as network, torch.enable_grad():
+        for rows in learner.iterate_batches(items, size=1):
             logits = network(rows)
             if labels == "model":
-                rows = {**rows, "labels": drawn(learner.of_task(logits, rows["tasks"]), generator)}
+                rows = {**rows, "labels": sample_labels(learner.mask_logits(logits, rows["tasks"]), generator)}
             loss = learner.cross_entropy(logits, rows)
-            gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-            for name, gradient in zip(trained, gradients, strict=True):
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
-                    found[name].addcmul_(gradient, gradient)
-    return {name: value / len(items) for name, value in found.items()}
+                    information[name].addcmul_(gradient, gradient)
+    return {name: value / len(items) for name, value in information.items()}
 
 
-def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A label (row,) for each row of logits (row, class), with the probabilities that they say; or (row, token)."""
-    shares = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
-    return torch.multinomial(shares, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
+def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a label (row,) for each row of logits (row.
+
+    Class), with the probabilities that they say; or (row, token).
+    """
+    probabilities = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
+    return torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 
 
-def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in network.named_parameters() if one.requires_grad}
+def _trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}

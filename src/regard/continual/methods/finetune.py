@@ -6,4 +6,4 @@ from regard.continual.method import Method
 class Finetune(Method):
     """Everything is trained on each task as it comes, from where the last one left it."""
 
-    texts = True
+    supports_text = True

@@ -1,4 +1,4 @@
-"""GainLoRA: a block a task, each with a gate that is held shut for what earlier tasks look like."""
+"""GainLoRA: an adapter a task, each with a gate that is held shut for what earlier tasks look like."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
-from regard.continual.methods.inflora import Measure, measured
-from regard.continual.methods.o_lora import overlap
+from regard.continual.methods.inflora import ThresholdFormula, apply_formula
+from regard.continual.methods.o_lora import overlap_penalty
 from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
@@ -46,27 +46,27 @@ class GainLoraConfig(LoraConfig):
 
     gate_hidden_size: int = 100
     threshold: float = 0.995
-    threshold_formula: Measure = "released"
+    threshold_formula: ThresholdFormula = "released"
     orthogonality_weight: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("gate_hidden_size", self.gate_hidden_size, least=1)
-        method.check_number("threshold", self.threshold, least=0, most=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
-        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
+        method.check_number("gate_hidden_size", self.gate_hidden_size, min_value=1)
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
+        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
+        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
 
 
 class GainNetwork(PoolNetwork):
-    """A model with a block and a gate for each task.
+    """A model with an adapter and a gate for each task.
 
     A gate has three layers without bias. From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and
-    p₂ = SiLU(G₂ p₁); the block's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
+    p₂ = SiLU(G₂ p₁); the adapter's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
 
     `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has `change` Pₗ added to
     them, where Pₗ (`free_…`) projects on what is orthogonal to the inputs that layer l had in earlier tasks: so
-    nothing that is trained changes what it makes of these, whatever the optimiser does.
+    nothing that is trained changes what it makes of these, whatever the optimizer does.
     """
 
     down: Tensor
@@ -76,94 +76,94 @@ class GainNetwork(PoolNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: GainLoraConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        width, inner = table.weight.shape[1], config.gate_hidden_size
+        width, hidden_size = table.weight.shape[1], config.gate_hidden_size
         random, device = torch.Generator().manual_seed(seed), table.weight.device
         self.change = nn.ParameterDict()
-        for name, shape in zip(LAYERS, ((inner, width), (width, inner), (1, width)), strict=True):
-            drawn = (2 * torch.rand(shape, generator=random) - 1) / math.sqrt(shape[1])
-            self.register_buffer(name, drawn.repeat(tasks, 1, 1).to(device))
+        for name, shape in zip(LAYERS, ((hidden_size, width), (width, hidden_size), (1, width)), strict=True):
+            initial = (2 * torch.rand(shape, generator=random) - 1) / math.sqrt(shape[1])
+            self.register_buffer(name, initial.repeat(tasks, 1, 1).to(device))
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
-    def options(self, config: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
+    def pool_options(self, config: Any) -> dict[str, Any]:
+        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How far each row opens the gate of each block in use, (row, block)."""
+        """Return how far each row opens the gate of each adapter in use, (row, adapter)."""
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
-            read = self.read(rows)
-            return torch.stack([self.gate(read, block) for block in range(int(self.count))], dim=-1)
+            embedded = self.embed(rows)
+            return torch.stack([self.gate_weight(embedded, adapter) for adapter in range(int(self.count))], dim=-1)
 
-    def read(self, rows: dict[str, Tensor]) -> Tensor:
+    def embed(self, rows: dict[str, Tensor]) -> Tensor:
         """p₀ (row, width): the mean input embedding of each row's tokens; of a causal model's, those of its prompt."""
-        real = rows.get("prompt_mask", rows["attention_mask"]).bool()
+        mask = rows.get("prompt_mask", rows["attention_mask"]).bool()
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"]).to(self.down.dtype)
-            share = real.to(embedded) / real.sum(-1, keepdim=True)
-            return (share[:, None] @ embedded).squeeze(1)
+            token_weights = mask.to(embedded) / mask.sum(-1, keepdim=True)
+            return (token_weights[:, None] @ embedded).squeeze(1)
 
-    def gate(self, read: Tensor, block: int) -> Tensor:
-        """How far p₀ (row, width) opens a block's gate: (row,), from 0 to 0.96."""
-        state, key = self.inputs(read, block)[-1], self.layer("key", block)
-        turned = nn.functional.cosine_similarity(state, key, dim=-1)
-        return (2 * torch.sigmoid(SHARPNESS * turned) - 1).abs()
+    def gate_weight(self, embedded: Tensor, adapter: int) -> Tensor:
+        """Return how far p₀ (row, width) opens an adapter's gate: (row,), from 0 to 0.96."""
+        state, key = self.gate_inputs(embedded, adapter)[-1], self.gate_layer("key", adapter)
+        cosine = nn.functional.cosine_similarity(state, key, dim=-1)
+        return (2 * torch.sigmoid(SHARPNESS * cosine) - 1).abs()
 
-    def inputs(self, read: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What the layers of a block's gate read: p₀, p₁ and p₂, each (row, features)."""
-        first = nn.functional.silu(read @ self.layer("down", block).T)
-        return read, first, nn.functional.silu(first @ self.layer("up", block).T)
+    def gate_inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the layers of an adapter's gate read: p₀, p₁ and p₂, each (row, features)."""
+        hidden = nn.functional.silu(embedded @ self.gate_layer("down", adapter).T)
+        return embedded, hidden, nn.functional.silu(hidden @ self.gate_layer("up", adapter).T)
 
-    def layer(self, name: str, block: int) -> Tensor:
-        """The matrix (outputs, inputs) of a layer of a block's gate."""
-        found: Tensor = getattr(self, name)[block]
-        return found + self.change[name] @ self.free(name) if block == int(self.count) - 1 else found
+    def gate_layer(self, name: str, adapter: int) -> Tensor:
+        """Return the matrix (outputs, inputs) of a layer of an adapter's gate."""
+        matrix: Tensor = getattr(self, name)[adapter]
+        return matrix + self.change[name] @ self.free_projection(name) if adapter == int(self.count) - 1 else matrix
 
-    def free(self, name: str) -> Tensor:
-        """The projection (inputs, inputs) on what no earlier task has given a layer."""
-        found: Tensor = getattr(self, f"free_{name}")
-        return found
+    def free_projection(self, name: str) -> Tensor:
+        """Return the projection (inputs, inputs) on what no earlier task has given a layer."""
+        projection: Tensor = getattr(self, f"free_{name}")
+        return projection
 
     @torch.no_grad()
-    def begin_gate(self, block: int) -> None:
-        """Begin a block's gate with the first two layers of the one before it, and nothing changed."""
+    def begin_gate(self, adapter: int) -> None:
+        """Begin an adapter's gate with the first two layers of the one before it, and nothing changed."""
         for name in LAYERS[:2]:
-            getattr(self, name)[block].copy_(getattr(self, name)[max(block - 1, 0)])
+            getattr(self, name)[adapter].copy_(getattr(self, name)[max(adapter - 1, 0)])
         for change in self.change.values():
             change.zero_()
 
     @torch.no_grad()
-    def point(self, block: int, square: Tensor) -> None:
+    def init_key(self, adapter: int, square: Tensor) -> None:
         """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have.
 
         `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) is, on
         average; where no such direction is left it is 0: shut for good.
         """
-        free, width = self.free("key").double(), len(square)
+        free, width = self.free_projection("key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
-        found = directions[:, -1] @ free
-        enough = bool(values[-1] > 1e-12 * square.trace()) and bool(found.norm() > 1e-3)
-        length = math.sqrt(width / 3) / found.norm() if enough else 0.0
-        self.key[block, 0].copy_(length * found)
+        direction = directions[:, -1] @ free
+        is_free = bool(values[-1] > 1e-12 * square.trace()) and bool(direction.norm() > 1e-3)
+        length = math.sqrt(width / 3) / direction.norm() if is_free else 0.0
+        self.key[adapter, 0].copy_(length * direction)
 
     @torch.no_grad()
-    def settle(self, block: int, squares: Sequence[Tensor], threshold: float) -> None:
-        """Make the changes of a block's gate part of it, and what its layers have read, (inputs, inputs), taken."""
+    def finish_gate(self, adapter: int, squares: Sequence[Tensor], threshold: float) -> None:
+        """Make the changes of an adapter's gate part of it, and what its layers have read, (inputs, inputs), taken."""
         for name in LAYERS:
-            getattr(self, name)[block].copy_(self.layer(name, block))
+            getattr(self, name)[adapter].copy_(self.gate_layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
-            self.free(name).copy_(reserved(self.free(name), square, threshold))
+            self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
 
 
 class GainLora(Method):
-    """GainLoRA (arXiv 2505.15424) over blocks that O-LoRA keeps apart (arXiv 2310.14152).
+    """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
-    Each task has a block and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers of
-    the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
-    training changes of its layers is orthogonal to what these read in earlier tasks. So a new block's weight on texts
+    Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers
+    of the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
+    training changes of its layers is orthogonal to what these read in earlier tasks. So a new adapter's weight on texts
     of earlier tasks stays near 0, as near as the directions kept (`threshold`, after arXiv 2103.09762) span them.
 
     The last layer begins as in the authors' code: the direction that the new task's states have most of outside of what
@@ -175,64 +175,70 @@ class GainLora(Method):
 
     Config = GainLoraConfig
     Network = GainNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Put the next block and its gate in place."""
+        """Put the next adapter and its gate in place."""
         network = learner.network_as(GainNetwork)
         network.to(learner.device)
-        network.begin_block(task)
+        network.start_adapter(task)
         network.begin_gate(task)
-        network.point(task, self._square(self._inputs(learner, task)[-1]))
+        network.init_key(task, self._measure_gram(self._collect_gate_inputs(learner, task)[-1]))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
-        found = learner.cross_entropy(network(rows), rows)
+        """Return the sum of the rows' losses, and O-LoRA's penalty for each that counts."""
+        loss = learner.cross_entropy(network(rows), rows)
         if not learner.task or not self.config.orthogonality_weight:
-            return found
-        with torch.autocast(found.device.type, enabled=False):
-            penalty = self.config.orthogonality_weight * overlap(learner.network_as(GainNetwork).pool, learner.task)
-        return found + (rows["labels"] != IGNORED).sum() * penalty
+            return loss
+        with torch.autocast(loss.device.type, enabled=False):
+            penalty = self.config.orthogonality_weight * overlap_penalty(
+                learner.network_as(GainNetwork).pool, learner.task
+            )
+        return loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
-        first: float = self.config.threshold
-        threshold = first + (1 - first) * task / len(learner.stream)
-        squares = [self._square(inputs) for inputs in self._inputs(learner, task)]
-        learner.network_as(GainNetwork).settle(task, squares, threshold)
+        initial: float = self.config.threshold
+        threshold = initial + (1 - initial) * task / len(learner.stream)
+        squares = [self._measure_gram(inputs) for inputs in self._collect_gate_inputs(learner, task)]
+        learner.network_as(GainNetwork).finish_gate(task, squares, threshold)
 
-    def _square(self, inputs: Tensor) -> Tensor:
-        """What shares are taken of, (features, features), of inputs (row, features)."""
-        return measured(gram(inputs), self.config.threshold_formula)
+    def _measure_gram(self, inputs: Tensor) -> Tensor:
+        """Return what shares are taken of, (features, features), of inputs (row, features)."""
+        return apply_formula(gram_matrix(inputs), self.config.threshold_formula)
 
-    def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
-        """What the layers of a task's gate read of all its training rows, each (row, features)."""
+    def _collect_gate_inputs(self, learner: Learner, task: int) -> list[Tensor]:
+        """Return what the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
-        with learner.evaluating(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
-            parts = [network.inputs(network.read(rows), task) for rows in learner.each(learner.items(task))]
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+        with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
+            batches = [
+                network.gate_inputs(network.embed(rows), task) for rows in learner.iterate_batches(learner.items(task))
+            ]
+        return [torch.cat(layer_inputs) for layer_inputs in zip(*batches, strict=True)]
 
 
-def gram(inputs: Tensor) -> Tensor:
+def gram_matrix(inputs: Tensor) -> Tensor:
     """HᵀH (features, features) of inputs H (row, features), in float64."""
-    exact = inputs.double()
-    return exact.T @ exact
+    wide = inputs.double()
+    return wide.T @ wide
 
 
-def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
-    """The projection on what is still free when a task has given a layer inputs with these squares, HᵀH or its square.
+def update_free_projection(free: Tensor, square: Tensor, threshold: float) -> Tensor:
+    """Return the projection on the directions that are free after a task's inputs, given as HᵀH or its square.
 
-    As few directions are taken as have, with those taken before, the share `threshold` of the trace, those with the
-    largest part in it first (arXiv 2103.09762, equations 8 and 9).
+    Takes the fewest directions that hold, with earlier ones, the fraction `threshold` of the trace, largest first.
+
+    Source:
+        arXiv 2103.09762, equations 8 and 9.
     """
-    exact, total = free.double(), float(square.trace())
-    left = exact @ square @ exact
-    values, directions = torch.linalg.eigh((left + left.T) / 2)
+    projection, total = free.double(), float(square.trace())
+    remainder = projection @ square @ projection
+    values, directions = torch.linalg.eigh((remainder + remainder.T) / 2)
     values, directions = values.flip(0).clamp(min=0), directions.flip(1)
-    reached = torch.cat([values.new_zeros(1), values.cumsum(0)]) + total - float(left.trace())
-    enough = (reached >= threshold * total).nonzero()
-    many = int(enough[0]) if len(enough) else int((values > 1e-12 * total).sum())
-    taken = exact @ directions[:, :many]
-    basis = torch.linalg.qr(taken)[0] if many else taken
-    found = exact - basis @ basis.T
-    return found.to(free.dtype)
+    held_trace = torch.cat([values.new_zeros(1), values.cumsum(0)]) + total - float(remainder.trace())
+    sufficient = (held_trace >= threshold * total).nonzero()
+    count = int(sufficient[0]) if len(sufficient) else int((values > 1e-12 * total).sum())
+    new_directions = projection @ directions[:, :count]
+    basis = torch.linalg.qr(new_directions)[0] if count else new_directions
+    remaining = projection - basis @ basis.T
+    return remaining.to(free.dtype)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
-from regard.continual.methods.idbr_halves import Halving
-from regard.continual.methods.idbr_kmeans import representatives
-from regard.continual.methods.idbr_network import IdbrNetwork, Parts
+from regard.continual.methods.idbr_halves import HalvesMaker
+from regard.continual.methods.idbr_kmeans import select_representatives
+from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
 from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class IdbrConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check them."""
-        method.check_number("memory_fraction", self.memory_fraction, least=0, most=1)
+        method.check_number("memory_fraction", self.memory_fraction, min_value=0, max_value=1)
         for name in (
             "nsp_weight",
             "task_weight",
@@ -66,7 +66,7 @@ class IdbrConfig(method.MethodConfig):
             "new_reg_scale",
             "replay_reg_scale",
         ):
-            method.check_number(name, getattr(self, name), least=0)
+            method.check_number(name, getattr(self, name), min_value=0)
         for name in ("replay_interval", "hidden_size", "memory_size"):
             check_int(name, getattr(self, name), least=1)
         if not isinstance(self.replay, bool):
@@ -74,7 +74,7 @@ class IdbrConfig(method.MethodConfig):
 
 
 class Idbr(Method):
-    """Information disentanglement based regularisation (arXiv 2104.05489), with replay or without.
+    """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
     The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
     of a row is the mean over the text as it was written and with its halves exchanged of three cross-entropies: of its
@@ -82,11 +82,12 @@ class Idbr(Method):
     from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
     moved since before the task, in evaluation mode, are added, so much for each space.
 
-    Texts are cut at a drawn place, with a separator between the halves (`Halving`): the second order is thus told from
-    the first without a second text, and what a step computes depends on nothing but its rows. At test a text is whole.
+    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told
+    from the first without a second text, and what a step computes depends on nothing but its rows. At test a text is
+    whole.
 
-    After a task a share of its examples is kept: those nearest to the centres of k-means over the encoder's states, as
-    many as there are centres, at least one. Each tenth batch, counted through the stage, is mixed with as many kept
+    After a task a share of its examples is kept: those nearest to the centers of k-means over the encoder's states, as
+    many as there are centers, at least one. Each tenth batch, counted through the phase, is mixed with as many kept
     examples of each earlier task, and gone through in as many steps as there are then tasks.
 
     Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
@@ -98,7 +99,7 @@ class Idbr(Method):
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
+        self.previous_spaces, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
     def memory_size(self) -> int:
@@ -114,58 +115,65 @@ class Idbr(Method):
         if not task:
             return
         items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
-        with learner.evaluating(), torch.no_grad():
-            self.before = torch.cat([network.spaces(rows).float() for rows in learner.each(items)])
-        self.places = {item: place for place, item in enumerate(items)}
+        with learner.evaluation_mode(), torch.no_grad():
+            self.previous_spaces = torch.cat([network.spaces(rows).float() for rows in learner.iterate_batches(items)])
+        self.places = {item: index for index, item in enumerate(items)}
 
     # -- batches ----------------------------------------------------------------------------------------
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's batches in halves, and where there is a memory, steps that replay."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
-        new = learner.drawn(items, stage)
-        old = [
-            kept for number in range(task) if (kept := [item for item in self.state.examples if item.task == number])
+        epochs = learner.schedule(items, phase)
+        memories = [
+            stored
+            for earlier in range(task)
+            if (stored := [item for item in self.state.examples if item.task == earlier])
         ]
-        halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
-        seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
-        plan = Replays(new, old, interval=self.config.replay_interval, seed=seeds[0])
+        halving = HalvesMaker.from_tokenizer(learner.tokenizer, length=budget.length, pad=learner.pad_token_id)
+        seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
+        plan = ReplaySchedule(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
-            chosen, replays = plan.at(step)
-            found = halving.rows(learner.rows(chosen, size=budget.batch_size), np.random.default_rng([seeds[1], step]))
-            return {**found, "replays": torch.full((budget.batch_size,), replays)}
+            examples, replays = plan.at(step)
+            batch = halving.split_rows(
+                learner.rows(examples, size=budget.batch_size), np.random.default_rng([seeds[1], step])
+            )
+            return {**batch, "replays": torch.full((budget.batch_size,), replays)}
 
         return Batches(plan.steps, budget.batch_size, rows)
 
     # -- losses -----------------------------------------------------------------------------------------
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of cross-entropies and of how far their spaces have moved.
+        """Return the sum over rows of cross-entropies and of how far their spaces have moved.
 
         Of rows that are not in halves, the cross-entropy of their classes.
         """
         if "halves" not in rows:
             return super().loss(learner, network, rows)
-        bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
-        parts = bare.parts(network(both))
+        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), add_exchanged(rows)
+        outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
-        found = _entropy(learner.of_task(parts.logits, both["tasks"]), both["labels"])
-        found = found + config.nsp_weight * _entropy(parts.orders, both["orders"])
-        told = parts.tasks[:, : learner.task + 1]
-        found = found + config.task_weight * both["replays"] * _entropy(told, both["tasks"])
-        each = torch.stack(found.chunk(2)).mean(0) + self._held(bare, parts, rows)
-        return (each * (rows["labels"] != IGNORED)).sum()
+        losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
+        losses = losses + config.nsp_weight * _row_losses(outputs.orders, orders_batch["orders"])
+        task_logits = outputs.tasks[:, : learner.task + 1]
+        losses = losses + config.task_weight * orders_batch["replays"] * _row_losses(task_logits, orders_batch["tasks"])
+        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
+        return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
-    def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
-        """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
+    def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
+        """Return how far the spaces of each row.
+
+        As written, are from where they were before the task, weighed: (row,).
+        """
         count, config = len(rows["labels"]), self.config
-        if not len(self.before):
-            return parts.spaces.new_zeros(count)
+        if not len(self.previous_spaces):
+            return outputs.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        before = self.before[[self.places[ExampleRef(*item)] for item in items]]
-        moved = (parts.spaces[:count] - before).square()
-        generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
+        previous = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
+        shift = (outputs.spaces[:count] - previous).square()
+        generic, specific = (space.mean(1) for space in shift.split(network.size, 1))
         weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
         return weight * (config.generic_reg_weight * generic + config.specific_reg_weight * specific)
 
@@ -174,16 +182,16 @@ class Idbr(Method):
         if not self.config.replay:
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
-        with learner.evaluating(), torch.no_grad():
-            states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
-        many = min(
+        with learner.evaluation_mode(), torch.no_grad():
+            states = torch.cat([network.pooled_states(rows).float() for rows in learner.iterate_batches(items)])
+        count = min(
             max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
         )
-        chosen = representatives(states, many, seed=learner.seed_for("memory", task))
-        self.state.examples += [items[number] for number in chosen]
+        indices = select_representatives(states, count, seed=learner.seed_for("memory", task))
+        self.state.examples += [items[index] for index in indices]
 
 
-class Replays:
+class ReplaySchedule:
     """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
 
     In its place come as many steps as there are tasks then, of the batch and as many examples of each memory, or all of
@@ -195,32 +203,32 @@ class Replays:
         self.steps = new.steps + len(old) * (new.steps // interval)
 
     def at(self, step: int) -> tuple[list[ExampleRef], bool]:
-        """The examples of a step, and whether it replays."""
-        round_, place = divmod(step, self.interval + len(self.old))
-        number = round_ * self.interval + min(place, self.interval - 1)
-        if not self.old or place < self.interval - 1:
+        """Return the examples of a step, and whether it replays."""
+        round_, position = divmod(step, self.interval + len(self.old))
+        number = round_ * self.interval + min(position, self.interval - 1)
+        if not self.old or position < self.interval - 1:
             return self.new.at(number), False
         random = np.random.default_rng([self.seed, round_])
         mixed = self.new.at(number)
         for memory in self.old:
-            many = min(self.new.size, len(memory))
-            mixed = [*mixed, *[memory[one] for one in random.choice(len(memory), many, replace=False)]]
-        parts = np.array_split(random.permutation(len(mixed)), len(self.old) + 1)
-        return [mixed[one] for one in parts[place - self.interval + 1]], True
+            count = min(self.new.size, len(memory))
+            mixed = [*mixed, *[memory[index] for index in random.choice(len(memory), count, replace=False)]]
+        chunks = np.array_split(random.permutation(len(mixed)), len(self.old) + 1)
+        return [mixed[index] for index in chunks[position - self.interval + 1]], True
 
 
-def in_both_orders(rows: Rows) -> Rows:
-    """The rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
+def add_exchanged(rows: Rows) -> Rows:
+    """Return the rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
     width, count = rows["input_ids"].shape[1], len(rows["labels"])
     exchanged = {"input_ids": rows["halves"][:, :width]}
     if "token_type_ids" in rows:
         exchanged["token_type_ids"] = rows["halves_types"][:, :width]
     same = ("attention_mask", "labels", "tasks", "replays", *exchanged)
-    both = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
+    doubled = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
     orders = torch.arange(2, device=rows["labels"].device).repeat_interleave(count)
-    return {**both, "orders": orders, "halves": both["input_ids"]}
+    return {**doubled, "orders": orders, "halves": doubled["input_ids"]}
 
 
-def _entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """The cross-entropy of each row: (row,)."""
-    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
+def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the cross-entropy of each row: (row,)."""
+    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")

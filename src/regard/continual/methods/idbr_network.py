@@ -17,7 +17,7 @@ ORDERS = 2
 """Two halves of a text stand as they were written, or exchanged."""
 
 
-class Parts(NamedTuple):
+class IdbrOutputs(NamedTuple):
     """What the network says of rows: logits (row, class), of tasks (row, task), of orders (row, 2), and both spaces."""
 
     logits: Tensor
@@ -41,17 +41,17 @@ class SpacesHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
         nn.init.uniform_(self.vectors, -1 / math.sqrt(2 * size), 1 / math.sqrt(2 * size))
 
-    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
-        """The logits (row, class) of states (row, token, width), of which `real` (row, token) are no padding."""
-        return self.classes(self.spaces(pool_states(states, real, self.pooling)))
+    def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return the logits (row, class) of states (row, token, width), of which `mask` (row, token) are no padding."""
+        return self.classes(self.spaces(pool_states(states, mask, self.pooling)))
 
     def classes(self, spaces: Tensor) -> Tensor:
-        """The logits (row, class) of both spaces (row, 2 × size)."""
+        """Return the logits (row, class) of both spaces (row, 2 × size)."""
         return spaces @ self.vectors.T + self.bias
 
-    def spaces(self, read: Tensor) -> Tensor:
-        """The generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
-        return torch.cat([self.generic(read), self.specific(read)], 1)
+    def spaces(self, states: Tensor) -> Tensor:
+        """Return the generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
+        return torch.cat([self.generic(states), self.specific(states)], 1)
 
 
 class IdbrNetwork(Network):
@@ -61,21 +61,21 @@ class IdbrNetwork(Network):
     replaced by a `SpacesHead`.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
-        before, size = classifier.head, config.hidden_size
-        if not isinstance(before, LinearHead):
+        linear_head, size = classifier.head, config.hidden_size
+        if not isinstance(linear_head, LinearHead):
             raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = SpacesHead(
-                before.vectors.shape[1], len(classifier.config.classes), size=size, pooling=before.pooling
+                linear_head.vectors.shape[1], len(classifier.config.classes), size=size, pooling=linear_head.pooling
             )
             self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
         for module in (head, self.tasks, self.orders):
-            module.to(before.vectors)
+            module.to(linear_head.vectors)
         classifier.head = head
         self.size = size
 
@@ -85,7 +85,7 @@ class IdbrNetwork(Network):
         return cast(SpacesHead, self.classifier.head)
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
+        """Return the logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
         if "halves" not in rows:
             return super().forward(rows)
         spaces = self.spaces(rows)
@@ -94,16 +94,16 @@ class IdbrNetwork(Network):
         return torch.cat([logits, self.tasks(specific), self.orders(generic), spaces], 1)
 
     def spaces(self, rows: dict[str, Tensor]) -> Tensor:
-        """The generic and the specific space of rows: (row, 2 × size)."""
-        return self.head.spaces(self.read(rows))
+        """Return the generic and the specific space of rows: (row, 2 × size)."""
+        return self.head.spaces(self.pooled_states(rows))
 
-    def read(self, rows: dict[str, Tensor]) -> Tensor:
-        """The states (row, width) that the spaces are made of."""
-        real = rows["attention_mask"].bool()
-        states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        return pool_states(states, real, self.head.pooling)
+    def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
+        """Return the states (row, width) that the spaces are made of."""
+        mask = rows["attention_mask"].bool()
+        states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
+        return pool_states(states, mask, self.head.pooling)
 
-    def parts(self, outputs: Tensor) -> Parts:
-        """What `forward` said of rows with `halves`."""
+    def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
+        """Return what `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
-        return Parts(*outputs.float().split(sizes, 1))
+        return IdbrOutputs(*outputs.float().split(sizes, 1))

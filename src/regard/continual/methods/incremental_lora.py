@@ -1,4 +1,4 @@
-"""Incremental LoRA: a new block for each task, those of earlier tasks frozen and added."""
+"""Incremental LoRA: a new adapter for each task, those of earlier tasks frozen and added."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class IncrementalLora(Method):
-    """A LoRA block a task, all of them added with weight 1: IncLoRA, a baseline of O-LoRA and SAPT (arXiv 2401.08295).
+    """Incremental LoRA: one adapter a task, all added with weight 1; a baseline of O-LoRA and SAPT (arXiv 2401.08295).
 
-    While a task is trained, and ever after, a row goes through its block and those of all earlier tasks, which are
-    frozen. A later block changes what earlier tasks' rows become, and nothing is done about that.
+    In training and afterwards, a row passes through its task's adapter and those of all earlier tasks, which are
+    frozen. A later adapter changes what earlier tasks' rows become, and nothing is done about that.
     """
 
     Config = LoraConfig
     Network = PoolNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's block, and freeze the others."""
-        learner.network_as(PoolNetwork).begin_block(task)
+        """Add the task's adapter, and freeze the others."""
+        learner.network_as(PoolNetwork).start_adapter(task)

@@ -1,4 +1,4 @@
-"""InfLoRA: each task's block reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
+"""InfLoRA: each task's adapter reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.continual.batches import ExampleRef
     from regard.continual.learner import Learner
 
-Measure = Literal["released", "paper"]
+ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
 _NOTHING = 1e-12
 """The share of a layer's inputs below which a direction has none of them."""
@@ -40,16 +40,16 @@ class InfLoraConfig(LoraConfig):
     """
 
     threshold: float = 0.995
-    threshold_formula: Measure = "released"
+    threshold_formula: ThresholdFormula = "released"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
-        method.check_number("threshold", self.threshold, least=0, most=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
+        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
 
 
-class Memory(NamedTuple):
+class InputSubspace(NamedTuple):
     """The directions that earlier tasks' inputs take up in what a layer reads, or the smaller part: those left `free`.
 
     `basis` (inputs, directions) is orthonormal, in float64.
@@ -58,10 +58,14 @@ class Memory(NamedTuple):
     basis: Tensor
     free: bool
 
-    def left(self) -> Tensor:
+    def complement_projection(self) -> Tensor:
         """(inputs, inputs): the projection on what no earlier task takes up."""
-        onto = self.basis @ self.basis.T
-        return onto if self.free else torch.eye(len(onto), dtype=onto.dtype, device=onto.device) - onto
+        projection = self.basis @ self.basis.T
+        return (
+            projection
+            if self.free
+            else torch.eye(len(projection), dtype=projection.dtype, device=projection.device) - projection
+        )
 
 
 class InfLora(IncrementalLora):
@@ -69,7 +73,8 @@ class InfLora(IncrementalLora):
 
     Of what each layer reads of the task's rows, H, that part is taken that lies outside the memory of earlier tasks'
     inputs, and the rows of A are its first singular vectors. So A x = 0 for an x within the memory, whatever B is. Rows
-    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the block has a lower rank.
+    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the adapter has a lower
+    rank.
 
     After a task the directions that its H takes up outside the memory are added, largest first, until the memory has
     the share ε + (1 − ε) t/T of what is measured of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or
@@ -79,112 +84,113 @@ class InfLora(IncrementalLora):
     Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's block, and design its A."""
+        """Add the task's adapter, and design its A."""
         super().before_task(learner, task)
-        self.state.tensors.update({name: one.to(learner.device) for name, one in self.state.tensors.items()})
+        self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-            down = layer.blocks.A[task]
+            down = layer.adapters.A[task]
             down.requires_grad_(False)
             with torch.no_grad():
-                down.copy_(designed(moments[name], self.memory(name), len(down)))
+                down.copy_(design_down(moments[name], self.subspace(name), len(down)))
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
-        share = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
+        fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
-            found = grown(self.memory(name), moment, share)
+            memory = grow_subspace(self.subspace(name), moment, fraction)
             self.state.tensors.pop(TAKEN + name, None)
-            self.state.tensors[(FREE if found.free else TAKEN) + name] = found.basis
+            self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
-        """What shares are taken of, for each layer."""
-        moments = second_moments(learner, learner.items(task))
-        return {name: measured(one, self.config.threshold_formula) for name, one in moments.items()}
+        """Return what shares are taken of, for each layer."""
+        moments = compute_second_moments(learner, learner.items(task))
+        return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
-    def memory(self, name: str) -> Memory | None:
-        """What earlier tasks take up of what a layer reads; None before there is one."""
-        kept = self.state.tensors
-        if FREE + name in kept:
-            return Memory(kept[FREE + name], True)
-        return Memory(kept[TAKEN + name], False) if TAKEN + name in kept else None
+    def subspace(self, name: str) -> InputSubspace | None:
+        """Return what earlier tasks take up of what a layer reads; None before there is one."""
+        tensors = self.state.tensors
+        if FREE + name in tensors:
+            return InputSubspace(tensors[FREE + name], True)
+        return InputSubspace(tensors[TAKEN + name], False) if TAKEN + name in tensors else None
 
 
 @torch.no_grad()
-def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
-    """Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
-    found: dict[str, Tensor] = {}
+def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
+    """Return Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
+    moments: dict[str, Tensor] = {}
 
     def add(name: str, states: Tensor) -> None:
         with torch.autocast(states.device.type, enabled=False):
-            exact = states.to(torch.promote_types(states.dtype, torch.float32))
-            here = (exact.T @ exact).double()
-        found[name] = found[name] + here if name in found else here
+            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            moment = (wide.T @ wide).double()
+        moments[name] = moments[name] + moment if name in moments else moment
 
-    with learner.evaluating() as network:
-        for rows in learner.each(items):
+    with learner.evaluation_mode() as network:
+        for rows in learner.iterate_batches(items):
             with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
                 network(rows)
-    return found
+    return moments
 
 
-def measured(moment: Tensor, measure: Measure) -> Tensor:
-    """What shares are taken of (inputs, inputs): Σ x xᵀ, or its square, in which large directions weigh more."""
+def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
+    """Return what shares are taken of (inputs, inputs): Σ x xᵀ, or its square, in which large directions weigh more."""
     return moment @ moment if measure == "released" else moment
 
 
-def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
-    """The squares (direction,) of inputs outside the memory, largest first, and the directions (inputs, direction).
+def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
+    """Decompose a task's inputs outside the subspace of earlier tasks.
 
-    `moment` is Σ x xᵀ, or its square: then so are the squares, of singular values of Σ x xᵀ. The directions are the
-    left singular vectors of the part there, each with the sign that makes its largest entry positive; directions
-    without inputs are left out.
+    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
+
+    Returns:
+        Squares (direction,), largest first, and directions (inputs, direction); directions without inputs are left out.
     """
     if memory is not None:
-        left = memory.left()
-        moment_there = left @ moment @ left
+        projection = memory.complement_projection()
+        outside_moment = projection @ moment @ projection
     else:
-        moment_there = moment
-    squares, vectors = torch.linalg.eigh((moment_there + moment_there.T) / 2)
+        outside_moment = moment
+    squares, vectors = torch.linalg.eigh((outside_moment + outside_moment.T) / 2)
     squares, vectors = squares.flip(0), vectors.flip(1)
-    there = squares > _NOTHING * moment.trace()
-    squares, vectors = squares[there], vectors[:, there]
+    significant = squares > _NOTHING * moment.trace()
+    squares, vectors = squares[significant], vectors[:, significant]
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) if len(squares) else vectors[:1]
     return squares, vectors * largest.sign()
 
 
-def designed(moment: Tensor, memory: Memory | None, rank: int) -> Tensor:
-    """A (rank, inputs) of a block that reads the largest part of a task's inputs outside the memory."""
-    _, vectors = outside(moment, memory)
-    found = moment.new_zeros(rank, len(moment))
-    chosen = vectors[:, :rank].T / math.sqrt(3)
-    found[: len(chosen)] = chosen
-    return found
+def design_down(moment: Tensor, memory: InputSubspace | None, rank: int) -> Tensor:
+    """A (rank, inputs) of an adapter that reads the largest part of a task's inputs outside the memory."""
+    _, vectors = decompose_outside(moment, memory)
+    matrix = moment.new_zeros(rank, len(moment))
+    rows = vectors[:, :rank].T / math.sqrt(3)
+    matrix[: len(rows)] = rows
+    return matrix
 
 
-def grown(memory: Memory | None, moment: Tensor, share: float) -> Memory:
-    """The memory with as few more directions as it takes to have that share of the squares of a task's inputs."""
+def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float) -> InputSubspace:
+    """Add the fewest directions with which the subspace holds a fraction of the squares of a task's inputs."""
     width = len(moment)
-    taken = moment.new_zeros(width, 0) if memory is None else memory.basis
-    squares, vectors = outside(moment, memory)
+    basis = moment.new_zeros(width, 0) if memory is None else memory.basis
+    squares, vectors = decompose_outside(moment, memory)
     total = moment.trace()
-    have = 1 - squares.sum() / total + torch.cat([squares.new_zeros(1), squares.cumsum(0) / total])
-    more = vectors[:, : min(int((have < share).sum()), len(squares))]
+    held = 1 - squares.sum() / total + torch.cat([squares.new_zeros(1), squares.cumsum(0) / total])
+    added = vectors[:, : min(int((held < fraction).sum()), len(squares))]
     if memory is not None and memory.free:
-        return Memory(_without(taken, more), True)
-    taken = torch.cat([taken, more], 1)
-    return Memory(_rest(taken), True) if taken.shape[1] > width / 2 else Memory(taken, False)
+        return InputSubspace(_remove_directions(basis, added), True)
+    basis = torch.cat([basis, added], 1)
+    return InputSubspace(_complement(basis), True) if basis.shape[1] > width / 2 else InputSubspace(basis, False)
 
 
-def _without(basis: Tensor, vectors: Tensor) -> Tensor:
-    """An orthonormal basis of what a basis spans but for some orthonormal vectors, all within it."""
+def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
+    """Return an orthonormal basis of what a basis spans but for some orthonormal vectors, all within it."""
     if not vectors.shape[1]:
         return basis
     left, _, _ = torch.linalg.svd(basis - vectors @ (vectors.T @ basis), full_matrices=False)
     return left[:, : basis.shape[1] - vectors.shape[1]].contiguous()
 
 
-def _rest(basis: Tensor) -> Tensor:
-    """An orthonormal basis of what an orthonormal one does not span."""
-    whole, _ = torch.linalg.qr(basis, mode="complete")
-    return whole[:, basis.shape[1] :].contiguous()
+def _complement(basis: Tensor) -> Tensor:
+    """Return an orthonormal basis of what an orthonormal one does not span."""
+    complete, _ = torch.linalg.qr(basis, mode="complete")
+    return complete[:, basis.shape[1] :].contiguous()

@@ -19,12 +19,12 @@ class Joint(Method):
     """
 
     evaluation_scope = "end"
-    texts = True
+    supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Nothing until the last task."""
-        return (learner.fine_tuning(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
+        return (learner.fine_tuning_phase(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The training rows of all tasks, mixed."""
-        return learner.epochs([item for number in range(task + 1) for item in learner.items(number)], stage)
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the training rows of all tasks, mixed."""
+        return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], phase)

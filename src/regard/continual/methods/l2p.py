@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
 from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.network import Network
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pool_states
@@ -49,14 +49,14 @@ class L2pConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("pool_size", self.pool_size, least=1)
-        method.check_number("prompt_length", self.prompt_length, least=1)
-        method.check_number("top_k", self.top_k, least=1, most=self.pool_size)
-        method.check_number("pull_weight", self.pull_weight, least=0)
-        method.check_number("learning_rate", self.learning_rate, least=0)
+        method.check_number("pool_size", self.pool_size, min_value=1)
+        method.check_number("prompt_length", self.prompt_length, min_value=1)
+        method.check_number("top_k", self.top_k, min_value=1, max_value=self.pool_size)
+        method.check_number("pull_weight", self.pull_weight, min_value=0)
+        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
-class Chosen(NamedTuple):
+class SelectedPrompts(NamedTuple):
     """The prompts that texts choose, nearest first, and 1 − cos(query, key) of each; both (row, N)."""
 
     numbers: Tensor
@@ -74,19 +74,19 @@ class L2pNetwork(Network):
     embeddings as it reads their tokens.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
-        _check(classifier)
+        _check_classifier(classifier)
         encoder.requires_grad_(False)
         encoder.eval()
         table: Any = encoder.get_input_embeddings()
         weights, random = table.weight.detach(), torch.Generator().manual_seed(seed)
         tokens = torch.randint(len(weights), (config.pool_size, config.prompt_length), generator=random)
         keys = 2 * torch.rand(config.pool_size, self.head.vectors.shape[1], generator=random) - 1
-        self.chosen = config.top_k
+        self.top_k = config.top_k
         self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
         self.keys = nn.Parameter(keys.to(weights))
         self.added = config.top_k * config.prompt_length
@@ -101,48 +101,54 @@ class L2pNetwork(Network):
         return head
 
     def train(self, mode: bool = True) -> L2pNetwork:
-        """The network in training, its encoder in evaluation."""
+        """Return the network in training, its encoder in evaluation."""
         super().train(mode)
         self.classifier.encoder.eval()
         return self
 
-    def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> Chosen:
-        """The prompts whose keys are nearest; with `usage` (M,) by distance × usage, and distance where that is equal.
+    def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> SelectedPrompts:
+        """Return the prompts with the keys nearest to each text; with `usage` (M,), by distance × usage.
 
-        The query is the plain text's state that the classifier reads by itself: of [CLS], or of the last token.
+        The query is the state that the classifier reads from the text alone: of [CLS], or of the last token.
         """
-        real = rows["attention_mask"].bool()
+        mask = rows["attention_mask"].bool()
         with torch.no_grad():
-            states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-            query = pool_states(states, real, self.head.pooling).to(self.keys.dtype)
+            states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
+            query = pool_states(states, mask, self.head.pooling).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
-            again = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
-            order = order.gather(-1, again)
-        numbers = order[:, : self.chosen]
-        return Chosen(numbers, distances.gather(-1, numbers))
+            reranking = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
+            order = order.gather(-1, reranking)
+        numbers = order[:, : self.top_k]
+        return SelectedPrompts(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
-        real = rows["attention_mask"].bool()
-        if self.room is not None and real.shape[1] > self.room:
-            raise check_prompt_fits(real.shape[1], self.room, self.added)
+        """Return the logits (row, class).
+
+        Behind the prompts that `rows` has the numbers of, or that the texts choose.
+        """
+        mask = rows["attention_mask"].bool()
+        if self.room is not None and mask.shape[1] > self.room:
+            raise check_prompt_fits(mask.shape[1], self.room, self.added)
         numbers = rows["prompts"] if "prompts" in rows else self.choose(rows).numbers
         prompts, encoder = self.prompts[numbers].flatten(1, 2), self.classifier.encoder
         table: Any = encoder.get_input_embeddings()
-        real = torch.cat([real.new_ones(prompts.shape[:2]), real], 1)
-        given = {"inputs_embeds": torch.cat([prompts, table(rows["input_ids"])], 1), "attention_mask": real.long()}
+        mask = torch.cat([mask.new_ones(prompts.shape[:2]), mask], 1)
+        inputs = {"inputs_embeds": torch.cat([prompts, table(rows["input_ids"])], 1), "attention_mask": mask.long()}
         if "token_type_ids" in rows:
             types = rows["token_type_ids"]
-            given["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
-        return self._read(encoder(**given, return_dict=True).last_hidden_state, real)
+            inputs["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
+        return self._classify(encoder(**inputs, return_dict=True).last_hidden_state, mask)
 
-    def _read(self, states: Tensor, real: Tensor) -> Tensor:
-        """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
-        last = self.head.pooling == "last"
-        read = pool_states(states, real, "last") if last else states[:, : self.added].mean(1)
-        logits: Tensor = self.head(read[:, None], real[:, :1])
+    def _classify(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the logits from the mean state of the prompts.
+
+        Of a causal model, whose prompts see no text, the last one.
+        """
+        reads_last = self.head.pooling == "last"
+        pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
+        logits: Tensor = self.head(pooled[:, None], mask[:, :1])
         return logits
 
 
@@ -168,7 +174,7 @@ class L2p(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Check that all texts of the stream have room behind the prompts, before any is learnt."""
         network = learner.network_as(L2pNetwork)
-        longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+        longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
         for name, value in self.state.tensors.items():
@@ -176,20 +182,22 @@ class L2p(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Prompts, keys and head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        """Return prompts, keys and head, for the budget's epochs."""
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
-        chosen = learner.network_as(L2pNetwork).choose(rows, self.shares())
-        found = learner.cross_entropy(network({**rows, "prompts": chosen.numbers}), rows)
-        pull: Tensor = self.config.pull_weight * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
-        return found + pull
+        """Return the sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
+        selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
+        loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
+        pull_loss: Tensor = (
+            self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORE_INDEX)).sum()
+        )
+        return loss + pull_loss
 
-    def shares(self) -> Tensor | None:
+    def prompt_frequencies(self) -> Tensor | None:
         """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
         counts = self.state.tensors.get(USAGE)
         return None if counts is None else counts / counts.sum()
@@ -198,11 +206,14 @@ class L2p(Method):
         """Count the prompts that the task's rows choose, where that is to count."""
         if not self.config.frequency_penalty:
             return
-        usage, shares = torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False), self.shares()
-        with learner.evaluating(), torch.no_grad():
-            for rows in learner.each(learner.items(task)):
-                chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
-                usage += torch.bincount(chosen.flatten(), minlength=len(usage))
+        usage, frequencies = (
+            torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False),
+            self.prompt_frequencies(),
+        )
+        with learner.evaluation_mode(), torch.no_grad():
+            for rows in learner.iterate_batches(learner.items(task)):
+                selected = learner.network_as(L2pNetwork).choose(rows, frequencies).numbers
+                usage += torch.bincount(selected.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 
@@ -210,8 +221,8 @@ class L2p(Method):
 
 
 @torch.no_grad()
-def _check(classifier: Classifier) -> None:
-    """Nothing, or a UserError: the encoder is adapted, or embeddings in place of tokens give it another text."""
+def _check_classifier(classifier: Classifier) -> None:
+    """Raise UserError if the encoder is adapted, or embeddings in place of tokens give it another text."""
     encoder = classifier.encoder
     if classifier.config.lora:
         raise UserError("lora: expected none with l2p, which leaves the encoder as it is")

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.answer_metrics import normalised
+from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.generation import decode_answers
 from regard.continual.method import Method
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.text_learner import TextLearner, batch, encode_pairs
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from regard.training.placement import Rows
 
 PROMPT = "prompt"
-WRITTEN = "written"
-_OLD = -1
+GENERATED = "written"
+_PAST = -1
 _TRIES = 4
 
 
@@ -61,11 +61,11 @@ class Lfpt5Config(PromptConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("lm_weight", self.lm_weight, least=0)
-        method.check_number("distillation_weight", self.distillation_weight, least=0, most=1)
-        method.check_number("pseudo_fraction", self.pseudo_fraction, least=0, most=1)
-        method.check_number("top_k", self.top_k, least=1)
-        method.check_number("repetition_penalty", self.repetition_penalty, least=1)
+        method.check_number("lm_weight", self.lm_weight, min_value=0)
+        method.check_number("distillation_weight", self.distillation_weight, min_value=0, max_value=1)
+        method.check_number("pseudo_fraction", self.pseudo_fraction, min_value=0, max_value=1)
+        method.check_number("top_k", self.top_k, min_value=1)
+        method.check_number("repetition_penalty", self.repetition_penalty, min_value=1)
         if not self.separator.strip():
             raise UserError(f"separator: expected a word, got {self.separator!r}")
 
@@ -78,12 +78,12 @@ class Lfpt5Network(PromptNetwork):
             raise UserError("method: lfpt5 expects tasks from text to text, whose rows it writes; got classes")
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """One, however many tasks."""
         return 1
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """The prompt, once it is trained."""
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+        """Return the prompt, once it is trained."""
         return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
 
@@ -93,8 +93,8 @@ class _Row(NamedTuple):
     task: int
     input: Tensor
     answer: Tensor
-    asked: Tensor
-    said: Tensor
+    question: Tensor
+    sample: Tensor
 
 
 class Lfpt5(Method):
@@ -113,21 +113,21 @@ class Lfpt5(Method):
 
     Config = Lfpt5Config
     Network = Lfpt5Network
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
-        network, one = learner.network_as(Lfpt5Network), _texts(learner)
+        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         check_prompt_room(learner, self.config.num_virtual_tokens)
-        network.begin_block(0)
-        given = cast(TextPairs, one.stream.tasks[task].split("train"))
-        self.new = self._encoded(one, task, given)
+        network.start_adapter(0)
+        task_pairs = cast(TextPairs, text_learner.stream.tasks[task].split("train"))
+        self.new = self._encode_rows(text_learner, task, task_pairs)
         self.old = [
             row
-            for number, pairs in enumerate(self._written(task))
+            for earlier, pairs in enumerate(self._generated_pairs(task))
             if pairs
-            for row in self._encoded(
-                one, number, TextPairs(inputs=pairs[0], targets=tuple((said,) for said in pairs[1]))
+            for row in self._encode_rows(
+                text_learner, earlier, TextPairs(inputs=pairs[0], targets=tuple((answer,) for answer in pairs[1]))
             )
         ]
         for name, value in self.state.tensors.items():
@@ -135,82 +135,87 @@ class Lfpt5(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The prompt, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        """Return the prompt, for the budget's epochs."""
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's rows and those that were written, as one set."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's rows and those that were written, as one set."""
         items = [ExampleRef(task, row) for row in range(len(self.new))] + [
-            ExampleRef(_OLD, row) for row in range(len(self.old))
+            ExampleRef(_PAST, row) for row in range(len(self.old))
         ]
-        lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
-        size, drawn = learner.budget.batch_size, learner.drawn(items, stage, lengths=lengths)
-        return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
+        lengths = [len(encoded_row.input) + len(encoded_row.answer) for encoded_row in (*self.new, *self.old)]
+        size, epochs = learner.budget.batch_size, learner.schedule(items, phase, lengths=lengths)
+        return Batches(
+            epochs.steps, size, lambda step: self._make_batch(_as_text_learner(learner), epochs.at(step), size)
+        )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
+        """Return the sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
-        found = learner.cross_entropy(logits, rows)
-        counted = (rows["labels"] != IGNORE_INDEX).sum(1)
-        asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
-        writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
-        found = found + self.config.lm_weight * (counted * means(network(writing), writing["labels"])).sum()
+        loss = learner.cross_entropy(logits, rows)
+        num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
+        renamed = {"input_ids": "question_ids", "attention_mask": "question_mask", "labels": "samples"}
+        lm_rows = {name: rows[source] for name, source in renamed.items()} | {"tasks": rows["tasks"]}
+        loss = loss + self.config.lm_weight * (num_tokens * mean_losses(network(lm_rows), lm_rows["labels"])).sum()
         if PROMPT not in self.state.tensors:
-            return found
-        found, old = (1 - self.config.distillation_weight) * found, rows["old"] & (counted > 0)
+            return loss
+        loss, old = (1 - self.config.distillation_weight) * loss, rows["old"] & (num_tokens > 0)
         if bool(old.any()):
-            found = found + self.config.distillation_weight * self._divergence(learner, logits[old], rows, old)
-        return found
+            loss = loss + self.config.distillation_weight * self._divergence(learner, logits[old], rows, old)
+        return loss
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
-        """The sum over tokens of KL(before ‖ now) on rows that were written."""
+        """Return the sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
-        given = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
-        with torch.no_grad(), network.pool.prepending(self.state.tensors[PROMPT][None]):
-            before = cast(Any, network.classifier)(**given).logits
-        return divergence(before, logits, given["labels"])
+        inputs = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
+        with torch.no_grad(), network.pool.prepend(self.state.tensors[PROMPT][None]):
+            previous = cast(Any, network.classifier)(**inputs).logits
+        return divergence(previous, logits, inputs["labels"])
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
-        network, one = learner.network_as(Lfpt5Network), _texts(learner)
+        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         self.state.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
-        found = [self._write(one, number) for number in range(task + 1)]
-        self.state.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
+        samples = [self._generate_rows(text_learner, index) for index in range(task + 1)]
+        self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
-    def written(self, task: int) -> tuple[str, ...] | None:
-        """The inputs that were last written of a task; None of the last, and where none could be read."""
-        said = self.state.values.get(WRITTEN, [])
-        return tuple(said[task][0]) if task < len(said) and said[task] else None
+    def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
+        """Return the inputs that were last written of a task; None of the last, and where none could be read."""
+        generated = self.state.values.get(GENERATED, [])
+        return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
-    def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
-        """The inputs and answers that were written of each earlier task; None for one of which there are none."""
-        said = self.state.values.get(WRITTEN, []) if task else []
-        return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in said]
+    def _generated_pairs(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
+        """Return the inputs and answers that were written of each earlier task.
 
-    def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
-        """Rows of a task that the prompt writes, each once: input and answer."""
-        many = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
-        if not many:
+        None for one of which there are none.
+        """
+        generated = self.state.values.get(GENERATED, []) if task else []
+        return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in generated]
+
+    def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
+        """Return rows of a task that the prompt writes, each once: input and answer."""
+        count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
+        if not count:
             return []
-        asked = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
+        question = learner.tokenizer(self._question(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
         network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
-        found: dict[tuple[str, str], None] = {}
-        named = cast(TextTask, learner.stream.tasks[task])
-        known = {normalised(said[0]): said[0].strip() for said in named.train.targets}
-        exact = named.metric == "exact-match"
+        samples: dict[tuple[str, str], None] = {}
+        text_task = cast(TextTask, learner.stream.tasks[task])
+        answers = {normalize_answer(token_ids[0]): token_ids[0].strip() for token_ids in text_task.train.targets}
+        exact = text_task.metric == "exact-match"
         devices = [learner.device] if learner.device.type == "cuda" else []
-        with learner.evaluating(), torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with learner.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
             prompt = network.pool.prompts.prompt(0)[None]
             for _ in range(_TRIES):
-                ids = asked.expand(many, -1)
-                with network.pool.prepending(prompt):
-                    said = generator.encoder.generate(  # type: ignore[operator]  # every language model has it
+                ids = question.expand(count, -1)
+                with network.pool.prepend(prompt):
+                    token_ids = generator.encoder.generate(  # type: ignore[operator]  # every language model has it
                         input_ids=ids,
                         attention_mask=torch.ones_like(ids),
                         do_sample=True,
@@ -218,80 +223,95 @@ class Lfpt5(Method):
                         repetition_penalty=self.config.repetition_penalty,
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
-                begun = 1 if generator.reads_apart else ids.shape[1]
-                told = (row_of(text, self.config.separator) for text in decode_answers(learner, said[:, begun:]))
-                rows = [row for row in told if row is not None]
+                start = 1 if generator.is_encoder_decoder else ids.shape[1]
+                candidates = (
+                    parse_row(text, self.config.separator) for text in decode_answers(learner, token_ids[:, start:])
+                )
+                rows = [row for row in candidates if row is not None]
                 if exact:
-                    rows = [(one, known[normalised(answer)]) for one, answer in rows if normalised(answer) in known]
-                found |= dict.fromkeys(rows)
-                if len(found) >= many:
+                    rows = [
+                        (prompt_text, answers[normalize_answer(answer)])
+                        for prompt_text, answer in rows
+                        if normalize_answer(answer) in answers
+                    ]
+                samples |= dict.fromkeys(rows)
+                if len(samples) >= count:
                     break
-        return list(found)[:many]
+        return list(samples)[:count]
 
     # -- rows -------------------------------------------------------------------------------------------
 
-    def _name(self, learner: Learner, task: int) -> str:
-        """What the prompt is asked with for rows of a task."""
+    def _question(self, learner: Learner, task: int) -> str:
+        """Return what the prompt is asked with for rows of a task."""
         return f"__{learner.stream.tasks[task].name}__"
 
-    def _encoded(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
-        """Rows as token ids."""
-        budget, apart = learner.budget, cast(Any, learner.network.classifier).reads_apart
-        told = [f"{one} {self.config.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
-        saying = TextPairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
-        whole = replace(budget, target_length=budget.length + budget.target_length)
-        plain = encode_pairs(pairs, learner.tokenizer, budget, apart=apart)
-        said = encode_pairs(saying, learner.tokenizer, whole, apart=apart)
-        parts = [
-            part
-            for one in (plain, said)
-            for part in ((one.input_ids, one.attention_mask), (one.answers, one.answers != IGNORE_INDEX))
+    def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
+        """Return rows as token ids."""
+        budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
+        sequences = [
+            f"{text} {self.config.separator} {encoded_sequences[0]}"
+            for text, encoded_sequences in zip(*_columns(pairs), strict=True)
         ]
-        return [_Row(task, *(ids[row][real[row]] for ids, real in parts)) for row in range(len(pairs))]
+        sequence_pairs = TextPairs(
+            inputs=(self._question(learner, task),) * len(pairs), targets=tuple((text,) for text in sequences)
+        )
+        sequence_budget = replace(budget, target_length=budget.length + budget.target_length)
+        encoded_pairs = encode_pairs(pairs, learner.tokenizer, budget, encoder_decoder=encoder_decoder)
+        encoded_sequences = encode_pairs(
+            sequence_pairs, learner.tokenizer, sequence_budget, encoder_decoder=encoder_decoder
+        )
+        fields = [
+            tensors
+            for text in (encoded_pairs, encoded_sequences)
+            for tensors in ((text.input_ids, text.attention_mask), (text.answers, text.answers != IGNORE_INDEX))
+        ]
+        return [_Row(task, *(ids[row][mask[row]] for ids, mask in fields)) for row in range(len(pairs))]
 
-    def _rows(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
-        """Rows as a batch, filled up with the first of them, which then count for nothing."""
-        every = [items[number % len(items)] for number in range(size)]
-        chosen = [(self.old if item.task == _OLD else self.new)[item.row] for item in every]
-        found = batch([one.input for one in chosen], [one.answer for one in chosen], learner.pad)
-        asked = batch([one.asked for one in chosen], [one.said for one in chosen], learner.pad)
-        found["labels"][len(items) :] = IGNORE_INDEX
+    def _make_batch(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
+        """Return rows as a batch, filled up with the first of them, which then count for nothing."""
+        padded_items = [items[index % len(items)] for index in range(size)]
+        rows = [(self.old if item.task == _PAST else self.new)[item.row] for item in padded_items]
+        task_batch = pad_batch([row.input for row in rows], [row.answer for row in rows], learner.pad_token_id)
+        lm_batch = pad_batch([row.question for row in rows], [row.sample for row in rows], learner.pad_token_id)
+        task_batch["labels"][len(items) :] = IGNORE_INDEX
         return {
-            **found,
-            "asked_ids": asked["input_ids"],
-            "asked_mask": asked["attention_mask"],
-            "said": asked["labels"],
-            "old": torch.tensor([item.task == _OLD for item in every]),
-            "tasks": torch.tensor([one.task for one in chosen]),
-            "rows": torch.tensor([item.row for item in every]),
+            **task_batch,
+            "question_ids": lm_batch["input_ids"],
+            "question_mask": lm_batch["attention_mask"],
+            "samples": lm_batch["labels"],
+            "old": torch.tensor([item.task == _PAST for item in padded_items]),
+            "tasks": torch.tensor([row.task for row in rows]),
+            "rows": torch.tensor([item.row for item in padded_items]),
         }
 
 
-def means(logits: Tensor, labels: Tensor) -> Tensor:
-    """(row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    each = nn.functional.cross_entropy(exact.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
-    return each.sum(1) / (labels != IGNORE_INDEX).sum(1)
+def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return (row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(
+        wide_logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    return losses.sum(1) / (labels != IGNORE_INDEX).sum(1)
 
 
-def divergence(before: Tensor, now: Tensor, labels: Tensor) -> Tensor:
-    """Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
-    exact = torch.promote_types(now.dtype, torch.float32)
-    old, new = (one.to(exact).log_softmax(-1) for one in (before, now))
-    found: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
-    return found
+def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
+    """Return Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
+    dtype = torch.promote_types(now.dtype, torch.float32)
+    old, new = (logits_of.to(dtype).log_softmax(-1) for logits_of in (previous, now))
+    total: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
+    return total
 
 
-def row_of(text: str, separator: str) -> tuple[str, str] | None:
-    """The input and the answer that a text consists of; None where it does not."""
-    parts = tuple(part.strip() for part in text.split(separator))
-    return (parts[0], parts[1]) if len(parts) == 2 and all(parts) else None
+def parse_row(text: str, separator: str) -> tuple[str, str] | None:
+    """Return the input and the answer that a text consists of; None where it does not."""
+    fields = tuple(field.strip() for field in text.split(separator))
+    return (fields[0], fields[1]) if len(fields) == 2 and all(fields) else None
 
 
-def _both(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _columns(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     return pairs.inputs, pairs.targets
 
 
-def _texts(learner: Learner) -> TextLearner:
+def _as_text_learner(learner: Learner) -> TextLearner:
     assert isinstance(learner, TextLearner)
     return learner

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
 
@@ -35,8 +35,8 @@ class LwfConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("temperature", self.temperature, least=1e-6)
-        method.check_number("distillation_weight", self.distillation_weight, least=0)
+        method.check_number("temperature", self.temperature, min_value=1e-6)
+        method.check_number("distillation_weight", self.distillation_weight, min_value=0)
 
 
 class Lwf(Method):
@@ -58,34 +58,38 @@ class Lwf(Method):
         """Note the logits (row, class) of the task's training rows, where there are old tasks."""
         if not task:
             return
-        with learner.evaluating() as network, torch.no_grad():
-            self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
+        with learner.evaluation_mode() as network, torch.no_grad():
+            self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warmup_head` the head before it, of every task but the first."""
-        warming = (learner.probing(name="warm-up"),) if self.config.warmup_head and task else ()
-        return (*warming, learner.fine_tuning())
+        warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
+        return (*warming, learner.fine_tuning_phase())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
+        """Return the sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
         logits = network(rows)
-        found = learner.cross_entropy(logits, rows)
+        loss = learner.cross_entropy(logits, rows)
         if not learner.task or not _trains_encoder(learner):
-            return found
-        counted = rows["labels"] != IGNORED
-        before = self.answers[rows["rows"]]
-        old = sum(
-            distillation(logits[:, : len(own)][:, own], before[:, own], self.config.temperature)
-            for own in learner.own[: learner.task].to(logits.device)
+            return loss
+        valid_rows = rows["labels"] != IGNORE_INDEX
+        earlier_logits = self.answers[rows["rows"]]
+        old_losses = sum(
+            distillation_losses(
+                logits[:, : len(task_classes)][:, task_classes],
+                earlier_logits[:, task_classes],
+                self.config.temperature,
+            )
+            for task_classes in learner.task_classes[: learner.task].to(logits.device)
         )
-        return found + self.config.distillation_weight * (old * counted).sum()
+        return loss + self.config.distillation_weight * (old_losses * valid_rows).sum()
 
 
 def _trains_encoder(learner: Learner) -> bool:
-    """Whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
-    return any(one.requires_grad for one in learner.network.classifier.encoder.parameters())
+    """Return whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
+    return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
 
 
-def distillation(logits: Tensor, before: Tensor, temperature: float) -> Tensor:
-    """The cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
-    return -((before / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)
+def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
+    return -((earlier / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)

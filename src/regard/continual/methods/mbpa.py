@@ -1,4 +1,4 @@
-"""Memory-based parameter adaptation: a model that adapts to each text's neighbours in memory before it answers."""
+"""Memory-based parameter adaptation: a model that adapts to each text's neighbors in memory before it answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 
-Adapt = Literal["all", "head"]
+AdaptationScope = Literal["all", "head"]
 _UNLIKELY = -1e30
 
 
@@ -44,7 +44,7 @@ class MbPAConfig(memory.MemoryConfig):
     adaptation_steps: int = 30
     adaptation_lr: float = 1e-3
     l2_weight: float = 1e-3
-    adaptation_scope: Adapt = "all"
+    adaptation_scope: AdaptationScope = "all"
 
     def __post_init__(self) -> None:
         """Check them."""
@@ -52,22 +52,26 @@ class MbPAConfig(memory.MemoryConfig):
         check_int("replay_interval", self.replay_interval, least=1)
         check_int("num_neighbors", self.num_neighbors, least=1)
         check_int("adaptation_steps", self.adaptation_steps, least=0)
-        method.check_number("adaptation_lr", self.adaptation_lr, least=0)
-        method.check_number("l2_weight", self.l2_weight, least=0)
-        check_choice("adaptation_scope", self.adaptation_scope, get_args(Adapt))
+        method.check_number("adaptation_lr", self.adaptation_lr, min_value=0)
+        method.check_number("l2_weight", self.l2_weight, min_value=0)
+        check_choice("adaptation_scope", self.adaptation_scope, get_args(AdaptationScope))
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
-    """A memory as the network needs it: `rows` as a batch, `keys` (row, width), `own` (row, class), of each row's task.
+class ShownMemory:
+    """A memory as the network needs it.
 
-    `learnt`: of how many tasks.
+    Args:
+        rows: The stored examples as a batch.
+        keys: Keys of shape (row, width).
+        class_mask: Classes of each row's task, of shape (row, class).
+        tasks_trained: Number of tasks that the memory is of.
     """
 
     rows: Rows
     keys: Tensor
-    own: Tensor
-    learnt: int
+    class_mask: Tensor
+    tasks_trained: int
 
 
 class AdaptingNetwork(Network):
@@ -84,7 +88,7 @@ class AdaptingNetwork(Network):
         if config.adaptation_scope == "head" and not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with adaptation_scope=head of mbpa++, got {classifier.config.head}")
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
-        self.remembered: Remembered | None = None
+        self.remembered: ShownMemory | None = None
 
     def train(self, mode: bool = True) -> AdaptingNetwork:
         """As ever, but for the encoder that makes keys, which stays in evaluation."""
@@ -93,106 +97,119 @@ class AdaptingNetwork(Network):
         return self
 
     def forward(self, rows: Rows) -> Tensor:
-        """The logits (row, class); in evaluation without gradients, of adapted weights."""
+        """Return the logits (row, class); in evaluation without gradients, of adapted weights."""
         if self.training or torch.is_grad_enabled() or self.remembered is None:
             return super().forward(rows)
-        learnt = rows["tasks"] < self.remembered.learnt
-        if not bool(learnt.any()):
+        is_learned = rows["tasks"] < self.remembered.tasks_trained
+        if not bool(is_learned.any()):
             return super().forward(rows)
-        adapt = self._by_all if self.config.adaptation_scope == "all" else self._by_head
-        here = _cut(rows, learnt)
-        with torch.autocast(learnt.device.type, enabled=False):
-            adapted = adapt(here, self.nearest(here), self.remembered)
-        if bool(learnt.all()):
+        adapt = self._adapt_all if self.config.adaptation_scope == "all" else self._adapt_head
+        learned_rows = _select_rows(rows, is_learned)
+        with torch.autocast(is_learned.device.type, enabled=False):
+            adapted = adapt(learned_rows, self.find_neighbors(learned_rows), self.remembered)
+        if bool(is_learned.all()):
             return adapted
         logits = super().forward(rows)
-        logits[learnt] = adapted.to(logits.dtype)
+        logits[is_learned] = adapted.to(logits.dtype)
         return logits
 
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
-        """(row, width): the first encoder's state of the token that the head reads, whatever has been learnt since."""
-        given = _inputs(rows)
-        real = given["attention_mask"].bool()
-        states = self.reader(**given | {"attention_mask": real.long()}, return_dict=True).last_hidden_state
-        return pool_states(states, real, self._head.pooling)
+        """Return (row, width): the first encoder's state of the token that the head reads.
 
-    def nearest(self, rows: Rows) -> Tensor:
-        """(row, neighbour): which rows of the memory have the nearest keys, by Euclidean distance."""
+        Whatever has been learnt since.
+        """
+        inputs = _trim_inputs(rows)
+        mask = inputs["attention_mask"].bool()
+        states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
+        return pool_states(states, mask, self._head.pooling)
+
+    def find_neighbors(self, rows: Rows) -> Tensor:
+        """Return (row, neighbor): which rows of the memory have the nearest keys, by Euclidean distance."""
         assert self.remembered is not None
         keys = self.remembered.keys
-        far = (self.keys(rows)[:, None] - keys).square().sum(-1)
-        return far.topk(min(self.config.num_neighbors, len(keys)), largest=False).indices
+        distances = (self.keys(rows)[:, None] - keys).square().sum(-1)
+        return distances.topk(min(self.config.num_neighbors, len(keys)), largest=False).indices
 
     @property
     def _head(self) -> LinearHead:
         return cast(LinearHead, self.classifier.head)
 
-    def _by_all(self, rows: Rows, near: Tensor, remembered: Remembered) -> Tensor:
-        """The logits of all adapted weights, a row at a time."""
+    def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+        """Return the logits of all adapted weights, a row at a time."""
         return torch.cat(
-            [self._by_all_of(_cut(rows, slice(row, row + 1)), near[row], remembered) for row in range(len(near))]
+            [
+                self._adapt_row(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
+                for row in range(len(near))
+            ]
         )
 
-    def _by_all_of(self, row: Rows, near: Tensor, remembered: Remembered) -> Tensor:
-        """The logits (1, class) of a row, when every weight has been adapted to its neighbours."""
-        start = {name: one.detach() for name, one in self.classifier.named_parameters() if one.requires_grad}
-        weights, neighbours, own = dict(start), _cut(remembered.rows, near), remembered.own[near]
+    def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+        """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
+        start = {
+            name: parameter.detach()
+            for name, parameter in self.classifier.named_parameters()
+            if parameter.requires_grad
+        }
+        weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
-            gradients = self._gradients(weights, neighbours, own)
+            gradients = self._gradients(weights, neighbors, class_mask)
             for name, gradient in gradients.items():
-                back = 2 * self.config.l2_weight * (weights[name] - start[name])
-                weights[name] = weights[name] - self.config.adaptation_lr * (gradient + back)
-        logits: Tensor = functional_call(self.classifier, weights, (), _inputs(row)).logits
+                decay = 2 * self.config.l2_weight * (weights[name] - start[name])
+                weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
+        logits: Tensor = functional_call(self.classifier, weights, (), _trim_inputs(row)).logits
         return logits
 
-    def _gradients(self, weights: dict[str, Tensor], rows: Rows, own: Tensor) -> dict[str, Tensor]:
-        """The gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
-        leaves = {name: one.detach().requires_grad_() for name, one in weights.items()}
+    def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
-            logits = functional_call(self.classifier, leaves, (), _inputs(rows)).logits
-            loss = nn.functional.cross_entropy(logits.masked_fill(~own, _UNLIKELY), rows["labels"])
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+            logits = functional_call(self.classifier, leaves, (), _trim_inputs(rows)).logits
+            loss = nn.functional.cross_entropy(logits.masked_fill(~class_mask, _UNLIKELY), rows["labels"])
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, gradients, strict=True))
 
-    def _by_head(self, rows: Rows, near: Tensor, remembered: Remembered) -> Tensor:
-        """The logits of an adapted head, all rows at once: their encoder is the same, so one pass of it is enough."""
-        features, known = self._features(rows), self._features(remembered.rows)[near]
+    def _adapt_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
+        """Return the logits of an adapted head.
+
+        All rows at once: their encoder is the same, so one pass of it is enough.
+        """
+        features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
-        own, target = remembered.own[near], remembered.rows["labels"][near]
-        wanted = nn.functional.one_hot(target, own.shape[-1]).to(features.dtype)
+        class_mask, labels = remembered.class_mask[near], remembered.rows["labels"][near]
+        one_hot = nn.functional.one_hot(labels, class_mask.shape[-1]).to(features.dtype)
         for _ in range(self.config.adaptation_steps):
-            logits = known @ vectors.transpose(1, 2) + bias[:, None]
-            wrong = (logits.masked_fill(~own, _UNLIKELY).softmax(-1) - wanted) / near.shape[1]
-            pull, rate = 2 * self.config.l2_weight, self.config.adaptation_lr
-            vectors = vectors - rate * (wrong.transpose(1, 2) @ known + pull * (vectors - start))
-            bias = bias - rate * (wrong.sum(1) + pull * (bias - offset))
+            logits = neighbor_features @ vectors.transpose(1, 2) + bias[:, None]
+            errors = (logits.masked_fill(~class_mask, _UNLIKELY).softmax(-1) - one_hot) / near.shape[1]
+            decay, rate = 2 * self.config.l2_weight, self.config.adaptation_lr
+            vectors = vectors - rate * (errors.transpose(1, 2) @ neighbor_features + decay * (vectors - start))
+            bias = bias - rate * (errors.sum(1) + decay * (bias - offset))
         return (vectors @ features[..., None]).squeeze(-1) + bias
 
     def _features(self, rows: Rows) -> Tensor:
-        """(row, width): what the head reads, in float32 at least."""
-        real = rows["attention_mask"].bool()
-        states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        found = pool_states(states, real, self._head.pooling)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        """Return (row, width): what the head reads, in float32 at least."""
+        mask = rows["attention_mask"].bool()
+        states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
+        features = pool_states(states, mask, self._head.pooling)
+        return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
-def _inputs(rows: Rows) -> Rows:
-    """What the classifier reads, without columns that are padding in all rows."""
+def _trim_inputs(rows: Rows) -> Rows:
+    """Return what the classifier reads, without columns that are padding in all rows."""
     width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
     return {name: rows[name][:, :width] for name in INPUTS if name in rows}
 
 
-def _cut(rows: Rows, part: slice | Tensor) -> Rows:
-    return {name: value[part] for name, value in rows.items()}
+def _select_rows(rows: Rows, index: slice | Tensor) -> Rows:
+    return {name: value[index] for name, value in rows.items()}
 
 
-class MbPA(memory.Remembering):
+class MbPA(memory.MemoryMethod):
     """MbPA++ (arXiv 1906.01076): sparse replay in training, local adaptation before each answer.
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
-    neighbours in the memory, sought by a few steps of gradient descent that begin at w; the next text begins at w
+    neighbors in the memory, sought by a few steps of gradient descent that begin at w; the next text begins at w
     again. Neighbours come from all tasks; texts of a task that has not been learnt are classified as they are. Keys are
     states of the encoder as it was before the first task.
 
@@ -207,32 +224,32 @@ class MbPA(memory.Remembering):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Show the network its memory."""
-        self._show(learner, task)
+        self._show_memory(learner, task)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's batches, and every so often one of the memory."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's batches, and every so often one of the memory."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
+            return super().batches(learner, task, phase)
         interval = self.config.replay_interval
-        return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
+        return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their keys, and show them to the network."""
         network = cast(AdaptingNetwork, learner.network)
-        before = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in before]
-        found = [key for rows in learner.each(new) for key in network.keys(rows).cpu()]
-        stored = before | dict(zip(new, found, strict=True))
-        self.state.tensors["keys"] = torch.stack([stored[item] for item in self.state.examples])
-        self._show(learner, task + 1)
+        previous = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
+        memory.store_examples(learner, self.state, self.config, task)
+        new = [item for item in self.state.examples if item not in previous]
+        keys = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
+        keys_by_example = previous | dict(zip(new, keys, strict=True))
+        self.state.tensors["keys"] = torch.stack([keys_by_example[item] for item in self.state.examples])
+        self._show_memory(learner, task + 1)
 
-    def _show(self, learner: Learner, learnt: int) -> None:
+    def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
         """Give the network what is kept, of so many tasks."""
         network = cast(AdaptingNetwork, learner.network)
         if not self.state.examples:
             network.remembered = None
             return
         rows = {name: value.to(learner.device) for name, value in learner.rows(self.state.examples).items()}
-        own = learner.contrasted(rows["tasks"])
-        network.remembered = Remembered(rows, self.state.tensors["keys"].to(learner.device), own, learnt)
+        class_mask = learner.contrast_mask(rows["tasks"])
+        network.remembered = ShownMemory(rows, self.state.tensors["keys"].to(learner.device), class_mask, tasks_trained)

@@ -1,4 +1,4 @@
-"""MIGU: of a block only those features are learnt that answer the batch at hand most."""
+"""MIGU: of an adapter only those features are learnt that answer the batch at hand most."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MiguConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the number."""
         super().__post_init__()
-        method.check_number("threshold", self.threshold, least=0, most=1)
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
 
 
 class Migu(SequentialLora):
@@ -44,7 +44,7 @@ class Migu(SequentialLora):
     which are large. So at each step the gradient of the rows of W whose magnitude is below the quantile `threshold` is
     set to zero; W is A, and B, of each layer. Adam may move these rows yet, by earlier gradients, as it does in the
     authors' code. That of its LoRA is not whole; what is left of it ranks the rows of B by what the layer gives with
-    the block, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
+    the adapter, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
     learnt without: B begins at zero, and so do its magnitudes.
     """
 
@@ -56,51 +56,59 @@ class Migu(SequentialLora):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient masked from the second task on."""
-        return (learner.fine_tuning(transform_gradients=(lambda _, __: self._correct(learner)) if task else None),)
+        return (
+            learner.fine_tuning_phase(
+                transform_gradients=(lambda _, __: self._transform_gradients(learner)) if task else None
+            ),
+        )
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's rows; with each batch magnitudes are added up anew."""
-        found = super().batches(learner, task, stage)
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's rows; with each batch magnitudes are added up anew."""
+        task_batches = super().batches(learner, task, phase)
 
         def rows(step: int) -> Rows:
             self.sums.clear()
-            return found.rows(step)
+            return task_batches.rows(step)
 
-        return Batches(found.steps, found.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
+        """Return the sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
         if not learner.task:
             return learner.cross_entropy(network(rows), rows)
         pool = learner.network_as(PoolNetwork).pool
 
         @torch.no_grad()
         def add(name: str, states: Tensor) -> None:
-            blocks = pool.layers[name].blocks
+            adapters = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
-                here = magnitudes(states.to(blocks.A[0].dtype), blocks.A[0], blocks.B[0])
-            before = self.sums.get(name)
-            self.sums[name] = here if before is None else (before[0] + here[0], before[1] + here[1])
+                batch_magnitudes = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
+            previous = self.sums.get(name)
+            self.sums[name] = (
+                batch_magnitudes
+                if previous is None
+                else (previous[0] + batch_magnitudes[0], previous[1] + batch_magnitudes[1])
+            )
 
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
             return learner.cross_entropy(network(rows), rows)
 
-    def _correct(self, learner: Learner) -> None:
+    def _transform_gradients(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-            for part, sums in zip((layer.blocks.A[0], layer.blocks.B[0]), self.sums[name], strict=True):
+            for parameter, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):
                 if dist.is_initialized():
                     dist.all_reduce(sums)
-                assert part.grad is not None
-                part.grad *= largest(sums, self.config.threshold)[:, None]
+                assert parameter.grad is not None
+                parameter.grad *= mask_largest(sums, self.config.threshold)[:, None]
 
 
-def magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
+def sum_magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
     hidden = states @ down.T
     return hidden.abs().sum(0), (hidden @ up.T).abs().sum(0)
 
 
-def largest(sums: Tensor, threshold: float) -> Tensor:
+def mask_largest(sums: Tensor, threshold: float) -> Tensor:
     """(feature,): whether a magnitude is at least the quantile; dividing all by one number changes nothing."""
     return sums >= torch.quantile(sums, threshold)

@@ -1,4 +1,4 @@
-"""N-LoRA: each task's block is kept sparse, so that blocks seldom change the same weight."""
+"""N-LoRA: each task's adapter is kept sparse, so that adapters seldom change the same weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.methods.incremental_lora import IncrementalLora
 from regard.errors import UserError, check_choice
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
-Product = Literal["update", "released"]
+PenalizedProduct = Literal["update", "released"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +35,50 @@ class NLoraConfig(LoraConfig):
     """
 
     sparsity_weight: float = 1e-2
-    penalized_product: Product = "update"
+    penalized_product: PenalizedProduct = "update"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
-        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
-        check_choice("penalized_product", self.penalized_product, get_args(Product))
+        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
+        check_choice("penalized_product", self.penalized_product, get_args(PenalizedProduct))
 
 
 class NLora(IncrementalLora):
     """Non-collision LoRA (arXiv 2410.10179): incremental LoRA and λ Σ_layers ‖B_t A_t‖₁ beside the loss.
 
-    Two blocks collide at a weight that both change. The fewer weights each changes, the fewer collide, and updates that
-    never collide are orthogonal. Earlier blocks are frozen and added. α / rank is left out of the norm.
+    Two adapters collide at a weight that both change. The fewer weights each changes, the fewer collide, and updates
+    that never collide are orthogonal. Earlier adapters are frozen and added. α / rank is left out of the norm.
     """
 
     Config = NLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's block. Raises UserError where the product cannot be formed."""
+        """Add the task's adapter. Raises UserError where the product cannot be formed."""
         super().before_task(learner, task)
-        odd = [
+        non_square = [
             name
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
-            if layer.blocks.inputs != layer.blocks.outputs
+            if layer.adapters.inputs != layer.adapters.outputs
         ]
-        if odd and self.config.penalized_product == "released":
+        if non_square and self.config.penalized_product == "released":
             raise UserError(
-                f"penalized_product: expected update, since {odd[0]} gives another number of features than it reads"
+                "penalized_product: expected update, since "
+                f"{non_square[0]} gives another number of features than it reads"
             )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        found = learner.cross_entropy(network(rows), rows)
+        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
+        loss = learner.cross_entropy(network(rows), rows)
         if not self.config.sparsity_weight:
-            return found
-        with torch.autocast(found.device.type, enabled=False):
+            return loss
+        with torch.autocast(loss.device.type, enabled=False):
             pool, released = learner.network_as(PoolNetwork).pool, self.config.penalized_product == "released"
-            size = magnitude(pool, learner.task, released=released)
-            return found + (rows["labels"] != IGNORED).sum() * (self.config.sparsity_weight * size)
+            size = l1_norm(pool, learner.task, released=released)
+            return loss + (rows["labels"] != IGNORE_INDEX).sum() * (self.config.sparsity_weight * size)
 
 
-def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:
-    """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
-    pairs = [(blocks.A[block], blocks.B[block]) for blocks in pool.blocks]
+def l1_norm(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:
+    """‖B A‖₁ of an adapter, the sum over layers; of A B with `released`."""
+    pairs = [(blocks.A[adapter], blocks.B[adapter]) for blocks in pool.adapters]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

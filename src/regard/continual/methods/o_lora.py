@@ -1,4 +1,4 @@
-"""O-LoRA: each task's block is learnt in a subspace orthogonal to those of earlier blocks."""
+"""O-LoRA: each task's adapter is learnt in a subspace orthogonal to those of earlier adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.methods.incremental_lora import IncrementalLora
 
 if TYPE_CHECKING:
@@ -37,39 +37,43 @@ class OLoraConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
-        method.check_number("norm_weight", self.norm_weight, least=0)
+        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
+        method.check_number("norm_weight", self.norm_weight, min_value=0)
 
 
 class OLora(IncrementalLora):
     """Orthogonal LoRA (arXiv 2310.14152): incremental LoRA and λ₁ Σ_layers Σ_{i<t} Σ_jk |A_i A_tᵀ|_jk beside the loss.
 
-    The rows of A span what a block reads; where those of the new block are orthogonal to all earlier ones, the blocks
-    read different parts of a layer's input. Earlier blocks are frozen. With λ₂ the Frobenius norms of the new A and B
-    are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of 1e-3 and
-    rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
+    The rows of A span what an adapter reads; where those of the new adapter are orthogonal to all earlier ones, the
+    adapters read different parts of a layer's input. Earlier adapters are frozen. With λ₂ the Frobenius norms of the
+    new A and B are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of
+    1e-3 and rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
     Config = OLoraConfig
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        found = learner.cross_entropy(network(rows), rows)
-        counted, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
-        with torch.autocast(found.device.type, enabled=False):
+        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
+        loss = learner.cross_entropy(network(rows), rows)
+        num_rows, config, pool = (
+            (rows["labels"] != IGNORE_INDEX).sum(),
+            self.config,
+            learner.network_as(PoolNetwork).pool,
+        )
+        with torch.autocast(loss.device.type, enabled=False):
             if learner.task and config.orthogonality_weight:
-                apart = overlap(pool, learner.task, squared=config.squared_overlap)
-                found = found + counted * (config.orthogonality_weight * apart)
+                overlap_sum = overlap_penalty(pool, learner.task, squared=config.squared_overlap)
+                loss = loss + num_rows * (config.orthogonality_weight * overlap_sum)
             if config.norm_weight:
-                norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
-                found = found + counted * (config.norm_weight * norms.sum())
-        return found
+                norms = torch.stack([parameter.norm() for parameter in pool.parameters_of(learner.task)])
+                loss = loss + num_rows * (config.norm_weight * norms.sum())
+        return loss
 
 
-def overlap(pool: LoraAdapterPool, block: int, *, squared: bool = False) -> Tensor:
-    """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
-    parts = []
-    for blocks in pool.blocks:
-        inner = torch.cat([blocks.A[number] for number in range(block)]) @ blocks.A[block].T
-        parts.append(inner.square().sum() if squared else inner.abs().sum())
-    return torch.stack(parts).sum()
+def overlap_penalty(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:
+    """Return Σ |A_i A_blockᵀ| over entries, layers and adapters i before this one; or of the squares."""
+    overlaps = []
+    for layer_adapters in pool.adapters:
+        inner = torch.cat([layer_adapters.A[earlier] for earlier in range(adapter)]) @ layer_adapters.A[adapter].T
+        overlaps.append(inner.square().sum() if squared else inner.abs().sum())
+    return torch.stack(overlaps).sum()

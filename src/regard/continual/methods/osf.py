@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from regard.continual.learner import Learner
 
-ALL = "all-linear"
+ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,17 @@ class OsfConfig(method.MethodConfig):
         initial_frozen_fraction: The same in the first task.
     """
 
-    target_modules: str = ALL
+    target_modules: str = ALL_LINEAR
     frozen_fraction: float = 0.0
     initial_frozen_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("frozen_fraction", self.frozen_fraction, least=0, most=1)
-        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, least=0, most=1)
+        method.check_number("frozen_fraction", self.frozen_fraction, min_value=0, max_value=1)
+        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, min_value=0, max_value=1)
 
     def share(self, task: int, tasks: int) -> float:
-        """The share of directions held while a task is learnt, counted from 0."""
+        """Return the share of directions held while a task is learnt, counted from 0."""
         last = self.frozen_fraction or 1 - 1 / tasks
         return self.initial_frozen_fraction + (last - self.initial_frozen_fraction) * task / max(tasks - 1, 1)
 
@@ -60,7 +60,7 @@ class SubspaceLayer(nn.Module):
     K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions that the matrix had when it was last decomposed, and U, S, V
     (outputs, n), (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the u_i and v_i
     that are held: so the gradients of U and V are orthogonal to these, as in peft's OSF, and so is, whatever an
-    optimiser makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
+    optimizer makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
     """
 
     kept: Tensor
@@ -72,58 +72,61 @@ class SubspaceLayer(nn.Module):
         inputs, outputs = weight_shape(layer)
         self.base_layer, narrow = layer, min(inputs, outputs)
         weight = self._begin().detach()
-        made: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
-        self.register_buffer("kept", weight.to(made["dtype"], copy=True))
-        self.register_buffer("U_held", torch.zeros(outputs, narrow, **made))
-        self.register_buffer("V_held", torch.zeros(narrow, inputs, **made))
-        self.U = nn.Parameter(torch.zeros(outputs, narrow, **made))
-        self.S = nn.Parameter(torch.zeros(narrow, **made))
-        self.V = nn.Parameter(torch.zeros(narrow, inputs, **made))
+        options: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
+        self.register_buffer("kept", weight.to(options["dtype"], copy=True))
+        self.register_buffer("U_held", torch.zeros(outputs, narrow, **options))
+        self.register_buffer("V_held", torch.zeros(narrow, inputs, **options))
+        self.U = nn.Parameter(torch.zeros(outputs, narrow, **options))
+        self.S = nn.Parameter(torch.zeros(narrow, **options))
+        self.V = nn.Parameter(torch.zeros(narrow, inputs, **options))
 
     @property
     @torch.no_grad()
     def weight(self) -> Tensor:
         """The matrix (outputs, inputs) as it is now, without a gradient."""
-        left, right = self.low()
-        return self.kept + (left * self.S) @ right
+        output_side, input_side = self.trainable_factors()
+        return self.kept + (output_side * self.S) @ input_side
 
     @property
     def bias(self) -> Tensor | None:
         """The bias of the layer, which nothing changes."""
-        found: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
-        return found
+        bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
+        return bias
 
-    def low(self) -> tuple[Tensor, Tensor]:
+    def trainable_factors(self) -> tuple[Tensor, Tensor]:
         """Û (outputs, n) and V̂ (n, inputs): U and V without what they have of directions that are held."""
-        left = self.U - self.U_held @ (self.U_held.T @ self.U)
-        right = self.V - (self.V @ self.V_held.T) @ self.V_held
-        return left, right
+        output_side = self.U - self.U_held @ (self.U_held.T @ self.U)
+        input_side = self.V - (self.V @ self.V_held.T) @ self.V_held
+        return output_side, input_side
 
     def forward(self, states: Tensor) -> Tensor:
-        """What the layer gives."""
-        left, right = self.low()
+        """Return what the layer gives."""
+        output_side, input_side = self.trainable_factors()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
-        read = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
-        low = nn.functional.linear(nn.functional.linear(read, right) * self.S, left)
-        found = nn.functional.linear(read, self.kept, bias) + low
-        return found if torch.is_autocast_enabled(states.device.type) else found.to(states.dtype)
+        inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
+        low = nn.functional.linear(nn.functional.linear(inputs, input_side) * self.S, output_side)
+        outputs = nn.functional.linear(inputs, self.kept, bias) + low
+        return outputs if torch.is_autocast_enabled(states.device.type) else outputs.to(states.dtype)
 
     @torch.no_grad()
-    def decompose(self, held: int) -> None:
+    def decompose(self, num_frozen: int) -> None:
         """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
-        exact = self.weight.double()
-        left, values, right = torch.linalg.svd(exact, full_matrices=False)
-        for one, of_held, of_low in ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T)):
-            of_held.zero_()
-            of_held[:, :held] = of_low[:, :held]
-            one.zero_()
-            one[:, held:] = of_low[:, held:]
+        wide = self.weight.double()
+        left, values, right = torch.linalg.svd(wide, full_matrices=False)
+        for factor, frozen_factor, singular_vectors in (
+            (self.U, self.U_held, left),
+            (self.V.T, self.V_held.T, right.T),
+        ):
+            frozen_factor.zero_()
+            frozen_factor[:, :num_frozen] = singular_vectors[:, :num_frozen]
+            factor.zero_()
+            factor[:, num_frozen:] = singular_vectors[:, num_frozen:]
         self.S.zero_()
-        self.S[held:] = values[held:]
-        self.kept.copy_((left[:, :held] * values[:held]) @ right[:held])
+        self.S[num_frozen:] = values[num_frozen:]
+        self.kept.copy_((left[:, :num_frozen] * values[:num_frozen]) @ right[:num_frozen])
 
     def _begin(self) -> Tensor:
-        """The matrix of the layer below, (outputs, inputs)."""
+        """Return the matrix of the layer below, (outputs, inputs)."""
         weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as linear layers have
         return weight if isinstance(self.base_layer, nn.Linear) else weight.T
 
@@ -134,29 +137,29 @@ class OsfNetwork(Network):
     Raises UserError for adapters in the encoder, and for names of layers that it does not have.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: OsfConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
         if any("lora_" in name for name, _ in encoder.named_parameters()):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
-        names = _targets(encoder, config.target_modules)
+        names = _find_targets(encoder, config.target_modules)
         encoder.requires_grad_(False)
-        found = []
+        layers = []
         for name in names:
-            parent, _, own = name.rpartition(".")
+            parent, _, attribute = name.rpartition(".")
             layer = SubspaceLayer(encoder.get_submodule(name))
-            setattr(encoder.get_submodule(parent), own, layer.train(encoder.training))
-            found.append(layer)
-        self._layers = tuple(found)
+            setattr(encoder.get_submodule(parent), attribute, layer.train(encoder.training))
+            layers.append(layer)
+        self._layers = tuple(layers)
 
     @property
     def layers(self) -> Sequence[SubspaceLayer]:
         """The layers that are trained."""
         return self._layers
 
-    def hold(self, share: float) -> None:
+    def freeze_directions(self, share: float) -> None:
         """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
         for layer in self.layers:
             layer.decompose(round(share * len(layer.S)))
@@ -170,28 +173,32 @@ class Osf(Method):
     more directions are held, by a straight line over tasks (peft's guide). The paper's other schedule, by how little a
     layer turns its input, is not here.
 
-    The parametrisation and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
+    The parametrization and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
     parameters change with what is held. They project gradients alone, after which AdamW's steps leave the subspace a
     little; here what has left it has no effect.
     """
 
     Config = OsfConfig
     Network = OsfNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)
-        network.hold(self.config.share(task, len(learner.stream)))
+        network.freeze_directions(self.config.share(task, len(learner.stream)))
 
 
-def _targets(encoder: nn.Module, targets: str) -> list[str]:
-    """The full names of the layers that are meant. Raises UserError."""
-    if targets != ALL:
-        return target_layers(encoder, targets if targets == "auto" else [one.strip() for one in targets.split(",")])
-    words = getattr(encoder, "get_output_embeddings", lambda: None)()
-    found = [name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not words]
-    if not found:
+def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
+    """Return the full names of the layers that are meant. Raises UserError."""
+    if targets != ALL_LINEAR:
+        return target_layers(
+            encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]
+        )
+    output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
+    names = [
+        name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not output_embeddings
+    ]
+    if not names:
         raise UserError("target_modules: expected a model with linear layers, got none")
-    return found
+    return names

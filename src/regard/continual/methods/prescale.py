@@ -36,7 +36,7 @@ class PreScaleConfig(method.MethodConfig):
         """Check the choices."""
         for name, allowed in (("scaling", get_args(Scaling)), ("common_tokens", get_args(Common))):
             check_choice(name, getattr(self, name), allowed)
-        method.check_number("min_document_frequency", self.min_document_frequency, least=0, most=1)
+        method.check_number("min_document_frequency", self.min_document_frequency, min_value=0, max_value=1)
 
 
 class PreScale(Method):
@@ -55,4 +55,4 @@ class PreScale(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
-        return learner.probing(), learner.fine_tuning()
+        return learner.probing_phase(), learner.fine_tuning_phase()

@@ -19,5 +19,5 @@ class Probe(Method):
         return probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The head, as long as other methods train it and everything."""
-        return (learner.probing(),)
+        """Return the head, as long as other methods train it and everything."""
+        return (learner.probing_phase(),)

@@ -19,4 +19,4 @@ class ProbeFinetune(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
-        return learner.probing(), learner.fine_tuning()
+        return learner.probing_phase(), learner.fine_tuning_phase()

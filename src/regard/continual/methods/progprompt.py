@@ -13,10 +13,10 @@ from regard.continual.prompt_network import (
     PromptNetwork,
     PromptPrefix,
     check_prompt_room,
-    class_vectors,
-    restore_rows,
+    copy_class_vectors,
+    restore_class_vectors,
 )
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,28 +29,28 @@ class ProgressiveNetwork(PromptNetwork):
     A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
     """
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """The prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+        """Return the prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
             return None
         if "tasks" not in rows:
             raise UserError("tasks: expected the task of each row, which progressive prompts are to be told, got none")
-        own = rows["tasks"]
-        own = torch.where((own < 0) | (own > last), last, own)
-        newest, oldest = int(own.max()), int(own.min())
-        prompts = self.pool.prompts.joined(range(newest, -1, -1))[None]
+        row_tasks = rows["tasks"]
+        row_tasks = torch.where((row_tasks < 0) | (row_tasks > last), last, row_tasks)
+        newest, oldest = int(row_tasks.max()), int(row_tasks.min())
+        prompts = self.pool.prompts.concatenate(range(newest, -1, -1))[None]
         if newest == oldest:
             return PromptPrefix(prompts)
-        blocks = torch.arange(newest, -1, -1, device=own.device).repeat_interleave(self.pool.prompts.length)
-        return PromptPrefix(prompts.expand(len(own), -1, -1), blocks <= own[:, None])
+        blocks = torch.arange(newest, -1, -1, device=row_tasks.device).repeat_interleave(self.pool.prompts.length)
+        return PromptPrefix(prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None])
 
 
 class ProgPrompt(Method):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrised while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
+    re-parametrized while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
     are the paper's for T5, at a rate of 0.3; BERT's is far lower, and the released example for T5 has no MLP.
 
     What an earlier task's rows become is never changed. Where the head has vectors of classes, those of other tasks are
@@ -60,24 +60,24 @@ class ProgPrompt(Method):
     Config = PromptConfig
     Network = ProgressiveNetwork
     incremental = False
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
-        network.begin_block(task)
-        self.head_before = class_vectors(learner)
+        network.start_adapter(task)
+        self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.learning_rate)
+        return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The prompt, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
+        """Return the prompt, and the head, for the budget's epochs."""
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
-        learner.network_as(ProgressiveNetwork).pool.close()
-        restore_rows(learner, self.head_before, task)
+        learner.network_as(ProgressiveNetwork).pool.fold()
+        restore_class_vectors(learner, self.head_before, task)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
     from regard.continual.training_phase import TrainingPhase
 
-Mixing = Literal["batch", "interval", "merge"]
+ReplayMode = Literal["batch", "interval", "merge"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,17 @@ class ReplayConfig(memory.MemoryConfig):
         replay_interval: Number of new batches for each replayed one, with "interval".
     """
 
-    replay_mode: Mixing = "batch"
+    replay_mode: ReplayMode = "batch"
     replay_interval: int = 100
 
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        check_choice("replay_mode", self.replay_mode, get_args(Mixing))
+        check_choice("replay_mode", self.replay_mode, get_args(ReplayMode))
         check_int("replay_interval", self.replay_interval, least=1)
 
 
-class Replay(memory.Remembering):
+class Replay(memory.MemoryMethod):
     """Experience replay, ER: each new batch with one from a memory (arXiv 1902.10486); or sparse (arXiv 1906.01076).
 
     The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
@@ -46,15 +46,15 @@ class Replay(memory.Remembering):
     """
 
     Config = ReplayConfig
-    texts = True
+    supports_text = True
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's rows with those of the memory, as the settings mix them."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
+            return super().batches(learner, task, phase)
         if self.config.replay_mode == "merge":
-            return learner.epochs([*learner.items(task), *self.state.examples], stage)
+            return learner.epoch_batches([*learner.items(task), *self.state.examples], phase)
         if self.config.replay_mode == "interval":
             interval = self.config.replay_interval
-            return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
-        return memory.beside(learner, self.state, self.config, task, stage)
+            return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
+        return memory.replay_in_batches(learner, self.state, self.config, task, phase)

@@ -1,4 +1,4 @@
-"""Replay with LoRA: one block for all tasks, and examples of earlier tasks among those of the task at hand."""
+"""Replay with LoRA: one adapter for all tasks, and examples of earlier tasks among those of the task at hand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ReplayLoraConfig(replay.ReplayConfig, LoraConfig):
 
 
 class ReplayLora(replay.Replay):
-    """Experience replay (arXiv 1902.10486) where one LoRA block is trained: a baseline of SAPT (arXiv 2401.08295)."""
+    """Experience replay (arXiv 1902.10486) where one LoRA adapter is trained: a baseline of SAPT (arXiv 2401.08295)."""
 
     Config = ReplayLoraConfig
     Network = SharedAdapterNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the block, on."""
-        learner.network_as(PoolNetwork).begin_block(0)
+        """Train the adapter, on."""
+        learner.network_as(PoolNetwork).start_adapter(0)

@@ -1,4 +1,4 @@
-"""SAPT: a block a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
+"""SAPT: an adapter a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
-from regard.continual.adapter_init import best_init
-from regard.continual.adapter_network import AdapterNetwork, AdapterPool, lora_pool
+from regard.continual.adapter_init import choose_initial_adapter
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool, make_lora_pool
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.prompt_network import check_prompt_room
@@ -32,14 +32,14 @@ TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
 STRENGTH = "strength/"
 FLOOR = "floor"
-MEASURED = 4
+BALANCE_BATCHES = 4
 """Batches on which `gradient_balance` measures gradients."""
 
 
 class SaptNetwork(AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
-    `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
+    `mixed`: the weights (row, adapter) that the last rows were given; `own`: the adapter that is trained.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
@@ -53,15 +53,15 @@ class SaptNetwork(AdapterNetwork):
         )
         self.attention.reserve(tasks)
         self.config = config
-        self.mixed: Tensor | None = None
-        self.own = 0
+        self.routing_weights: Tensor | None = None
+        self.current_adapter = 0
 
-    def block_of(self, task: int) -> int:
-        """The block that a task was given."""
+    def adapter_of(self, task: int) -> int:
+        """Return the adapter that a task was given."""
         return task
 
-    def pool_in(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
-        """The blocks, put into a model: low-rank ones, or soft prompts."""
+    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
+        """Return the adapters, put into a model: low-rank ones, or soft prompts."""
         if config.adapter_type == "prompt":
             return PromptAdapterPool(
                 classifier.encoder,
@@ -69,43 +69,46 @@ class SaptNetwork(AdapterNetwork):
                 encoder_hidden_size=config.encoder_hidden_size,
                 seed=seed,
             )
-        told = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
-        return lora_pool(classifier, config, seed, **told)
+        options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
+        return make_lora_pool(classifier, config, seed, **options)
 
-    def begin_block(self, block: int) -> None:
-        """Train this block, its key, and the maps."""
-        super().begin_block(block)
-        self.attention.use(block + 1)
-        self.attention.open(block)
-        self.own = block
+    def start_adapter(self, adapter: int) -> None:
+        """Train this adapter, its key, and the maps."""
+        super().start_adapter(adapter)
+        self.attention.use(adapter + 1)
+        self.attention.set_trainable(adapter)
+        self.current_adapter = adapter
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
-        """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
-        real = rows.get("prompt_mask", rows["attention_mask"])
+        """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
+        mask = rows.get("prompt_mask", rows["attention_mask"])
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
-            return query_vectors(embedded, real).float()
+            return query_vectors(embedded, mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """How much each row gets of each block (row, block); all of the task's own in training that is not aligned."""
-        self.mixed = None
+        """Return how much each row gets of each adapter (row.
+
+        Adapter); all of the task's own in training that is not aligned.
+        """
+        self.routing_weights = None
         if not int(self.count):
             return None
-        found: Tensor = self.attention(self.vectors(rows))
-        own = torch.nn.functional.one_hot(torch.full((len(found),), self.own), found.shape[1])
+        weights: Tensor = self.attention(self.vectors(rows))
+        one_hot = torch.nn.functional.one_hot(torch.full((len(weights),), self.current_adapter), weights.shape[1])
         if FLOOR in rows:
-            floor = rows[FLOOR][:, None].to(found)
-            found = (1 - floor) * found + floor * own.to(found)
-        self.mixed = found
-        return own.to(found) if self.training and not self.config.joint_training else found
+            floor = rows[FLOOR][:, None].to(weights)
+            weights = (1 - floor) * weights + floor * one_hot.to(weights)
+        self.routing_weights = weights
+        return one_hot.to(weights) if self.training and not self.config.joint_training else weights
 
 
 class Sapt(Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
-    A new block and key come with each task and are trained, with the maps that make queries; blocks and keys of earlier
-    tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for its rows:
-    on these the weights are held where they were.
+    A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of
+    earlier tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for
+    its rows: on these the weights are held where they were.
 
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
     gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
@@ -114,203 +117,225 @@ class Sapt(Method):
 
     Config = SaptConfig
     Network = SaptNetwork
-    texts = True
+    supports_text = True
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.read: dict[int, Tensor] = {}  # the query vectors of the task at hand
-        self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
+        self.training_vectors: dict[int, Tensor] = {}  # the query vectors of the task at hand
+        self.stand_ins: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
         if self.config.adapter_type == "prompt":
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
-            stored.check(learner, self.config)
-        kept = self.state.tensors
-        kept.update({name: value.to(learner.device) for name, value in kept.items()})
+            stored.check_pseudo_samples(learner, self.config)
+        tensors = self.state.tensors
+        tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
 
-    def place(self, learner: Learner, task: int) -> None:
-        """Put the next block in place, and open its gate."""
+    def place_adapter(self, learner: Learner, task: int) -> None:
+        """Put the next adapter in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
-        block = self.block(learner, task)
-        new = block >= int(network.count)
-        network.begin_block(block)
-        if block and new and config.opens:
+        adapter = self.choose_adapter(learner, task)
+        new = adapter >= int(network.count)
+        network.start_adapter(adapter)
+        if adapter and new and config.opens:
             network.to(learner.device)
-            self._begin(learner, task, block)
+            self._init_adapter(learner, task, adapter)
         if task and config.opens and config.router_warmup_steps:
             network.to(learner.device)
             warm_up_router(
                 network.attention,
-                self._vectors_of(learner, task),
-                self.earlier(learner, task),
+                self._training_vectors(learner, task),
+                self.past_tasks(learner, task),
                 steps=config.router_warmup_steps,
                 rate=config.router_warmup_lr,
                 seed=learner.seed_for("gate", task),
-                own=network.own,
+                own=network.current_adapter,
             )
         if config.opens and config.freeze_router:
-            network.attention.open(None)
+            network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
-        if measured and self.earlier(learner, task):
+        if measured and self.past_tasks(learner, task):
             network.to(learner.device)
-            self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
+            self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def _begin(self, learner: Learner, task: int, block: int) -> None:
-        """Let a new block begin as an earlier one, or leave it at nothing."""
+    def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
+        """Let a new adapter begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
-            other = best_init(learner, task, block, config.init_samples)
+            other = choose_initial_adapter(learner, task, adapter, config.init_samples)
         elif config.init == "last":
-            other = block - 1
+            other = adapter - 1
         if other is not None:
-            learner.network_as(SaptNetwork).pool.copy(block, other)
+            learner.network_as(SaptNetwork).pool.copy(adapter, other)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(lr_multipliers=self._times(learner)),)
+        """Return the adapter with its key and the maps, each at its rate, and the head, for the budget's epochs."""
+        return (learner.fine_tuning_phase(lr_multipliers=self._lr_multipliers(learner)),)
 
-    def _times(self, learner: Learner) -> dict[str, float]:
+    def _lr_multipliers(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
-        parts = {
+        multipliers = {
             "classifier.encoder.": "adapter_lr_multiplier",
             "attention.keys.": "key_lr_multiplier",
             "attention.": "projection_lr_multiplier",
         }
-        found = {}
+        multiplier_of = {}
         for name, _ in learner.network.named_parameters():
-            of = next((rate for start, rate in parts.items() if name.startswith(start)), None)
-            found[name] = 1.0 if of is None else float(getattr(self.config, of))
-        return {name: times for name, times in found.items() if times != 1}
+            option = next((option_name for prefix, option_name in multipliers.items() if name.startswith(prefix)), None)
+            multiplier_of[name] = 1.0 if option is None else float(getattr(self.config, option))
+        return {name: multiplier for name, multiplier in multiplier_of.items() if multiplier != 1}
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's rows; with the floor under their own block's weight while it warms up.
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's rows; with the floor under their own adapter's weight while it warms up.
 
-        The next block is put in place here, when the task has been scored without it.
+        The next adapter is put in place here, when the task has been scored without it.
         """
-        self.place(learner, task)
-        found = super().batches(learner, task, stage)
+        self.place_adapter(learner, task)
+        task_batches = super().batches(learner, task, phase)
         config = self.config
-        last = math.ceil(config.floor_fraction * found.steps)
-        if not config.own_weight_floor or not last:
-            return found
+        last_step = math.ceil(config.floor_fraction * task_batches.steps)
+        if not config.own_weight_floor or not last_step:
+            return task_batches
 
         def rows(step: int) -> Rows:
-            made = found.rows(step)
-            floor = config.own_weight_floor * max(0.0, 1 - step / last)
-            return {**made, FLOOR: torch.full((len(made["input_ids"]),), floor)}
+            batch = task_batches.rows(step)
+            floor = config.own_weight_floor * max(0.0, 1 - step / last_step)
+            return {**batch, FLOOR: torch.full((len(batch["input_ids"]),), floor)}
 
-        return Batches(found.steps, found.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
-        found = learner.cross_entropy(network(rows), rows)
-        shown = learner.network_as(SaptNetwork)
-        mixed = shown.mixed
-        assert mixed is not None
-        counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
+        """Return the sum of the rows' losses.
+
+        And of what opens the gate; and λ times the divergence for each that counts.
+        """
+        loss = learner.cross_entropy(network(rows), rows)
+        sapt_network = learner.network_as(SaptNetwork)
+        weights = sapt_network.routing_weights
+        assert weights is not None
+        row_counts = (rows["labels"] != IGNORE_INDEX).reshape(len(weights), -1).sum(1)
         if self.config.opens:
-            shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.config.router_loss_weight * (counted * shares[:, shown.own].log()).sum()
-            found = found - self.config.entropy_weight * (counted * (shares * shares.log()).sum(-1)).sum()
-            found = found - self.config.load_balancing_weight * (counted * shares.log().mean(-1)).sum()
-        return found + counted.sum() * self.reflection(learner)
+            clamped_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
+            loss = (
+                loss
+                - self.config.router_loss_weight
+                * (row_counts * clamped_weights[:, sapt_network.current_adapter].log()).sum()
+            )
+            loss = (
+                loss
+                - self.config.entropy_weight * (row_counts * (clamped_weights * clamped_weights.log()).sum(-1)).sum()
+            )
+            loss = loss - self.config.load_balancing_weight * (row_counts * clamped_weights.log().mean(-1)).sum()
+        return loss + row_counts.sum() * self.reflection_loss(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
         if self.config.reflection == "none":
             return
-        found = self._vectors_of(learner, task)
+        vectors = self._training_vectors(learner, task)
         with torch.no_grad():
-            weights = learner.network_as(SaptNetwork).attention(found)
-        kept, config = self.state.tensors, self.config
-        kept[f"{TARGET}{task}"] = mean_weights(weights)
+            weights = learner.network_as(SaptNetwork).attention(vectors)
+        tensors, config = self.state.tensors, self.config
+        tensors[f"{TARGET}{task}"] = mean_weights(weights)
         if config.reflection == "density":
-            density = Density.of(found, config.density_rank)
-            kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
+            density = Density.of(vectors, config.density_rank)
+            tensors[f"{MEAN}{task}"], tensors[f"{DIRECTIONS}{task}"], tensors[f"{SPREAD}{task}"] = density
         elif config.reflection == "generated":
-            stored.keep(learner, self.state, task, self.stored(len(found)), config)
+            stored.store_inputs(learner, self.state, task, self.count_stored(len(vectors)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-            chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
-            kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
+            indices = torch.randperm(len(vectors), generator=random)[: self.count_stored(len(vectors))]
+            tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
 
-    def written(self, task: int) -> tuple[str, ...] | None:
-        """The pseudo samples that stand for a task; None where other things do."""
-        return stored.inputs(self.state, task)
+    def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
+        """Return the pseudo samples that stand for a task; None where other things do."""
+        return stored.stored_inputs(self.state, task)
 
-    def block(self, learner: Learner, task: int) -> int:
-        """The block that a task is about to be given."""
+    def choose_adapter(self, learner: Learner, task: int) -> int:
+        """Return the adapter that a task is about to be given."""
         return task
 
-    def stored(self, rows: int) -> int:
-        """How many vectors stand for a task of so many rows."""
-        wanted = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
-        return max(1, min(wanted, rows))
+    def count_stored(self, rows: int) -> int:
+        """Return how many vectors stand for a task of so many rows."""
+        requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
+        return max(1, min(requested, rows))
 
-    def strength(self, task: int) -> float:
+    def reflection_strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
         if self.config.opens:
             return float(self.config.router_loss_weight * task)
         return float(self.state.values.get(f"{STRENGTH}{task}", self.config.reflection_weight))
 
-    def reflection(self, learner: Learner) -> Tensor:
+    def reflection_loss(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
-        if not self.earlier(learner, learner.task):
+        if not self.past_tasks(learner, learner.task):
             return torch.zeros((), device=learner.device)
-        return self.strength(learner.task) * self.apart(learner)
+        return self.reflection_strength(learner.task) * self.mean_divergence(learner)
 
-    def apart(self, learner: Learner) -> Tensor:
-        """The mean of the earlier tasks' divergences."""
-        found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
-        return torch.stack(found).mean()
+    def mean_divergence(self, learner: Learner) -> Tensor:
+        """Return the mean of the earlier tasks' divergences."""
+        past_divergences = divergences(
+            learner.network_as(SaptNetwork).attention, self.past_tasks(learner, learner.task)
+        )
+        return torch.stack(past_divergences).mean()
 
-    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
-        """What stands for the tasks before one."""
-        kept = self.state.tensors
-        there = [number for number in range(task) if f"{TARGET}{number}" in kept]
-        return [PastTask(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
+    def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
+        """Return what stands for the tasks before one."""
+        tensors = self.state.tensors
+        tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
+        return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]
 
-    def vectors(self, learner: Learner, task: int) -> Tensor:
-        """The query vectors (row, width) that stand for a task."""
-        kept = self.state.tensors
+    def stand_in_vectors(self, learner: Learner, task: int) -> Tensor:
+        """Return the query vectors (row, width) that stand for a task."""
+        tensors = self.state.tensors
         if self.config.reflection == "real":
-            return kept[f"{VECTORS}{task}"]
-        if task not in self.seen:
+            return tensors[f"{VECTORS}{task}"]
+        if task not in self.stand_ins:
             if self.config.reflection == "generated":
-                self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
+                self.stand_ins[task] = stored.compute_query_vectors(
+                    learner, task, stored.stored_inputs(self.state, task) or ()
+                )
             else:
-                density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
-                many = self.stored(len(learner.encoded[task, "train"]))
-                self.seen[task] = density.draw(many, learner.seed_for("memory", task))
-        return self.seen[task]
+                density = Density(*(tensors[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
+                count = self.count_stored(len(learner.encoded[task, "train"]))
+                self.stand_ins[task] = density.draw(count, learner.seed_for("memory", task))
+        return self.stand_ins[task]
 
-    def _vectors_of(self, learner: Learner, task: int) -> Tensor:
-        """The query vectors (row, width) of a task's training rows."""
-        if task not in self.read:
+    def _training_vectors(self, learner: Learner, task: int) -> Tensor:
+        """Return the query vectors (row, width) of a task's training rows."""
+        if task not in self.training_vectors:
             with torch.no_grad():
-                parts = [learner.network_as(SaptNetwork).vectors(rows) for rows in learner.each(learner.items(task))]
-            self.read = {task: torch.cat(parts)}
-        return self.read[task]
+                chunks = [
+                    learner.network_as(SaptNetwork).vectors(rows)
+                    for rows in learner.iterate_batches(learner.items(task))
+                ]
+            self.training_vectors = {task: torch.cat(chunks)}
+        return self.training_vectors[task]
 
-    def _balanced(self, learner: Learner, task: int) -> float:
+    def _balance_strength(self, learner: Learner, task: int) -> float:
         """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
-        network, earlier = learner.network_as(SaptNetwork), learner.task
+        network, previous_task = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
-        items = learner.sampled(task, "train", MEASURED * learner.budget.batch_size)
-        total = [torch.zeros_like(one) for one in maps]
+        items = learner.sample_examples(task, "train", BALANCE_BATCHES * learner.budget.batch_size)
+        loss_gradients = [torch.zeros_like(parameter) for parameter in maps]
         count = 0
-        with learner.losing(), torch.enable_grad():
-            for rows in learner.each(items, size=learner.budget.micro_batch_size or learner.budget.batch_size):
-                count += int((rows["labels"] != IGNORED).sum())
+        with learner.loss_mode(), torch.enable_grad():
+            for rows in learner.iterate_batches(
+                items, size=learner.budget.micro_batch_size or learner.budget.batch_size
+            ):
+                count += int((rows["labels"] != IGNORE_INDEX).sum())
                 loss = learner.cross_entropy(network(rows), rows)
-                for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
-                    sum_ += part
-            apart = torch.autograd.grad(self.apart(learner), maps)
-        learner.task = earlier
-        ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
-        if not float(theirs):
+                for target, gradient in zip(loss_gradients, torch.autograd.grad(loss, maps), strict=True):
+                    target += gradient
+            divergence_gradients = torch.autograd.grad(self.mean_divergence(learner), maps)
+        learner.task = previous_task
+        loss_norm, divergence_norm = (
+            torch.cat([parameter.flatten() for parameter in gradients]).norm()
+            for gradients in (loss_gradients, divergence_gradients)
+        )
+        if not float(divergence_norm):
             return float(self.config.reflection_weight)
-        return float(self.config.gradient_balance * ours / count / theirs)
+        return float(self.config.gradient_balance * loss_norm / count / divergence_norm)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from regard.adapters.attention import ORDERS, ProjectionOrder
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.required_settings import NONE, RequiredSetting, check_required
+from regard.continual.required_settings import EMPTY, RequiredSetting, check_required
 from regard.errors import UserError, check_choice, check_int
 
 Block = Literal["lora", "prompt"]
@@ -42,7 +42,7 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
     "density_rank": (RequiredSetting("reflection", ("density",)),),
     **dict.fromkeys(
         ("generator_steps", "generator_lr", "generator_batch_size"),
-        (_WRITES, RequiredSetting("pseudo_samples_dir", (NONE,))),
+        (_WRITES, RequiredSetting("pseudo_samples_dir", (EMPTY,))),
     ),
     "pseudo_samples_dir": (_WRITES,),
 }
@@ -136,13 +136,13 @@ class SaptConfig(LoraConfig):
             check_int(name, getattr(self, name), least=1)
         for name in ("encoder_hidden_size", "top_k", "router_warmup_steps", "memory_size", "density_rank"):
             check_int(name, getattr(self, name), least=0)
-        method.check_number("generator_lr", self.generator_lr, least=0)
+        method.check_number("generator_lr", self.generator_lr, min_value=0)
         rates = ("adapter_lr_multiplier", "key_lr_multiplier", "projection_lr_multiplier", "router_warmup_lr")
         for name in (*rates, "router_loss_weight", "load_balancing_weight", "reflection_weight", "gradient_balance"):
-            method.check_number(name, getattr(self, name), least=0)
+            method.check_number(name, getattr(self, name), min_value=0)
         for name in ("own_weight_floor", "floor_fraction", "memory_fraction"):
-            method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("entropy_weight", self.entropy_weight, least=-1e6)
+            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
+        method.check_number("entropy_weight", self.entropy_weight, min_value=-1e6)
         choices = {"adapter_type": Block, "gate": Gate, "init": Begins, "reflection": Reflects}
         for name, allowed in (("projection_order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             check_choice(name, getattr(self, name), allowed)

@@ -1,4 +1,4 @@
-"""SAPT that is not told which task it learns: what is new is noticed and given a block, what is known gets its own."""
+"""Task-free SAPT: rows that are new get a new adapter, known ones that of their task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.novelty import DRAWS, check_separable, is_known_task, novelty
+from regard.adapters.novelty import DRAWS, check_separable, find_known_task, novelty
 from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
@@ -47,17 +47,17 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
         for name in ("memory_size", "novelty_samples"):
-            method.check_number(name, getattr(self, name), least=2)
-        method.check_number("false_alarm_rate", self.false_alarm_rate, least=1 / (DRAWS + 1), most=1)
-        method.check_number("reuse_threshold", self.reuse_threshold, least=0, most=1)
+            method.check_number(name, getattr(self, name), min_value=2)
+        method.check_number("false_alarm_rate", self.false_alarm_rate, min_value=1 / (DRAWS + 1), max_value=1)
+        method.check_number("reuse_threshold", self.reuse_threshold, min_value=0, max_value=1)
         if self.reflection != "real":
             raise UserError(
                 f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"
             )
 
 
-class NoticedNetwork(SaptNetwork):
-    """SAPT's network, which knows the block that each portion was `given` (portion,); −1: not learnt yet."""
+class TaskFreeNetwork(SaptNetwork):
+    """SAPT's network, which knows the adapter that each portion was `given` (portion,); −1: not learnt yet."""
 
     given: Tensor
 
@@ -65,14 +65,14 @@ class NoticedNetwork(SaptNetwork):
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         self.register_buffer("given", torch.full((tasks,), -1))
 
-    def block_of(self, task: int) -> int:
-        """The block that a portion was given."""
+    def adapter_of(self, task: int) -> int:
+        """Return the adapter that a portion was given."""
         return int(self.given[task])
 
-    def begin_block(self, block: int) -> None:
-        """Train this block, its key, and the maps; those that came after it stay in use."""
-        used = max(int(self.count), block + 1)
-        super().begin_block(block)
+    def start_adapter(self, adapter: int) -> None:
+        """Train this adapter, its key, and the maps; those that came after it stay in use."""
+        used = max(int(self.count), adapter + 1)
+        super().start_adapter(adapter)
         self.count.fill_(used)
         self.attention.use(used)
 
@@ -82,95 +82,103 @@ class SaptTaskFree(Sapt):
 
     A portion is what the framework calls a task: its rows come together, and what its labels are called is known, as
     they would be anyway; the number of the task is used to find these, and for nothing else. Query vectors of its
-    training rows are compared with those that stand for each block (`regard.adapters.novelty`). Rows that are like none
-    of them get a new block and key, as in SAPT. Otherwise the block that they are most like is opened again and trained
-    on them, while the others are reflected on, and then stands for both: its target is the mean over all of its rows,
-    earlier ones through the vectors that were kept of them, and of what is kept now each portion has the share of its
-    rows. There are as many blocks as kinds of rows that were noticed.
+    training rows are compared with those that stand for each adapter (`regard.adapters.novelty`). Rows that are like
+    none of them get a new adapter and key, as in SAPT. Otherwise the adapter that they are most like is opened again
+    and trained on them, while the others are reflected on, and then stands for both: its target is the mean over all of
+    its rows, earlier ones through the vectors that were kept of them, and of what is kept now each portion has the
+    share of its rows. There are as many adapters as kinds of rows that were noticed.
     """
 
     Config = SaptTaskFreeConfig
-    Network = NoticedNetwork
-    texts = True
+    Network = TaskFreeNetwork
+    supports_text = True
 
-    def block(self, learner: Learner, task: int) -> int:
-        """The block that a portion gets, decided once."""
-        name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
+    def choose_adapter(self, learner: Learner, task: int) -> int:
+        """Return the adapter that a portion gets, decided once."""
+        name, network = f"{PORTION}{task}", learner.network_as(TaskFreeNetwork)
         if name not in self.state.values:
             self.state.values[name] = self._decide(learner, task)
-        block = int(self.state.values[name]["block"])
-        network.given[task] = block
-        return block
+        adapter = int(self.state.values[name]["block"])
+        network.given[task] = adapter
+        return adapter
 
-    def strength(self, task: int) -> float:
-        """λ of a portion's training: of the mean of the other blocks' divergences."""
+    def reflection_strength(self, task: int) -> float:
+        """λ of a portion's training: of the mean of the other adapters' divergences."""
         if self.config.opens:
-            return float(self.config.router_loss_weight * len(self._others(task)))
-        return super().strength(task)
+            return float(self.config.router_loss_weight * len(self._other_adapters(task)))
+        return super().reflection_strength(task)
 
-    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
-        """What stands for the blocks other than that of a portion."""
-        kept = self.state.tensors
-        return [PastTask(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
+    def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
+        """Return what stands for the adapters other than that of a portion."""
+        tensors = self.state.tensors
+        return [
+            PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"])
+            for adapter in self._other_adapters(task)
+        ]
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the block's rows, and what stands for them."""
-        network, kept = learner.network_as(NoticedNetwork), self.state
-        block, found = network.block_of(task), self._vectors_of(learner, task)
-        before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
+        """Keep the mean weights of the adapter's rows, and what stands for them."""
+        network, state = learner.network_as(TaskFreeNetwork), self.state
+        adapter, vectors = network.adapter_of(task), self._training_vectors(learner, task)
+        stored_vectors, num_seen = (
+            state.tensors.get(f"{VECTORS}{adapter}", vectors[:0]),
+            int(state.values.get(f"{SEEN}{adapter}", 0)),
+        )
         with torch.no_grad():
-            target = mean_weights(network.attention(found))
-            if seen:
-                old = mean_weights(network.attention(before))
-                target = (len(found) * target + seen * old) / (len(found) + seen)
-        kept.tensors[f"{TARGET}{block}"] = target
-        kept.tensors[f"{VECTORS}{block}"] = self._merged(learner, task, before, seen, found)
-        kept.values[f"{SEEN}{block}"] = seen + len(found)
+            target = mean_weights(network.attention(vectors))
+            if num_seen:
+                stored_target = mean_weights(network.attention(stored_vectors))
+                target = (len(vectors) * target + num_seen * stored_target) / (len(vectors) + num_seen)
+        state.tensors[f"{TARGET}{adapter}"] = target
+        state.tensors[f"{VECTORS}{adapter}"] = self._merge_vectors(learner, task, stored_vectors, num_seen, vectors)
+        state.values[f"{SEEN}{adapter}"] = num_seen + len(vectors)
 
-    def _merged(self, learner: Learner, task: int, before: Tensor, seen: int, found: Tensor) -> Tensor:
-        """What stands for rows of which so many were seen before, and for those found: each by their number."""
+    def _merge_vectors(
+        self, learner: Learner, task: int, stored_vectors: Tensor, num_seen: int, vectors: Tensor
+    ) -> Tensor:
+        """Return what stands for rows of which so many were seen before, and for those found: each by their number."""
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-        wanted = self.stored(seen + len(found))
-        new = min(len(found), max(1, round(wanted * len(found) / (seen + len(found)))))
-        parts = [_drawn(found, new, random)]
-        if seen:
-            parts.insert(0, _drawn(before, min(len(before), wanted - new), random))
-        return torch.cat(parts).clone()
+        count = self.count_stored(num_seen + len(vectors))
+        num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
+        samples = [_sample_rows(vectors, num_new, random)]
+        if num_seen:
+            samples.insert(0, _sample_rows(stored_vectors, min(len(stored_vectors), count - num_new), random))
+        return torch.cat(samples).clone()
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
-        """The block for a portion, whether it is a new one, and what each block's rows were to it."""
-        config, blocks = self.config, self._blocks()
+        """Return the adapter for a portion, whether it is a new one, and what each adapter's rows were to it."""
+        config, adapters = self.config, self._trained_adapters()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _drawn(self._vectors_of(learner, task), int(config.novelty_samples), random)
-        found = []
-        for block in blocks:
-            kept = self.state.tensors[f"{VECTORS}{block}"]
-            if not check_separable(len(vectors), len(kept), config.false_alarm_rate):
+        vectors = _sample_rows(self._training_vectors(learner, task), int(config.novelty_samples), random)
+        comparisons = []
+        for adapter in adapters:
+            reference = self.state.tensors[f"{VECTORS}{adapter}"]
+            if not check_separable(len(vectors), len(reference), config.false_alarm_rate):
                 raise UserError(
                     f"false_alarm_rate: {config.false_alarm_rate:g} is less than what {len(vectors)} rows of "
-                    f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
+                    f"{learner.stream.tasks[task].name!r} and {len(reference)} that were kept can tell; "
                     "raise it, or learn from more rows"
                 )
-            found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = is_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
+            comparisons.append(novelty(vectors, reference, seed=learner.seed_for("novelty", task, adapter)))
+        match = find_known_task(comparisons, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
         return {
-            "block": len(blocks) if like is None else blocks[like],
-            "new": like is None,
-            "statistic": [one.statistic for one in found],
-            "p": [one.p for one in found],
+            "block": len(adapters) if match is None else adapters[match],
+            "new": match is None,
+            "statistic": [comparison.statistic for comparison in comparisons],
+            "p": [comparison.p for comparison in comparisons],
         }
 
-    def _blocks(self) -> list[int]:
-        """The blocks that have been trained."""
+    def _trained_adapters(self) -> list[int]:
+        """Return the adapters that have been trained."""
         return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
-    def _others(self, task: int) -> list[int]:
-        """Those of them that are not the portion's own."""
-        own = self.state.values[f"{PORTION}{task}"]["block"]
-        return [block for block in self._blocks() if block != own]
+    def _other_adapters(self, task: int) -> list[int]:
+        """Return those of them that are not the portion's own."""
+        own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
+        return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]
 
 
-def _drawn(vectors: Tensor, many: int, random: torch.Generator) -> Tensor:
-    """At most so many of the vectors, in their order."""
-    chosen = torch.randperm(len(vectors), generator=random)[:many].sort().values
-    return vectors[chosen.to(vectors.device)]
+def _sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
+    """Return at most so many of the vectors, in their order."""
+    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
+    return vectors[indices.to(vectors.device)]

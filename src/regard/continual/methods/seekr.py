@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import MethodState
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
@@ -51,43 +51,43 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
         memory.MemoryConfig.__post_init__(self)
         LoraConfig.__post_init__(self)
         for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
-            method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("attention_distillation_weight", self.attention_distillation_weight, least=0)
+            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
+        method.check_number("attention_distillation_weight", self.attention_distillation_weight, min_value=0)
 
 
 class SeekrNetwork(SharedAdapterNetwork):
-    """A frozen model with one block, whose attention can be read, `find_attention_layers` being its layers."""
+    """A frozen model with one adapter, whose attention can be read, `find_attention_layers` being its layers."""
 
-    _places: tuple[AttentionLayer, ...] = ()
+    _attention_layers: tuple[AttentionLayer, ...] = ()
     _reads: list[CapturedWeights] | None = None
 
     @property
-    def places(self) -> tuple[AttentionLayer, ...]:
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """The attention layers, in the order of a forward."""
-        if not self._places:
-            self._places = tuple(find_attention_layers(self.classifier.encoder))
-        return self._places
+        if not self._attention_layers:
+            self._attention_layers = tuple(find_attention_layers(self.classifier.encoder))
+        return self._attention_layers
 
     @contextmanager
-    def reading(self) -> Iterator[list[CapturedWeights]]:
+    def record_attention(self) -> Iterator[list[CapturedWeights]]:
         """While it lasts, the list has what each layer was asked for in the last forward."""
-        before, self._reads = self._reads, []
+        previous, self._reads = self._reads, []
         try:
             yield self._reads
         finally:
-            self._reads = before
+            self._reads = previous
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         if self._reads is None:
             return super().forward(rows)
-        with capture_weights(self.classifier.encoder, self.places) as found:
+        with capture_weights(self.classifier.encoder, self.attention_layers) as captured:
             logits = super().forward(rows)
-        self._reads[:] = found
+        self._reads[:] = captured
         return logits
 
 
-class Seekr(memory.Remembering):
+class Seekr(memory.MemoryMethod):
     """SEEKR (arXiv 2411.06171): attention distillation on selected heads, beside replay and distillation of answers.
 
     Of each task's examples in the memory the attention A is noted before the task is learnt and after. A head's
@@ -102,8 +102,8 @@ class Seekr(memory.Remembering):
     it was when it was stored, in evaluation: with anything dropped out D would be far from 0 where nothing has changed.
 
     In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
-    its own; here it is one LoRA block, and each batch has rows of the memory beside the new ones, as `replay-lora` has:
-    so that budgets and memories of a comparison are equal.
+    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as `replay-lora`
+    has: so that budgets and memories of a comparison are equal.
     """
 
     Config = SeekrConfig
@@ -111,164 +111,194 @@ class Seekr(memory.Remembering):
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.before: dict[ExampleRef, Tensor] = {}
+        self.earlier_attention: dict[ExampleRef, Tensor] = {}
 
     # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the block, on; note how the examples that will be stored are attended to so far."""
-        learner.network_as(SeekrNetwork).begin_block(0)
+        """Train the adapter, on; note how the examples that will be stored are attended to so far."""
+        learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
-        coming = self._after(learner, task)
-        self.before = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
+        new_examples = self._future_examples(learner, task)
+        self.earlier_attention = {
+            item: attention for item, (attention, *_) in self._observe(learner, new_examples, with_gradients=False)
+        }
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
-        """The task's rows, each batch with some of the memory beside it."""
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        """Return the task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
-        return memory.beside(learner, self.state, self.config, task, stage)
+            return super().batches(learner, task, phase)
+        return memory.replay_in_batches(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """The sum of the rows' losses."""
-        old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
-        if not len(old):
+        """Return the sum of the rows' losses."""
+        replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
+        if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
-        logits = learner.of_task(network(rows), rows["tasks"])
-        entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
-        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.logit_distillation_weight)
-        again = {name: value[old] for name, value in rows.items()}
-        with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
-            present = learner.of_task(learner.network(again), again["tasks"])
-        items = [ExampleRef(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
-        stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
-        answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
-        held = self._divergence(reads, again["attention_mask"].bool(), items)
+        logits = learner.mask_logits(network(rows), rows["tasks"])
+        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORE_INDEX, reduction="none")
+        label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
+        replayed_rows = {name: value[replayed] for name, value in rows.items()}
+        with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
+            current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
+        items = [
+            ExampleRef(int(task), int(row))
+            for task, row in zip(replayed_rows["tasks"], replayed_rows["rows"], strict=True)
+        ]
+        stored_logits = torch.stack([self._stored_tensor(LOGITS, item) for item in items]).to(current_logits)
+        answer_losses = distillation_losses(
+            current_logits[:, : stored_logits.shape[1]], learner.mask_logits(stored_logits, replayed_rows["tasks"])
+        )
+        attention_loss = self._divergence(reads, replayed_rows["attention_mask"].bool(), items)
         return (
-            (share * entropy).sum()
-            + self.config.logit_distillation_weight * answers.sum()
-            + self.config.attention_distillation_weight * held
+            (label_weight * losses).sum()
+            + self.config.logit_distillation_weight * answer_losses.sum()
+            + self.config.attention_distillation_weight * attention_loss
         )
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
-        coming = self._after(learner, task)
-        looked = self._looked(learner, coming, slopes=True)
-        if looked:
-            self._weigh(looked)
-        memory.keep(learner, self.state, self.config, task)
-        chosen = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
-        self.state.values.setdefault(HEADS, {})[str(task)] = chosen
-        for item, (seen, logits, _) in looked:
-            self.state.tensors[_name(LOGITS, item)] = logits
-            self.state.tensors[_name(ATTENTION, item)] = torch.stack([seen[layer, head] for layer, head in chosen])
-        self._forget()
+        new_examples = self._future_examples(learner, task)
+        observations = self._observe(learner, new_examples, with_gradients=True)
+        if observations:
+            self._update_importance(observations)
+        memory.store_examples(learner, self.state, self.config, task)
+        selected_heads = select_heads(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
+        self.state.values.setdefault(HEADS, {})[str(task)] = selected_heads
+        for item, (attention, logits, _) in observations:
+            self.state.tensors[_tensor_name(LOGITS, item)] = logits
+            self.state.tensors[_tensor_name(ATTENTION, item)] = torch.stack(
+                [attention[layer, head] for layer, head in selected_heads]
+            )
+        self._drop_forgotten()
 
     # -- the memory -------------------------------------------------------------------------------------
 
-    def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
-        """The examples of a task that are in the memory when it has been learnt."""
-        kept = MethodState(list(self.state.examples), {}, dict(self.state.values))
-        memory.keep(learner, kept, self.config, task)
-        return [item for item in kept.examples if item.task == task]
+    def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
+        """Return the examples of a task that are in the memory when it has been learnt."""
+        future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
+        memory.store_examples(learner, future_state, self.config, task)
+        return [item for item in future_state.examples if item.task == task]
 
-    def _forget(self) -> None:
+    def _drop_forgotten(self) -> None:
         """Drop what was stored with examples that are in the memory no more."""
-        names = {_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
+        names = {_tensor_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {
+            IMPORTANCE
+        }
         self.state.tensors = {name: value for name, value in self.state.tensors.items() if name in names}
 
-    def _stored(self, kind: str, item: ExampleRef) -> Tensor:
-        return self.state.tensors[_name(kind, item)]
+    def _stored_tensor(self, kind: str, item: ExampleRef) -> Tensor:
+        return self.state.tensors[_tensor_name(kind, item)]
 
     # -- the heads --------------------------------------------------------------------------------------
 
-    def _looked(
-        self, learner: Learner, items: Sequence[ExampleRef], *, slopes: bool
+    def _observe(
+        self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
     ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
-        """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
+        """Return each example with its attention (layer, head, query, key), logits and squared gradients (layer, head).
 
-        All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
+        All are on the CPU, in evaluation mode. The gradients are those of the loss in the attention; else empty.
         """
-        found = []
+        observations = []
         network = learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
-        with learner.evaluating(), torch.set_grad_enabled(slopes), _in_graph(table):
-            for item, rows in zip(items, learner.each(items, size=1), strict=True):
-                with network.reading() as reads:
+        with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _require_embedding_gradients(table):
+            for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
+                with network.record_attention() as reads:
                     logits = network(rows)
                 squares = torch.empty(0)
-                if slopes:
+                if with_gradients:
                     loss = learner.cross_entropy(logits, rows)
-                    parts = torch.autograd.grad(loss, [read.output for read in reads])
-                    each = [read.weights_grad(part)[0] for read, part in zip(reads, parts, strict=True)]
-                    squares = torch.stack([_whole(one).square().mean((-1, -2)) for one in each])
-                seen = torch.stack([_whole(read.weights())[0] for read in reads])
-                found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
-        return found
+                    gradients = torch.autograd.grad(loss, [read.output for read in reads])
+                    weight_gradients = [
+                        read.weights_grad(gradient)[0] for read, gradient in zip(reads, gradients, strict=True)
+                    ]
+                    squares = torch.stack(
+                        [
+                            _as_float32(gradient_of_layer).square().mean((-1, -2))
+                            for gradient_of_layer in weight_gradients
+                        ]
+                    )
+                attention = torch.stack([_as_float32(read.weights())[0] for read in reads])
+                observations.append(
+                    (item, (attention.detach().cpu(), _as_float32(logits)[0].detach().cpu(), squares.cpu()))
+                )
+        return observations
 
-    def _weigh(self, looked: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
+    def _update_importance(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
         """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
-        moved = torch.stack([(seen - self.before[item]).square().mean((-1, -2)) for item, (seen, *_) in looked])
-        steep = torch.stack([squares for _, (*_, squares) in looked])
-        found = importance(moved.mean(0), steep.mean(0))
-        self.state.tensors[IMPORTANCE] = self.state.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found
+        changes = torch.stack(
+            [
+                (attention - self.earlier_attention[item]).square().mean((-1, -2))
+                for item, (attention, *_) in observations
+            ]
+        )
+        squared_gradients = torch.stack([squares for _, (*_, squares) in observations])
+        task_importance = head_importance(changes.mean(0), squared_gradients.mean(0))
+        self.state.tensors[IMPORTANCE] = (
+            self.state.tensors.get(IMPORTANCE, torch.zeros_like(task_importance)) + task_importance
+        )
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
-        here = learner.network_as(SeekrNetwork).places
-        return self.state.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
+        layers = learner.network_as(SeekrNetwork).attention_layers
+        return self.state.tensors.get(IMPORTANCE, torch.zeros(len(layers), max(layer.heads for layer in layers)))
 
-    def _divergence(self, reads: Sequence[CapturedWeights], real: Tensor, items: Sequence[ExampleRef]) -> Tensor:
-        """The sum over rows, which are those examples, of D."""
-        wanted = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
-        present = {layer: reads[layer].weights() for layer in sorted(wanted)}
-        total = real.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
-        for place, item in enumerate(items):
-            chosen, here = self.state.values[HEADS][str(item.task)], real[place]
-            now = torch.stack([present[layer][place, head][here][:, here] for layer, head in chosen])
-            each = divergence(self._stored(ATTENTION, item).to(now), now)
-            total = total + by_layer(each, [layer for layer, _ in chosen])
+    def _divergence(self, reads: Sequence[CapturedWeights], mask: Tensor, items: Sequence[ExampleRef]) -> Tensor:
+        """Return the sum over rows, which are those examples, of D."""
+        layers = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
+        weights_by_layer = {layer: reads[layer].weights() for layer in sorted(layers)}
+        total = mask.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
+        for index, item in enumerate(items):
+            heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
+            current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
+            head_divergences = attention_divergence(self._stored_tensor(ATTENTION, item).to(current), current)
+            total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 
 
-def distillation(logits: Tensor, stored: Tensor) -> Tensor:
-    """The cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
+def distillation_losses(logits: Tensor, stored: Tensor) -> Tensor:
+    """Return the cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
     return -(stored.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
 
-def importance(moved: Tensor, steep: Tensor) -> Tensor:
-    """How much heads matter, (layer, head): how far they moved times their share of their layer's squared slopes."""
+def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
+    """Return how much heads matter, (layer.
+
+    Head): how far they moved times their share of their layer's squared slopes.
+    """
     return moved * steep / steep.sum(1, keepdim=True).clamp_min(torch.finfo(steep.dtype).tiny)
 
 
-def select(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
+def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
     """The (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers.
 
     At least one of each; among equals the first.
     """
-    count, each = weights.shape
-    most = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
-    many = min(max(1, round(heads * count * each)), len(most) * each)
-    best = weights[most].flatten().argsort(descending=True, stable=True)[:many].sort().values
-    return [[int(most[number // each]), number % each] for number in best.tolist()]
+    count, heads_per_layer = weights.shape
+    top_layers = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
+    num_heads = min(max(1, round(heads * count * heads_per_layer)), len(top_layers) * heads_per_layer)
+    top_heads = weights[top_layers].flatten().argsort(descending=True, stable=True)[:num_heads].sort().values
+    return [[int(top_layers[index // heads_per_layer]), index % heads_per_layer] for index in top_heads.tolist()]
 
 
-def divergence(stored: Tensor, present: Tensor) -> Tensor:
-    """The mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
-    present = present.to(torch.promote_types(present.dtype, torch.float32))
-    stored = stored.to(present.dtype)
-    return (torch.xlogy(stored, stored) - stored * (present + _TINY).log()).sum(-1).mean(-1)
+def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
+    """Return the mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
+    current = current.to(torch.promote_types(current.dtype, torch.float32))
+    stored = stored.to(current.dtype)
+    return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
 
-def by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
-    """The mean over layers of the mean of the values (head,) of heads in each."""
-    among = torch.tensor(layers, device=values.device)
-    means = [values[among == layer].mean() for layer in dict.fromkeys(layers)]
+def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
+    """Return the mean over layers of the mean of the values (head,) of heads in each."""
+    layer_of = torch.tensor(layers, device=values.device)
+    means = [values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]
     return torch.stack(means).mean()
 
 
 @contextmanager
-def _in_graph(table: nn.Module) -> Iterator[None]:
-    """While it lasts what the table gives has a gradient, where any has: so has the attention of every layer."""
+def _require_embedding_gradients(table: nn.Module) -> Iterator[None]:
+    """For a while, what the table gives has a gradient, where any has: so has the attention of every layer."""
     handle = table.register_forward_hook(
         lambda module, args, found: found.requires_grad_() if torch.is_grad_enabled() else found
     )
@@ -278,10 +308,10 @@ def _in_graph(table: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _name(kind: str, item: ExampleRef) -> str:
+def _tensor_name(kind: str, item: ExampleRef) -> str:
     return f"{kind}{item.task}/{item.row}"
 
 
-def _whole(values: Tensor) -> Tensor:
-    """The values in float32 at least."""
+def _as_float32(values: Tensor) -> Tensor:
+    """Return the values in float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

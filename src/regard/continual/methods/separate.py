@@ -20,7 +20,7 @@ class Separate(Method):
     loss_classes = "task"
     evaluation_scope = "own"
     incremental = False
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Put the network back to where the run began."""

@@ -1,4 +1,4 @@
-"""Sequential LoRA: one block for all tasks, fine-tuned on each as it comes."""
+"""Sequential LoRA: one adapter for all tasks, fine-tuned on each as it comes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class SharedAdapterNetwork(PoolNetwork):
-    """A frozen model with one block, whatever the number of tasks."""
+    """A frozen model with one adapter, whatever the number of tasks."""
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """One."""
         return 1
 
 
 class SequentialLora(Method):
-    """One LoRA block (arXiv 2106.09685) trained on every task in turn: SeqLoRA of SAPT (arXiv 2401.08295).
+    """One LoRA adapter (arXiv 2106.09685) trained on every task in turn: SeqLoRA of SAPT (arXiv 2401.08295).
 
-    Nothing holds the block where an earlier task left it, so this is what methods with blocks are measured against.
+    Nothing holds the adapter where an earlier task left it, so this is what methods with adapters are measured against.
     """
 
     Config = LoraConfig
     Network = SharedAdapterNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the block, on."""
-        learner.network_as(PoolNetwork).begin_block(0)
+        """Train the adapter, on."""
+        learner.network_as(PoolNetwork).start_adapter(0)

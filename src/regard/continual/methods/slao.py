@@ -1,4 +1,4 @@
-"""SLAO: one LoRA block, into which what each task has learnt is merged."""
+"""SLAO: one LoRA adapter, into which what each task has learnt is merged."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ TUNED, MERGED = 0, 1
 
 
 class SlaoNetwork(PoolNetwork):
-    """A model with two blocks: in training it computes with the one that is `TUNED`, in evaluation with the `MERGED`.
+    """A model with two adapters: in training it computes with the one that is `TUNED`, in evaluation with the `MERGED`.
 
     So it keeps as much whatever the number of tasks.
     """
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """Two, however many tasks there are."""
         return 2
 
-    def begin(self) -> None:
-        """Train the block that is to be tuned; both are in use."""
-        self.pool.open(TUNED)
+    def start_tuning(self) -> None:
+        """Train the adapter that is to be tuned; both are in use."""
+        self.pool.set_trainable(TUNED)
         self.count.fill_(2)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """All of one block, (block,): of the tuned one in training, of the merged one in evaluation."""
+        """Return all of one adapter, (adapter,): of the tuned one in training, of the merged one in evaluation."""
         if self.training:
             return torch.ones(1, device=self.count.device)
         return torch.tensor([0.0, 1.0], device=self.count.device)
 
     @torch.no_grad()
-    def turn(self) -> None:
-        """Give the tuned block's A orthonormal rows that span what it spans."""
-        for blocks in self.pool.blocks:
-            blocks.A[TUNED].copy_(orthonormal(blocks.A[TUNED]))
+    def orthonormalize_down(self) -> None:
+        """Give the tuned adapter's A orthonormal rows that span what it spans."""
+        for blocks in self.pool.adapters:
+            blocks.A[TUNED].copy_(orthonormalize(blocks.A[TUNED]))
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
-        """The merged block's A becomes the tuned one's; its B goes that share of the way to the tuned one's."""
-        for blocks in self.pool.blocks:
+        """Return the merged adapter's A becomes the tuned one's.
+
+        Its B goes that share of the way to the tuned one's.
+        """
+        for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
 
@@ -58,30 +61,30 @@ class Slao(Method):
 
     Task i, counted from 1, begins from what task i − 1 was tuned to: its B, and an orthonormal basis of its A, Qᵀ of
     Aᵀ = Q R, so that A Aᵀ = I. What task i is tuned to is merged: A takes the place of the merged A, and
-    B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged block answers.
+    B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged adapter answers.
     """
 
     Config = LoraConfig
     Network = SlaoNetwork
-    texts = True
+    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Begin from what the task before was tuned to, its A made orthonormal."""
         network = learner.network_as(SlaoNetwork)
-        network.begin()
+        network.start_tuning()
         if task:
-            network.turn()
+            network.orthonormalize_down()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Merge what the task was tuned to."""
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 
 
-def orthonormal(matrix: Tensor) -> Tensor:
-    """Orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
+def orthonormalize(matrix: Tensor) -> Tensor:
+    """Return orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
 
     Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full:
-    a row with the other sign would turn around what the block adds, whose B stays.
+    a row with the other sign would turn around what the adapter adds, whose B stays.
     """
     exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     basis, triangle = torch.linalg.qr(exact.T)

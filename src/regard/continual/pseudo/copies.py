@@ -9,98 +9,102 @@ from numpy.typing import NDArray
 
 from regard.continual.pseudo.parsing import plain_text
 
-ALIKE = 0.8
+MIN_SIMILARITY = 0.8
 """The Jaccard similarity of two texts that are nearly the same."""
 SHINGLE = 3
 _Numbers = NDArray[np.int64]
 
 
-def duplicates(texts: Sequence[str]) -> float:
-    """The share of texts that another before them is the same as, but for white space."""
-    return 1 - len({plain_text(one) for one in texts}) / len(texts)
+def duplicate_fraction(texts: Sequence[str]) -> float:
+    """Return the share of texts that another before them is the same as, but for white space."""
+    return 1 - len({plain_text(text) for text in texts}) / len(texts)
 
 
-def near_duplicates(texts: Sequence[str]) -> float:
-    """The share of texts that another before them is nearly the same as, or the same.
+def near_duplicate_fraction(texts: Sequence[str]) -> float:
+    """Return the share of texts that another before them is nearly the same as, or the same.
 
     Two are where the runs of three words that are in both are at least 80 % of those in one of them (Broder 1997).
     """
-    sets = [shingles(one) for one in texts]
+    sets = [shingles(shingle_set) for shingle_set in texts]
     return sum(
-        any(len(one & other) >= ALIKE * len(one | other) for other in sets[:at]) for at, one in enumerate(sets)
+        any(len(shingle_set & other) >= MIN_SIMILARITY * len(shingle_set | other) for other in sets[:index])
+        for index, shingle_set in enumerate(sets)
     ) / len(texts)
 
 
 def shingles(text: str) -> frozenset[tuple[str, ...]]:
-    """The runs of three words in a text; of a shorter one the whole."""
+    """Return the runs of three words in a text; of a shorter one the whole."""
     words = text.split()
     last = max(1, len(words) - SHINGLE + 1)
-    return frozenset(tuple(words[at : at + SHINGLE]) for at in range(last))
+    return frozenset(tuple(words[start : start + SHINGLE]) for start in range(last))
 
 
-def copied_whole(texts: Sequence[str], trained: Sequence[str]) -> float:
-    """The share of texts that are texts trained on, but for white space."""
-    known = {plain_text(one) for one in trained}
-    return sum(plain_text(one) in known for one in texts) / len(texts)
+def copied_fraction(texts: Sequence[str], train_texts: Sequence[str]) -> float:
+    """Return the share of texts that are texts trained on, but for white space."""
+    training_texts = {plain_text(text) for text in train_texts}
+    return sum(plain_text(text) in training_texts for text in texts) / len(texts)
 
 
-class Copied:
+class CopiedRuns:
     """Runs of words of some texts that are in texts trained on.
 
     All words lie in one row, as numbers, with a number of its own between two texts. A run of n words is known by those
     of its first and its last 2^k, which is exact and takes as long for any n.
     """
 
-    def __init__(self, texts: Sequence[str], trained: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], train_texts: Sequence[str]) -> None:
         numbers: dict[str, int] = {}
         words: list[int] = []
-        left: list[int] = []
+        words_left: list[int] = []
         border = 0
-        for at, text in enumerate((*trained, *texts)):
-            border = len(words) if at == len(trained) else border
-            own = [numbers.setdefault(word, len(numbers)) for word in text.split()]
-            words += [*own, -1 - at]
-            left += [*range(len(own), 0, -1), 0]
+        for index, text in enumerate((*train_texts, *texts)):
+            border = len(words) if index == len(train_texts) else border
+            word_ids = [numbers.setdefault(word, len(numbers)) for word in text.split()]
+            words += [*word_ids, -1 - index]
+            words_left += [*range(len(word_ids), 0, -1), 0]
         self._border = border if texts else len(words)
-        self._left = np.array(left, dtype=np.int64)
-        self._ranks = [_ranked(np.array(words, dtype=np.int64))]
+        self._words_left = np.array(words_left, dtype=np.int64)
+        self._ranks = [_rank_values(np.array(words, dtype=np.int64))]
 
-    def share(self, words: int) -> float | None:
-        """The share of the texts' runs of so many words that are in a text trained on; None where there is no run."""
+    def copied_fraction(self, words: int) -> float | None:
+        """Return the share of the texts' runs of so many words that are in a text trained on.
+
+        None where there is no run.
+        """
         runs, known = self._runs(words)
         return float(np.isin(runs, known).mean()) if len(runs) else None
 
-    def longest(self) -> int:
-        """The most words of a run that is in a text trained on."""
-        least, most = 0, int(self._left.max(initial=0))
-        while least < most:
-            middle = (least + most + 1) // 2
+    def longest_run(self) -> int:
+        """Return the most words of a run that is in a text trained on."""
+        low, high = 0, int(self._words_left.max(initial=0))
+        while low < high:
+            middle = (low + high + 1) // 2
             runs, known = self._runs(middle)
-            least, most = (middle, most) if bool(np.isin(runs, known).any()) else (least, middle - 1)
-        return least
+            low, high = (middle, high) if bool(np.isin(runs, known).any()) else (low, middle - 1)
+        return low
 
     def _runs(self, words: int) -> tuple[_Numbers, _Numbers]:
-        """The runs of so many words of the texts, and of those trained on, as numbers."""
+        """Return the runs of so many words of the texts, and of those trained on, as numbers."""
         level = words.bit_length() - 1
         while len(self._ranks) <= level:
             last, step = self._ranks[-1], 2 ** (len(self._ranks) - 1)
-            self._ranks.append(_ranked(_paired(last[:-step], last[step:])))
+            self._ranks.append(_rank_values(_pair_codes(last[:-step], last[step:])))
         ranks, behind = self._ranks[level], words - 2**level
-        many = len(ranks) - behind
-        if many <= 0:
+        count = len(ranks) - behind
+        if count <= 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        codes = _paired(ranks[:many], ranks[behind : behind + many])
-        whole = self._left[:many] >= words
-        ours = np.arange(many) >= self._border
-        return codes[whole & ours], codes[whole & ~ours]
+        codes = _pair_codes(ranks[:count], ranks[behind : behind + count])
+        is_complete = self._words_left[:count] >= words
+        is_pseudo = np.arange(count) >= self._border
+        return codes[is_complete & is_pseudo], codes[is_complete & ~is_pseudo]
 
 
-def _ranked(values: _Numbers) -> _Numbers:
-    """Each value as its place among those that there are."""
-    found: _Numbers = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return found
+def _rank_values(values: _Numbers) -> _Numbers:
+    """Return each value as its place among those that there are."""
+    ranks: _Numbers = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return ranks
 
 
-def _paired(first: _Numbers, second: _Numbers) -> _Numbers:
-    """Two ranks as one number."""
+def _pair_codes(first: _Numbers, second: _Numbers) -> _Numbers:
+    """Return two ranks as one number."""
     return first * (max(int(first.max(initial=0)), int(second.max(initial=0))) + 1) + second

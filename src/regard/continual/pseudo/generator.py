@@ -1,4 +1,4 @@
-"""A generator of pseudo samples: a block beside the frozen model, trained on a task's inputs, and sampled."""
+"""A generator of pseudo samples: an adapter beside the frozen model, trained on a task's inputs, and sampled."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.generation import decode_answers
-from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
+from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, PromptFrame, drop_duplicates, find_frame
 from regard.continual.pseudo.text_tensors import broadcast_from_main
-from regard.continual.text_learner import EncodedTexts, TextLearner, batch, encode_pairs
+from regard.continual.text_learner import EncodedTexts, TextLearner, encode_pairs, pad_batch
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
@@ -28,25 +28,33 @@ from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a generator is made and sampled; the defaults are those of SAPT's (arXiv 2401.08295).
+class GeneratorTrainingConfig:
+    """Training and sampling of a generator; the defaults are those of SAPT (arXiv 2401.08295).
 
-    `steps` of `batch` rows at a constant `rate`; `rank`, `alpha` and `dropout` of the block; `top_k` and `repetition`
-    of sampling. `tries`: how many samples are drawn at most, as a multiple of those that are wanted.
+    Args:
+        steps: Training steps.
+        learning_rate: Constant learning rate.
+        batch_size: Rows in a batch.
+        r: Rank of the adapter.
+        lora_alpha: Scaling of the adapter.
+        dropout: Dropout of the adapter's inputs.
+        top_k: Tokens that are sampled from.
+        repetition_penalty: That of Transformers' `generate`.
+        max_tries: Maximum number of samples, as a multiple of the requested inputs.
     """
 
     steps: int = 5000
-    rate: float = 1e-3
-    batch: int = 16
-    rank: int = 8
-    alpha: float = 32.0
+    learning_rate: float = 1e-3
+    batch_size: int = 16
+    r: int = 8
+    lora_alpha: float = 32.0
     dropout: float = 0.1
     top_k: int = 20
-    repetition: float = 2.5
-    tries: int = 10
+    repetition_penalty: float = 2.5
+    max_tries: int = 10
 
 
-class Written(NamedTuple):
+class GeneratedInputs(NamedTuple):
     """Inputs that a generator has written, and of how many samples: `drawn`, those that `parsed`, and no two alike."""
 
     inputs: tuple[str, ...]
@@ -55,7 +63,7 @@ class Written(NamedTuple):
     distinct: int
 
 
-class Writing(nn.Module):
+class SampleGenerator(nn.Module):
     """A model with the block of a generator: rows in, logits of what it is to say out."""
 
     def __init__(self, generator: Generator, pool: LoraAdapterPool) -> None:
@@ -63,121 +71,129 @@ class Writing(nn.Module):
         self.generator, self._pool = generator, (pool,)
 
     @contextmanager
-    def alone(self, device: torch.device) -> Iterator[None]:
-        """While it lasts the model has this block, and no other."""
-        with self._pool[0].weighing(torch.ones(1, device=device)):
+    def use_adapter(self, device: torch.device) -> Iterator[None]:
+        """For a while, the model has this adapter, and no other."""
+        with self._pool[0].use_weights(torch.ones(1, device=device)):
             yield
 
     def forward(self, rows: Rows) -> Tensor:
-        """The logits (row, token, word)."""
-        with self.alone(rows["input_ids"].device):
-            found: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
-        return cast(Any, found).logits
+        """Return the logits (row, token, word)."""
+        with self.use_adapter(rows["input_ids"].device):
+            output: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
+        return cast(Any, output).logits
 
 
-def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Written:
-    """At most so many inputs of a task, no two alike, by a generator that is trained for them and then forgotten.
+def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
+    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
 
-    The generator is a block at the layers that the network's blocks are at, on the same weights; the network is as it
-    was afterwards. The same in every process: what the first has drawn counts. `inputs` is empty where no sample
-    parses.
+    The adapter is at the layers of the network's adapters. The network is unchanged afterwards. Every process returns
+    the samples of the first. `inputs` is empty if no sample parses.
     """
-    frame = frame_of(cast(TextTask, learner.stream.tasks[task]))
+    frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
-    with beside(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
-        rows = rows_to_say(learner, task, frame)
+    with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
+        rows = encode_samples(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
-        with learner.evaluating():
-            return _drawn(learner, writing, frame, wanted, recipe, task)
+        with learner.evaluation_mode():
+            return _sample_inputs(learner, writing, frame, count, recipe, task)
 
 
 @contextmanager
-def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
-    """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
+def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, seed: int) -> Iterator[SampleGenerator]:
+    """For a while, the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
-    asked = [(one, one.requires_grad) for one in network.parameters()]
-    modes = [(one, one.training) for one in network.modules()]
-    targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
-    options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
+    trainable = [(member, member.requires_grad) for member in network.parameters()]
+    modes = [(member, member.training) for member in network.modules()]
+    target_modules = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
+    options: dict[str, Any] = {"r": recipe.r, "lora_alpha": recipe.lora_alpha, "dropout": recipe.dropout, "seed": seed}
     try:
-        with network.pool.aside():
-            pool = LoraAdapterPool(encoder, target_modules=targets, **options)
+        with network.pool.disable():
+            pool = LoraAdapterPool(encoder, target_modules=target_modules, **options)
             pool.reserve(1)
-            pool.open(0)
+            pool.set_trainable(0)
             try:
-                yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
+                yield SampleGenerator(cast(Generator, cast(nn.Module, network.classifier)), pool)
             finally:
                 pool.remove()
     finally:
-        for parameter, wanted in asked:
-            parameter.requires_grad_(wanted)
+        for parameter, requires_grad in trainable:
+            parameter.requires_grad_(requires_grad)
         for module, mode in modes:
             module.training = mode
 
 
 def check_marks(learner: TextLearner) -> None:
-    """Nothing, or a UserError: the tokenizer cannot write what stands before an input."""
-    ids = learner.tokenizer(f"a {INPUT} a", add_special_tokens=False)["input_ids"]
-    if INPUT not in learner.tokenizer.decode(ids, skip_special_tokens=True):
+    """Raise UserError if the tokenizer cannot write what stands before an input."""
+    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
+    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
         raise UserError(
-            f"reflects: 'generated' needs a tokenizer that can write {INPUT}, this model's cannot; "
-            "set reflects=density or reflects=real, or give texts with pseudo=DIR"
+            f"reflection: 'generated' needs a tokenizer that can write {INPUT_MARK}, this model's cannot; "
+            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
         )
 
 
 # -- training -------------------------------------------------------------------------------------------
 
 
-def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
-    """A task's training rows as what the generator is asked, and what it is to say."""
-    inputs = [frame.inside(one) for one in cast(TextTask, learner.stream.tasks[task]).train.inputs]
-    pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
-    apart = cast(Any, learner.network.classifier).reads_apart
-    room = room_to_say(learner)
-    return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), apart=apart)
+def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
+    """Return a task's training rows as what the generator is asked, and what it is to say."""
+    inputs = [frame.extract_input(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
+    pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.make_sample(text),) for text in inputs))
+    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
+    max_tokens = max_sample_tokens(learner)
+    return encode_pairs(
+        pairs, learner.tokenizer, replace(learner.budget, target_length=max_tokens), encoder_decoder=encoder_decoder
+    )
 
 
-def room_to_say(learner: TextLearner) -> int:
-    """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
+def max_sample_tokens(learner: TextLearner) -> int:
+    """Return how many tokens a sample has at most.
+
+    Those of a prompt, as far as the model takes them behind the question.
+    """
     generator = cast(Generator, cast(nn.Module, learner.network.classifier))
-    most = maximum_length(generator.encoder, learner.tokenizer)
-    if most is None or generator.reads_apart:
+    max_tokens = maximum_length(generator.encoder, learner.tokenizer)
+    if max_tokens is None or generator.is_encoder_decoder:
         return learner.budget.length
-    return min(learner.budget.length, most - len(learner.tokenizer(ASKED)["input_ids"]))
+    return min(learner.budget.length, max_tokens - len(learner.tokenizer(QUESTION)["input_ids"]))
 
 
-def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: Recipe, seed: int) -> None:
-    """Train the block."""
+def _train(
+    learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
+) -> None:
+    """Train the adapter."""
     items = [ExampleRef(0, row) for row in range(len(rows))]
-    each = -(-len(items) // recipe.batch)
-    drawn = Epochs(items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // each), seed=seed)
+    steps_per_epoch = -(-len(items) // recipe.batch_size)
+    epochs = Epochs(
+        items, rows.lengths().tolist(), size=recipe.batch_size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed
+    )
 
-    def made(step: int) -> Rows:
-        at = drawn.at(step)
-        every = [at[number % len(at)].row for number in range(recipe.batch)]
-        asked = [rows.input_ids[row][rows.attention_mask[row]] for row in every]
-        said = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in every]
-        found = batch(asked, said, learner.pad)
-        found["labels"][len(at) :] = IGNORE_INDEX
-        return found
+    def make_batch(step: int) -> Rows:
+        step_items = epochs.at(step)
+        rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch_size)]
+        questions = [rows.input_ids[row][rows.attention_mask[row]] for row in rows_of_batch]
+        samples = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in rows_of_batch]
+        padded = pad_batch(questions, samples, learner.pad_token_id)
+        padded["labels"][len(step_items) :] = IGNORE_INDEX
+        return padded
 
     training.train(
         writing,
-        _plan(learner, recipe, seed),
-        batch=made,
+        _make_training_config(learner, recipe, seed),
+        batch=make_batch,
         loss=_loss,
-        count=lambda given: int((given["labels"] != IGNORE_INDEX).sum()),
+        count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
 
 
-def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
-    """How a generator is trained: AdamW at a constant rate, without decay."""
+def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig, seed: int) -> TrainingConfig:
+    """Return how a generator is trained: AdamW at a constant rate, without decay."""
     return TrainingConfig(
         max_steps=recipe.steps,
-        batch_size=recipe.batch,
+        batch_size=recipe.batch_size,
         micro_batch_size=learner.budget.micro_batch_size,
-        learning_rate=recipe.rate,
+        learning_rate=recipe.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         betas=(0.9, 0.999),
@@ -188,49 +204,61 @@ def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
 
 
 def _loss(network: nn.Module, rows: Rows) -> Tensor:
-    """The sum of the cross-entropies of what is to be said."""
+    """Return the sum of the cross-entropies of what is to be said."""
     logits = network(rows)
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    found: Tensor = nn.functional.cross_entropy(
-        exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss: Tensor = nn.functional.cross_entropy(
+        wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    return found
+    return loss
 
 
 # -- sampling -------------------------------------------------------------------------------------------
 
 
-def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, recipe: Recipe, task: int) -> Written:
-    """Samples until enough of them are inputs, or as many as are tried."""
-    found: list[str] = []
-    drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.eval_batch_size)
-    while len(found) < wanted and drawn < most:
-        many = min(learner.budget.eval_batch_size, most - drawn)
-        said = broadcast_from_main(
-            _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
+def _sample_inputs(
+    learner: TextLearner,
+    writing: SampleGenerator,
+    frame: PromptFrame,
+    count: int,
+    recipe: GeneratorTrainingConfig,
+    task: int,
+) -> GeneratedInputs:
+    """Return samples until enough of them are inputs, or as many as are tried."""
+    inputs: list[str] = []
+    num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
+    while len(inputs) < count and num_samples < max_samples:
+        batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
+        samples = broadcast_from_main(
+            _sample_texts(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples)),
+            learner.device,
         )
-        inputs = [one for one in map(frame.parsed, said) if one is not None]
-        drawn, parsed = drawn + many, parsed + len(inputs)
-        found = drop_duplicates([*found, *inputs])
-    return Written(tuple(found[:wanted]), drawn, parsed, len(found))
+        parsed_inputs = [text for text in map(frame.parse, samples) if text is not None]
+        num_samples, num_parsed = num_samples + batch_size, num_parsed + len(parsed_inputs)
+        inputs = drop_duplicates([*inputs, *parsed_inputs])
+    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @torch.no_grad()
-def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, seed: int) -> list[str]:
-    """So many samples."""
+def _sample_texts(
+    learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
+) -> list[str]:
+    """Return so many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
-    pairs = TextPairs(inputs=(ASKED,), targets=((ASKED,),))
-    asked = encode_pairs(pairs, learner.tokenizer, learner.budget, apart=generator.reads_apart).input_ids
-    ids = asked.to(learner.device).expand(many, -1)
+    pairs = TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))
+    question = encode_pairs(
+        pairs, learner.tokenizer, learner.budget, encoder_decoder=generator.is_encoder_decoder
+    ).input_ids
+    ids = question.to(learner.device).expand(count, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with writing.alone(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
+    with writing.use_adapter(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        found: Tensor = model.generate(
+        token_ids: Tensor = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
             top_k=recipe.top_k,
-            repetition_penalty=recipe.repetition,
-            max_new_tokens=room_to_say(learner),
+            repetition_penalty=recipe.repetition_penalty,
+            max_new_tokens=max_sample_tokens(learner),
         )
-    return decode_answers(learner, found[:, 1 if generator.reads_apart else ids.shape[1] :])
+    return decode_answers(learner, token_ids[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])

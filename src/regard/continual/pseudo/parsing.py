@@ -8,70 +8,70 @@ from dataclasses import dataclass
 from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
 from regard.data.stream import TextTask
 
-ASKED = "__gen__"
-INPUT = "__inp__"
+QUESTION = "__gen__"
+INPUT_MARK = "__inp__"
 """What a generator is asked with, and what stands between a definition and an input that it writes (2401.08295)."""
-_HERE = "\0"
+_PLACEHOLDER = "\0"
 
 
 @dataclass(frozen=True)
-class Frame:
+class PromptFrame:
     """How the prompts of a task are written: `before` and `after` its inputs, and the task's definition."""
 
     definition: str
     before: str
     after: str
 
-    def inside(self, prompt: str) -> str:
-        """The input of a prompt."""
+    def extract_input(self, prompt: str) -> str:
+        """Return the input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
-    def around(self, written: str) -> str:
-        """The prompt of an input."""
-        return f"{self.before}{written}{self.after}"
+    def make_prompt(self, text: str) -> str:
+        """Return the prompt of an input."""
+        return f"{self.before}{text}{self.after}"
 
-    def told(self, written: str) -> str:
-        """What a generator learns to say: the definition, the mark, and the input."""
-        return f"{self.definition} {INPUT} {written}".strip()
+    def make_sample(self, text: str) -> str:
+        """Return what a generator learns to say: the definition, the mark, and the input."""
+        return f"{self.definition} {INPUT_MARK} {text}".strip()
 
-    def parsed(self, text: str) -> str | None:
-        """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
+    def parse(self, text: str) -> str | None:
+        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty.
 
-        The definition that was said is not used: prompts are made with the task's own.
+        The generated definition is ignored: prompts have the task's own.
         """
-        parts = [part.strip() for part in text.split(INPUT)]
-        if len(parts) != 2 or ASKED in text or not parts[1] or (self.definition and not parts[0]):
+        fields = [field.strip() for field in text.split(INPUT_MARK)]
+        if len(fields) != 2 or QUESTION in text or not fields[1] or (self.definition and not fields[0]):
             return None
-        return parts[1]
+        return fields[1]
 
 
-def frame_of(task: TextTask) -> Frame:
-    """How the prompts of a task are written, as the published collections have it.
+def find_frame(task: TextTask) -> PromptFrame:
+    """Return how the prompts of a task are written, as the published collections have it.
 
     Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
     """
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
-        form = benchmark.prompt if definition else benchmark.prompt_without_definition
-        before, after = form.format(definition=definition, input=_HERE).split(_HERE)
+        template = benchmark.prompt if definition else benchmark.prompt_without_definition
+        before, after = template.format(definition=definition, input=_PLACEHOLDER).split(_PLACEHOLDER)
         if _fits(prompts, before, after):
-            return Frame(definition, before, after)
-    return Frame(definition, definition if _fits(prompts, definition, "") else "", "")
+            return PromptFrame(definition, before, after)
+    return PromptFrame(definition, definition if _fits(prompts, definition, "") else "", "")
 
 
 def drop_duplicates(texts: Iterable[str]) -> list[str]:
-    """Each text once, those that are the same but for white space too, in their order."""
-    found: dict[str, str] = {}
+    """Return each text once, those that are the same but for white space too, in their order."""
+    unique: dict[str, str] = {}
     for text in texts:
-        found.setdefault(plain_text(text), text)
-    return list(found.values())
+        unique.setdefault(plain_text(text), text)
+    return list(unique.values())
 
 
 def plain_text(text: str) -> str:
-    """The text with single spaces between its words."""
+    """Return the text with single spaces between its words."""
     return " ".join(text.split())
 
 
 def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
-    least = len(before) + len(after)
-    return all(len(one) > least and one.startswith(before) and one.endswith(after) for one in prompts)
+    min_length = len(before) + len(after)
+    return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)

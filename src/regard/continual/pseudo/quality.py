@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.adapters.reflection import Density
 from regard.continual.pseudo import stored
-from regard.continual.pseudo.copies import Copied, copied_whole, duplicates, near_duplicates
-from regard.continual.pseudo.distances import Private, frechet, frechet_of_halves, privacy
-from regard.continual.pseudo.files import definition_of, readings, real_inputs
-from regard.continual.pseudo.two_sample import two_sample
+from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
+from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
+from regard.continual.pseudo.files import find_definition, read_as_rows, real_inputs
+from regard.continual.pseudo.two_sample import run_two_sample_test
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from regard.data.stream import Split
 
 Row = dict[str, Any]
-RUNS = range(8, 14)
+RUN_LENGTHS = range(8, 14)
 """Words of the runs that are looked for in what was trained on."""
 
 
-def quality(
+def measure_quality(
     real_texts: Sequence[str], pseudo_texts: Sequence[str], train_texts: Sequence[str], seed: int = 0
 ) -> dict[str, float | None]:
-    """What pseudo samples are beside real texts, and beside those that their generator was trained on.
+    """Return what pseudo samples are beside real texts, and beside those that their generator was trained on.
 
     - two_sample_accuracy, two_sample_p, two_sample_rows: whether a classifier tells them apart (`TwoSample`);
     - duplicates, near_duplicates: the share that repeats another;
@@ -45,127 +45,132 @@ def quality(
     for name, texts in (("real", real_texts), ("pseudo", pseudo_texts), ("train", train_texts)):
         if not texts:
             raise UserError(f"quality: expected {name} texts, got none")
-    apart = two_sample(real_texts, pseudo_texts, seed)
-    copied = Copied(pseudo_texts, train_texts)
+    test = run_two_sample_test(real_texts, pseudo_texts, seed)
+    copied = CopiedRuns(pseudo_texts, train_texts)
     return {
-        "two_sample_accuracy": None if apart is None else apart.accuracy,
-        "two_sample_p": None if apart is None else apart.p_value,
-        "two_sample_rows": None if apart is None else apart.rows,
-        "duplicates": duplicates(pseudo_texts),
-        "near_duplicates": near_duplicates(pseudo_texts),
-        **{f"copied_{words}grams": copied.share(words) for words in RUNS},
-        "longest_copied": copied.longest(),
-        "copied_whole": copied_whole(pseudo_texts, train_texts),
-        "real_copied_8grams": Copied(real_texts, train_texts).share(8),
+        "two_sample_accuracy": None if test is None else test.accuracy,
+        "two_sample_p": None if test is None else test.p_value,
+        "two_sample_rows": None if test is None else test.rows,
+        "duplicates": duplicate_fraction(pseudo_texts),
+        "near_duplicates": near_duplicate_fraction(pseudo_texts),
+        **{f"copied_{words}grams": copied.copied_fraction(words) for words in RUN_LENGTHS},
+        "longest_copied": copied.longest_run(),
+        "copied_whole": copied_fraction(pseudo_texts, train_texts),
+        "real_copied_8grams": CopiedRuns(real_texts, train_texts).copied_fraction(8),
         **_words(real_texts, pseudo_texts, seed),
     }
 
 
 def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, float]:
     """Lengths and vocabularies."""
-    known = {word for text in real for word in text.split()}
-    ours = [text.split() for text in pseudo]
+    real_words = {word for text in real for word in text.split()}
+    pseudo_words = [text.split() for text in pseudo]
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
-    said = [word for words in ours for word in words]
-    many = min(len(real), len(pseudo))
+    all_words = [word for words in pseudo_words for word in words]
+    count = min(len(real), len(pseudo))
     return {
-        "words": len(said) / len(pseudo),
+        "words": len(all_words) / len(pseudo),
         "real_words": sum(len(text.split()) for text in real) / len(real),
-        "vocabulary": len({word for words in ours[:many] for word in words}),
-        "real_vocabulary": len({word for number in order[:many] for word in real[number].split()}),
-        "new_words": sum(word not in known for word in said) / max(1, len(said)),
+        "vocabulary": len({word for words in pseudo_words[:count] for word in words}),
+        "real_vocabulary": len({word for index in order[:count] for word in real[index].split()}),
+        "new_words": sum(word not in real_words for word in all_words) / max(1, len(all_words)),
     }
 
 
 # -- of a run -------------------------------------------------------------------------------------------
 
 
-def task_quality(learner: Learner, method: Method, task: int) -> Row:
-    """A row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
+def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
+    """Return a row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
 
-    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and `frechet`, of their
-    query vectors from those of the task's training rows.
+    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and
+    `frechet`, of their query vectors from those of the task's training rows.
     """
-    found = measured(learner, method, task)
+    measures = measure_task_quality(learner, method, task)
     names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
-    return {"task": learner.stream.tasks[task].name, **{name: found[name] for name in names}}
+    return {"task": learner.stream.tasks[task].name, **{name: measures[name] for name in names}}
 
 
-def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
-    """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
+def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
+    """Return rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
 
-    The statistics are those of `measured`; and where the samples keep an attention in place, of `privacies` with the
-    stand-in's name before each, as "generated membership".
+    The statistics are those of `measure_task_quality`; and where the samples keep an attention in place, of
+    `measure_privacies` with the stand-in's name before each, as "generated membership".
     """
-    found: list[Row] = []
-    for task in range(learnt):
-        if method.written(task) is None:
+    rows: list[Row] = []
+    for task in range(tasks_trained):
+        if method.pseudo_inputs(task) is None:
             continue
-        told: dict[str, float | None] = measured(learner, method, task)
-        private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
+        measures: dict[str, float | None] = measure_task_quality(learner, method, task)
+        private_of = measure_privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
-            told |= {f"{name} {one}": value for one, value in private._asdict().items()}
-        place = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
-        found += [{**place, "statistic": one, "value": value} for one, value in told.items()]
-    return found
+            measures |= {f"{name} {field}": value for field, value in private._asdict().items()}
+        task_columns = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
+        rows += [{**task_columns, "statistic": field, "value": value} for field, value in measures.items()]
+    return rows
 
 
-def measured(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
-    """`quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
+def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
+    """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
-    `kept`: how many samples there are; `wanted`, `drawn`, `parsed`, `distinct`: what became of those of a generator;
-    `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
-    networks with query vectors alone.
+    Adds to `measure_quality`: `kept`, the number of samples; `wanted`, `drawn`, `parsed`, `distinct`, the counts of a
+    generator; `frechet`, the distance from training rows; `real_frechet`, that of as many training rows from the
+    others. Distances need a network with query vectors.
     """
-    written = method.written(task)
-    if written is None:
+    inputs = method.pseudo_inputs(task)
+    if inputs is None:
         raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
     seed = learner.seed_for("quality", task)
-    named = learner.stream.tasks[task]
-    said = written
-    if isinstance(named, ClassificationTask):
-        said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
-    found = {
-        "kept": len(written),
+    stream_task = learner.stream.tasks[task]
+    plain_inputs = inputs
+    if isinstance(stream_task, ClassificationTask):
+        plain_inputs = tuple(" ".join(texts).strip() for texts in _without_definition(stream_task, inputs))
+    measures = {
+        "kept": len(inputs),
         **method.state.values.get(f"{stored.TEXTS}{task}", {}),
-        **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
+        **measure_quality(real_inputs(stream_task, "dev"), plain_inputs, real_inputs(stream_task), seed),
     }
     if not hasattr(learner.network, "vectors"):
-        return found
-    ours, theirs = stored.query_vectors(learner, task, written), vectors_of(learner, task, "train")
+        return measures
+    pseudo_vectors, train_vectors = (
+        stored.compute_query_vectors(learner, task, inputs),
+        compute_vectors(learner, task, "train"),
+    )
     return {
-        **found,
-        "frechet": frechet(theirs, ours) if min(len(ours), len(theirs)) > 1 else None,
-        "real_frechet": frechet_of_halves(theirs, len(ours), seed),
+        **measures,
+        "frechet": frechet_distance(train_vectors, pseudo_vectors)
+        if min(len(pseudo_vectors), len(train_vectors)) > 1
+        else None,
+        "real_frechet": split_frechet_distance(train_vectors, len(pseudo_vectors), seed),
     }
 
 
-def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]:
-    """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
+def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
+    """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows.
 
-    Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
-    many vectors the others have; else it is the method's `memory_size` number.
+    Dev rows serve as rows that were not trained on. "generated" needs stored pseudo samples; the others then have as
+    many vectors, else as many as the method stores.
     """
-    trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
-    written = method.written(task)
-    found = {} if written is None else {"generated": stored.query_vectors(learner, task, written)}
-    many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
+    train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
+    inputs = method.pseudo_inputs(task)
+    stand_ins = {} if inputs is None else {"generated": stored.compute_query_vectors(learner, task, inputs)}
+    count = len(inputs) if inputs is not None else method.count_stored(len(train_vectors))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
-    order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
-    found["real"] = trained[order[:many]]
-    found["density"] = Density.of(trained, int(method.config.density_rank)).draw(many, seed)
-    return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
+    order = torch.randperm(len(train_vectors), generator=torch.Generator().manual_seed(seed)).to(train_vectors.device)
+    stand_ins["real"] = train_vectors[order[:count]]
+    stand_ins["density"] = Density.of(train_vectors, int(method.config.density_rank)).draw(count, seed)
+    return {name: measure_privacy(vectors, train_vectors, held_out) for name, vectors in stand_ins.items()}
 
 
-def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
-    """The query vectors (row, width) of a split of a task."""
+def compute_vectors(learner: Learner, task: int, split: Split) -> Tensor:
+    """Return the query vectors (row, width) of a split of a task."""
     network: Any = learner.network
-    items = learner.sampled(task, split, len(learner.encoded[task, split]))
+    items = learner.sample_examples(task, split, len(learner.encoded[task, split]))
     with torch.no_grad():
-        return torch.cat([network.vectors(rows) for rows in learner.each(items, split)])
+        return torch.cat([network.vectors(rows) for rows in learner.iterate_batches(items, split)])
 
 
-def _apart(task: ClassificationTask, written: Sequence[str]) -> list[tuple[str, ...]]:
-    """Inputs as the texts that an encoder reads, without a definition."""
-    skipped = 0 if definition_of(task) is None else 1
-    return [texts[skipped:] for texts in readings(task, written)]
+def _without_definition(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return inputs as the texts that an encoder reads, without a definition."""
+    skipped = 0 if find_definition(task) is None else 1
+    return [texts[skipped:] for texts in read_as_rows(task, inputs)]

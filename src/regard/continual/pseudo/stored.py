@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.files import read_pseudo, readings
-from regard.continual.pseudo.generator import Recipe, check_marks, write
-from regard.continual.pseudo.parsing import frame_of
+from regard.continual.pseudo.files import read_as_rows, read_pseudo
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
+from regard.continual.pseudo.parsing import find_frame
 from regard.continual.pseudo.text_tensors import pack, unpack
-from regard.continual.text_learner import TextLearner, batch, encode_pairs
+from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import TextPairs, TextTask
@@ -30,8 +30,8 @@ TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
 
 
-def check(learner: Learner, config: Any) -> None:
-    """Nothing, or a UserError: there can be no pseudo samples of the stream's tasks."""
+def check_pseudo_samples(learner: Learner, config: Any) -> None:
+    """Raise UserError if there can be no pseudo samples of the stream's tasks."""
     if config.pseudo_samples_dir:
         for task in learner.stream.tasks:
             path = Path(config.pseudo_samples_dir) / task.name / "train.json"
@@ -48,7 +48,7 @@ def check(learner: Learner, config: Any) -> None:
         check_marks(learner)
 
 
-def keep(learner: Learner, kept: MethodState, task: int, wanted: int, config: Any) -> None:
+def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
     `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, `_lr`
@@ -56,61 +56,67 @@ def keep(learner: Learner, kept: MethodState, task: int, wanted: int, config: An
     UserError where a generator has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
-        kept.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, wanted, config.pseudo_samples_dir))
+        state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
-        recipe = Recipe(
-            steps=int(config.generator_steps), rate=config.generator_lr, batch=int(config.generator_batch_size)
+        recipe = GeneratorTrainingConfig(
+            steps=int(config.generator_steps),
+            learning_rate=config.generator_lr,
+            batch_size=int(config.generator_batch_size),
         )
-        made = write(cast(TextLearner, learner), task, wanted, recipe)
-        if not made.inputs:
+        generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
+        if not generated.inputs:
             raise UserError(
-                f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {made.drawn} "
+                f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
                 f"samples; raise generator_steps (now {recipe.steps}), or set reflection=density or reflection=real"
             )
-        kept.tensors[f"{TEXTS}{task}"] = pack(made.inputs)
-        told = {"wanted": wanted, **{name: getattr(made, name) for name in ("drawn", "parsed", "distinct")}}
-        kept.values[f"{TEXTS}{task}"] = told
+        state.tensors[f"{TEXTS}{task}"] = pack(generated.inputs)
+        counts = {"wanted": count, **{name: getattr(generated, name) for name in ("drawn", "parsed", "distinct")}}
+        state.values[f"{TEXTS}{task}"] = counts
 
 
-def inputs(kept: MethodState, task: int) -> tuple[str, ...] | None:
-    """The inputs that stand for a task; None where there are none."""
-    packed = kept.tensors.get(f"{TEXTS}{task}")
+def stored_inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
+    """Return the inputs that stand for a task; None where there are none."""
+    packed = state.tensors.get(f"{TEXTS}{task}")
     return None if packed is None else unpack(packed)
 
 
-def query_vectors(learner: Learner, task: int, written: Sequence[str]) -> Tensor:
-    """The query vectors (row, width) of inputs of a task, each read as the task's rows are."""
+def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
+    """Return the query vectors (row, width) of inputs of a task, each read as the task's rows are."""
     network: Any = learner.network
     with torch.no_grad():
-        return torch.cat([network.vectors(rows) for rows in _rows(learner, task, written)])
+        return torch.cat([network.vectors(rows) for rows in _iterate_batches(learner, task, inputs)])
 
 
-def _read(learner: Learner, task: int, wanted: int, folder: str) -> tuple[str, ...]:
-    """Inputs from files, drawn by the run's seed."""
-    found = read_pseudo(folder, learner.stream.tasks[task].name)
+def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
+    """Return inputs from files, drawn by the run's seed."""
+    texts = read_pseudo(folder, learner.stream.tasks[task].name)
     random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-    chosen = torch.randperm(len(found), generator=random)[:wanted].sort().values.tolist()
-    return tuple(found[number] for number in chosen)
+    indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
+    return tuple(texts[index] for index in indices)
 
 
-def _rows(learner: Learner, task: int, written: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Inputs as batches on the device."""
-    many = learner.budget.eval_batch_size
-    for start in range(0, len(written), many):
-        made = _encoded(learner, task, written[start : start + many])
-        yield {name: value.to(learner.device) for name, value in made.items()}
+def _iterate_batches(learner: Learner, task: int, inputs: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Return inputs as batches on the device."""
+    batch_size = learner.budget.eval_batch_size
+    for start in range(0, len(inputs), batch_size):
+        batch = _encode(learner, task, inputs[start : start + batch_size])
+        yield {name: value.to(learner.device) for name, value in batch.items()}
 
 
-def _encoded(learner: Learner, task: int, written: Sequence[str]) -> dict[str, Tensor]:
-    """Inputs as a batch; their answers, which nothing sees, are none."""
-    named, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
-    if isinstance(named, TextTask):
-        frame = frame_of(named)
-        pairs = TextPairs(inputs=tuple(map(frame.around, written)), targets=(named.train.targets[0],) * len(written))
-        apart = cast(Any, learner.network.classifier).reads_apart
-        found = encode_pairs(pairs, tokenizer, budget, apart=apart)
-        prompts = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
-        return batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
-    texts = readings(named, written)
-    part = encode("sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural")
-    return {"input_ids": part.input_ids, "attention_mask": part.attention_mask}
+def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
+    """Return inputs as a batch; their answers, which nothing sees, are none."""
+    task_of_stream, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
+    if isinstance(task_of_stream, TextTask):
+        frame = find_frame(task_of_stream)
+        pairs = TextPairs(
+            inputs=tuple(map(frame.make_prompt, inputs)), targets=(task_of_stream.train.targets[0],) * len(inputs)
+        )
+        encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
+        encoded = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
+        prompts = [ids[mask] for ids, mask in zip(encoded.input_ids, encoded.attention_mask, strict=True)]
+        return pad_batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad_token_id)
+    texts = read_as_rows(task_of_stream, inputs)
+    encoded_texts = encode(
+        "sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural"
+    )
+    return {"input_ids": encoded_texts.input_ids, "attention_mask": encoded_texts.attention_mask}

@@ -14,17 +14,20 @@ from regard.runs.rank import is_main_process
 
 
 def pack(texts: Sequence[str]) -> Tensor:
-    """The texts as bytes (uint8), so that what they take up is counted, and they are saved, as all that is kept."""
+    """Return the texts as bytes (uint8).
+
+    So that what they take up is counted, and they are saved, as all that is kept.
+    """
     return torch.frombuffer(bytearray(json.dumps(list(texts), ensure_ascii=False).encode()), dtype=torch.uint8)
 
 
 def unpack(packed: Tensor) -> tuple[str, ...]:
-    """The texts that `pack` was given."""
+    """Return the texts that `pack` was given."""
     return tuple(json.loads(packed.cpu().numpy().tobytes()))
 
 
 def broadcast_from_main(texts: Sequence[str], device: torch.device) -> tuple[str, ...]:
-    """The texts of the first process, in all of them."""
+    """Return the texts of the first process, in all of them."""
     if processes.world_size() == 1:
         return tuple(texts)
     packed = pack(texts).to(device)

@@ -18,7 +18,7 @@ COLUMNS = 4096
 """Features that words and pairs of words are hashed to."""
 STRENGTH = 10.0
 """The inverse of the penalty, as of scikit-learn's `LogisticRegression(C=…)`."""
-MOST = 1000
+MAX_TEXTS = 1000
 """Texts of each sort that are looked at, at most."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -34,45 +34,46 @@ class TwoSample(NamedTuple):
     rows: int
 
 
-def two_sample(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
-    """Whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
+def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
+    """Return whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
 
     As many of each sort are drawn, and half of them are held out; texts that are the same are on the same side, so that
     two sets that are alike have an accuracy of one half and not less. None for less than four texts of a sort.
     """
     random = torch.Generator().manual_seed(seed)
-    many = min(len(real), len(pseudo), MOST)
-    if many < 4:
+    count = min(len(real), len(pseudo), MAX_TEXTS)
+    if count < 4:
         return None
-    sorts = [[plain_text(one) for one in _some(texts, many, random)] for texts in (real, pseudo)]
-    trained = _trained_on(sorts, random)
+    sorts = [[plain_text(sample) for sample in _sample_texts(texts, count, random)] for texts in (real, pseudo)]
+    train_texts = _select_training_texts(sorts, random)
     rows = [(text, sort) for sort, texts in enumerate(sorts) for text in texts]
-    inside = torch.tensor([text in trained for text, _ in rows])
+    is_train = torch.tensor([text in train_texts for text, _ in rows])
     labels = torch.tensor([float(sort) for _, sort in rows], dtype=torch.float64)
-    if not bool(inside.any()) or bool(inside.all()) or len(set(labels[inside].tolist())) < 2:
+    if not bool(is_train.any()) or bool(is_train.all()) or len(set(labels[is_train].tolist())) < 2:
         return None
-    found = features([text for text, _ in rows])
-    weights, offset = fitted(found[inside], labels[inside])
-    right = ((found[~inside] @ weights + offset > 0) == (labels[~inside] > 0)).sum()
-    held_out = int((~inside).sum())
-    return TwoSample(int(right) / held_out, at_least(int(right), held_out), held_out)
+    inputs = hash_features([text for text, _ in rows])
+    weights, offset = fit_logistic_regression(inputs[is_train], labels[is_train])
+    num_correct = ((inputs[~is_train] @ weights + offset > 0) == (labels[~is_train] > 0)).sum()
+    held_out = int((~is_train).sum())
+    return TwoSample(int(num_correct) / held_out, binomial_tail(int(num_correct), held_out), held_out)
 
 
-def features(texts: Sequence[str]) -> Tensor:
+def hash_features(texts: Sequence[str]) -> Tensor:
     """(text, column): 1 + log of how often a text has the words and pairs hashed to a column, of length one."""
-    found = torch.zeros(len(texts), COLUMNS, dtype=torch.float64)
+    counts = torch.zeros(len(texts), COLUMNS, dtype=torch.float64)
     for row, text in enumerate(texts):
         words = _WORDS.findall(text)
-        for one in [*words, *(f"{first} {second}" for first, second in pairwise(words))]:
-            found[row, zlib.crc32(one.encode()) % COLUMNS] += 1
-    found = torch.where(found > 0, 1 + found.clamp_min(1).log(), 0.0)
-    return found / found.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        for token in [*words, *(f"{first} {second}" for first, second in pairwise(words))]:
+            counts[row, zlib.crc32(token.encode()) % COLUMNS] += 1
+    counts = torch.where(counts > 0, 1 + counts.clamp_min(1).log(), 0.0)
+    return counts / counts.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-def fitted(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
-    """The weights (column,) and the offset of a logistic regression of labels 0 and 1 (row,) on rows (row, column).
+def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
+    """Fit a logistic regression of labels 0 and 1 (row,) on rows (row, column).
 
-    They are least for ½‖w‖² + strength · Σ of the rows' losses.
+    Returns:
+        Weights (column,) and offset with the smallest ½‖w‖² + strength · Σ of the rows' losses.
     """
     weights = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -82,8 +83,8 @@ def fitted(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Te
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        told = nn.functional.binary_cross_entropy_with_logits(rows @ weights + offset, labels, reduction="sum")
-        value = weights.square().sum() / 2 + strength * told
+        loss_sum = nn.functional.binary_cross_entropy_with_logits(rows @ weights + offset, labels, reduction="sum")
+        value = weights.square().sum() / 2 + strength * loss_sum
         value.backward()
         return value
 
@@ -92,21 +93,21 @@ def fitted(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Te
     return weights.detach(), offset.detach()
 
 
-def at_least(right: int, of: int) -> float:
-    """The probability of so many or more of `of` throws of a fair coin."""
-    return sum(math.comb(of, many) for many in range(right, of + 1)) / 2**of
+def binomial_tail(right: int, of: int) -> float:
+    """Return the probability of so many or more of `of` throws of a fair coin."""
+    return sum(math.comb(of, successes) for successes in range(right, of + 1)) / 2**of
 
 
-def _some(texts: Sequence[str], many: int, random: torch.Generator) -> list[str]:
-    return [texts[number] for number in torch.randperm(len(texts), generator=random)[:many].tolist()]
+def _sample_texts(texts: Sequence[str], count: int, random: torch.Generator) -> list[str]:
+    return [texts[number] for number in torch.randperm(len(texts), generator=random)[:count].tolist()]
 
 
-def _trained_on(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
-    """Half of the texts that are of the first sort alone, of the second, and of both."""
+def _select_training_texts(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
+    """Return half of the texts that are of the first sort alone, of the second, and of both."""
     first, second = (dict.fromkeys(texts) for texts in sorts)
-    parts = (
-        [one for one in first if one not in second],
-        [one for one in second if one not in first],
-        [one for one in first if one in second],
+    groups = (
+        [text for text in first if text not in second],
+        [text for text in second if text not in first],
+        [text for text in first if text in second],
     )
-    return {one for part in parts for one in _some(part, (len(part) + 1) // 2, random)}
+    return {text for group in groups for text in _sample_texts(group, (len(group) + 1) // 2, random)}

@@ -1,0 +1,58 @@
+"""`regard learn` as a sweep repeats it: one method a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from regard.commands.learn.config import LearnConfig, split_methods
+from regard.commands.learn.result import LearnResult
+from regard.data.stream_catalog import STREAMS
+from regard.errors import UserError
+from regard.runs.command import Command
+
+
+class LearnCommand(Command):
+    """Trials of `regard learn`. What each task has changed of the model is not kept."""
+
+    name = "learn"
+    config = LearnConfig
+    presets = tuple(STREAMS)
+    flags = ("--no-save-models",)
+
+    def __init__(self) -> None:
+        self._readable: set[LearnConfig] = set()
+
+    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
+        if file is not None:
+            return LearnConfig.from_file(file).explicit_fields()
+        return {} if preset is None else {"stream": preset}
+
+    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields, after a look at whether the user's stream can be read."""
+        config = LearnConfig.from_dict(fields)
+        if len(split_methods(config)) > 1:
+            raise UserError(f"method: expected one in each trial, got {config.method}; vary method={config.method}")
+        stream = replace(config, method="finetune", set=())
+        if config.stream not in STREAMS and stream not in self._readable:
+            stream.read()
+            self._readable.add(stream)
+        return config.to_dict()
+
+    def final_metrics(self, folder: Path) -> dict[str, Any]:
+        """Return the metrics of continual learning by scenario, as `average_performance_til`, and the seconds."""
+        result = LearnResult.load(folder)
+        rows = result.metrics.dropna(subset="value")
+        metrics = {f"{row.metric}_{row.scenario}": float(row.value) for row in rows.itertuples()}
+        return {**metrics, "seconds": result.metadata["cost"]["seconds"]}
+
+    def curves(self, folder: Path) -> pd.DataFrame:
+        """Return the mean score of the tasks learnt so far, over `tasks`: `average_performance_til`, `…_cil`."""
+        scores = LearnResult.load(folder).accuracy_matrix
+        seen = scores[scores["task_index"] <= scores["after_task"]]
+        means = seen.groupby(["after_task", "scenario"])["score"].mean().unstack()
+        return means.add_prefix("average_performance_").rename_axis("tasks").reset_index()

@@ -1,0 +1,60 @@
+"""What a sweep needs to know of a command that it repeats."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from regard.runs.config import Config
+from regard.runs.output_dir import RESULTS, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Command(ABC):
+    """A command that trains, as a sweep runs it: each trial is `python -m regard NAME` in a process of its own.
+
+    Attributes:
+        name: The command's name.
+        config: The configuration of a run.
+        presets: Names of configurations to begin with.
+        flags: Options that each trial is given.
+        folder_options: Options that are no fields of the configuration and name folders, with their help.
+    """
+
+    name: ClassVar[str]
+    config: ClassVar[type[Config]]
+    presets: ClassVar[tuple[str, ...]] = ()
+    flags: ClassVar[tuple[str, ...]] = ()
+    folder_options: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
+        """Return the fields to begin with: of a preset, of a file, or the default ones. Raises UserError."""
+
+    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields of a run from some, checked, as JSON holds them. Raises UserError."""
+        return self.config.from_dict(fields).to_dict()
+
+    def arguments(self, config: Path, out: Path) -> list[str]:
+        """Return what Python runs for a trial, which goes on with what is in `out`."""
+        return [
+            *("-m", "regard", self.name, "--config", str(config), "--out", str(out), "--resume", "--overwrite"),
+            *self.flags,
+        ]
+
+    def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
+        """Return whether a folder holds a finished run with these fields."""
+        metadata = read_json(folder / RESULTS)
+        return metadata.get("command") == self.name and metadata.get("config") == dict(fields)
+
+    @abstractmethod
+    def final_metrics(self, folder: Path) -> dict[str, Any]:
+        """Return the final numbers of a finished run, and what it cost."""
+
+    @abstractmethod
+    def curves(self, folder: Path) -> pd.DataFrame:
+        """Return the metrics of a finished run over its steps, or over its tasks."""

@@ -1,0 +1,88 @@
+"""An output folder is written whole or not at all, and replaces nothing but what its own kind has written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.errors import UserError
+from regard.runs.integrity import sha256_of_files
+from regard.runs.output_dir import RESULTS, atomic_folder, check_output_dir
+
+
+def write(folder: Path, *names: str, overwrite: bool = False, marker: str = RESULTS, listed: bool = True) -> None:
+    """Write a folder as a run does, with a list of its files or without."""
+    with atomic_folder(folder, overwrite=overwrite, command="test", marker=marker) as path:
+        for name in names:
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text("new", encoding="utf-8")
+        files = {"files": sha256_of_files(path)} if listed else {}
+        (path / marker).write_text(json.dumps({"command": "test", **files}), encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RESULTS)
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+def test_a_run_replaces_what_an_earlier_one_has_written(tmp_path: Path) -> None:
+    write(tmp_path / "run", "a", "model/b")
+    with pytest.raises(UserError, match="exists; choose another folder, or give --overwrite"):
+        write(tmp_path / "run", "c")
+    write(tmp_path / "run", "c", overwrite=True)
+    assert read(tmp_path / "run") == {"c": "new"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model/notes.txt", "c"])
+def test_a_file_of_the_user_in_the_folder_of_a_run_is_not_lost(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    write(folder, "a", "model/b")
+    (folder / name).write_text("ten years of work", encoding="utf-8")
+    before = read(folder)
+    with pytest.raises(UserError, match=f"holds {name}, which was not written with results.json and would be lost"):
+        check_output_dir(folder, overwrite=True, command="test")
+    with pytest.raises(UserError, match=f"holds {name}"):
+        write(folder, "c", overwrite=True)
+    assert read(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_file_that_came_while_the_run_was_at_work_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write(folder, "a")
+
+    def replace() -> None:
+        with atomic_folder(folder, overwrite=True, command="test"):
+            (folder / "notes.txt").write_text("mine", encoding="utf-8")
+
+    with pytest.raises(UserError, match=r"holds notes.txt"):
+        replace()
+    assert read(folder) == {"a": "new", "notes.txt": "mine"}
+
+
+def test_results_of_another_program_are_not_lost(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).write_text('{"accuracy": 0.9}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"is none, by its results.json; it is not overwritten"):
+        check_output_dir(tmp_path, overwrite=True, command="test")
+
+
+def test_a_folder_that_came_while_the_run_was_at_work_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def begin() -> None:
+        with atomic_folder(folder, overwrite=False, command="test"):
+            write(folder, "other")
+
+    with pytest.raises(UserError, match="exists"):
+        begin()
+    assert read(folder) == {"other": "new"}
+
+
+def test_without_a_list_what_is_not_written_again_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    write(folder, "weights", marker="lineage.json", listed=False)
+    write(folder, "weights", marker="lineage.json", listed=False, overwrite=True)
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"holds notes.txt, which was not written with lineage.json"):
+        write(folder, "weights", marker="lineage.json", listed=False, overwrite=True)
+    assert "notes.txt" in read(folder)
