@@ -152,13 +152,8 @@ def test_several_methods_with_one_budget() -> None:
         ),
         (
             {"method": "prescale", "set": ("scalings=full",)},
-<<<<<<< HEAD
             "set: there is no setting scalings, did you mean 'scaling'? "
             "Allowed are scaling, common_tokens, min_document_frequency",
-=======
-            "set: there is no setting scalings, did you mean 'scaling'? Allowed are scaling, common_tokens, "
-            "min_document_frequency",
->>>>>>> room-runs2
         ),
         ({"method": "finetune", "set": ("r=2",)}, "set: finetune has no settings, got r"),
         ({"method": "finetune,probe", "set": ("scaling=full",)}, "set: none of finetune, probe has a setting scaling"),

@@ -98,7 +98,7 @@ def test_what_cannot_be_compared(runs: Path, regard: Regard, tmp_path: Path) -> 
     (tmp_path / "broken" / "results.json").write_text("{")
     assert refused(natural, "broken").startswith("the run in broken cannot be read: ")
     for verb in ("learn", "pretrain", "replace"):
-        (tmp_path / "broken" / "results.json").write_text(f'{{"verb": "{verb}"}}')
+        (tmp_path / "broken" / "results.json").write_text(f'{{"command": "{verb}"}}')
         told = f"the run in broken is one of `regard {verb}`: expected one of `regard measure`"
         assert refused(natural, "broken") == told
     told = "--out: expected a name that ends in .html or .htm, got page.txt"
