@@ -13,6 +13,7 @@ import torch
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
 from regard.commands.replace.result import ReplaceResult
+from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
