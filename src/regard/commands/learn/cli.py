@@ -26,8 +26,8 @@ EXAMPLES = """streams:
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
                    der++, mbpa++, ewc, lwf, idbr, osf
-  LoRA             sapt, sapt-task-free, sequential-lora,
-                   incremental-lora, replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
+  LoRA             sapt, sapt-task-free, sequential-lora, incremental-lora,
+                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
                    seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
   to compare with  separate (a model for each task), joint (all tasks at once)

@@ -16,8 +16,8 @@ EXAMPLES = """examples:
 AutoModelForSequenceClassification loads DIR; of methods with weights of their
 own (l2p, ctr, idbr, and all with blocks or prompts) load_network does, in
 regard.continual.models, and of sapt's blocks load_adapters, in
-regard.continual.saved_adapters. lineage.json and its config say which tasks it has
-learnt, in which order, from which base.
+regard.continual.saved_adapters. lineage.json and its config say which tasks it
+has learnt, in which order, from which base.
 """
 
 
