@@ -221,12 +221,16 @@ def test_a_refused_call_leaves_what_an_earlier_run_made(journal: str | None, tmp
     path = tmp_path / "work" / "journal.jsonl"
     path.unlink() if journal is None else path.write_text(journal)
     for resume in (True, False):
-        with pytest.raises(UserError, match=r"a mistake|journal\.jsonl is missing"):  # noqa: SIM117
-            with open_work_dir(tmp_path / "work", resume=resume, **options) as work:
-                if resume and journal is None:
-                    work.start({"seed": 1})
-                raise UserError("a mistake")
+        with pytest.raises(UserError, match=r"a mistake|journal\.jsonl is missing"):
+            _refused(tmp_path / "work", options, resume=resume, starts=resume and journal is None)
         assert (tmp_path / "work" / "models" / "delta").read_text() == "trained for hours"
+
+
+def _refused(folder: Path, options: dict[str, Any], *, resume: bool, starts: bool) -> None:
+    with open_work_dir(folder, resume=resume, **options) as work:
+        if starts:
+            work.start({"seed": 1})
+        raise UserError("a mistake")
 
 
 def test_a_refused_call_leaves_an_empty_folder(tmp_path: Path) -> None:
