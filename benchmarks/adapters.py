@@ -219,7 +219,7 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
     plain, rows, tokens = llama(small=small), 8, 4 if small else 64
     ids = torch.randint(3, 4096, (rows, 32))
     shared = shared_of(copy.deepcopy(plain), WRITING, rank)
-    weights = shared.weights(input_ids=ids)
+    weights = shared.routing_weights(input_ids=ids)
     pools = {"regard": pool_of(copy.deepcopy(plain), WRITING, rank), "one": pool_of(copy.deepcopy(plain), 1, rank)}
     peer = peer_of(copy.deepcopy(plain), pools["one"])
 

@@ -51,6 +51,8 @@ RULES = """Verdicts are computed from the stored tables by these rules.
   the whole interval is within the margin; a bound holds if the whole interval is on its side.
 * A row has a sink if its rate is at least 5 % in every seed, and none if it is below in every seed, with two seeds or
   more.
+* The rules for PAPA, and those for pre-scaling's claims about other methods and CIL, were written after the runs; the
+  others before.
 * Undecided is no proof of equality. Intervals are not corrected for their number. Published numbers come from larger
   models and more data: compared are signs and orders, not heights."""
 

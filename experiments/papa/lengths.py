@@ -38,66 +38,69 @@ COLUMNS = ("length", "constants", "against", "relative_error", "cosine")
 FOLDER = Path("docs") / "results"
 
 
-def windows(examples: Examples, tokenizer: Any, length: int, tokens: int) -> Encoded:
-    """The texts joined, in windows that fill the length, as many as make so many tokens."""
+def make_windows(examples: Examples, tokenizer: Any, length: int, tokens: int) -> Encoded:
+    """Join the texts and cut them into full windows, up to a number of tokens."""
     joined = Examples(texts=examples.texts, labels=())
     return encode("mlm", joined, tokenizer, length, "natural").rows(0, tokens // length)
 
 
 @torch.no_grad()
-def hidden(model: Any, inputs: Encoded, constants: Constants | None) -> Tensor:
-    """The last hidden states, (token, width), with all heads constant, or none."""
+def compute_hidden_states(model: Any, inputs: Encoded, constants: Constants | None) -> Tensor:
+    """Return the last hidden states, (token, width), with all heads constant or none."""
     with nullcontext() if constants is None else replacing(model, constants):
         batches = inputs.batches(max(1, BATCH // inputs.length))
         return torch.cat([model(**batch).last_hidden_state.flatten(0, 1) for batch in batches])
 
 
-def fidelity(found: Tensor, expected: Tensor) -> tuple[float, float]:
-    """‖h − h'‖ / ‖h'‖ over all tokens, and the mean cosine of a token's states."""
-    cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
-    return float((found - expected).norm() / expected.norm()), float(cosine.mean())
+def measure_fidelity(states: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return ‖h − h'‖ / ‖h'‖ over all tokens, and the mean cosine of a token's states."""
+    cosine = torch.nn.functional.cosine_similarity(states, expected, dim=-1)
+    return float((states - expected).norm() / expected.norm()), float(cosine.mean())
 
 
-def runs(model: Any, tokenizer: Any, train: Examples, validation: Examples, console: Console) -> Iterator[Any]:
-    """One row for each length, source of constants and model to compare with."""
+def measure_lengths(
+    model: Any, tokenizer: Any, train: Examples, validation: Examples, console: Console
+) -> Iterator[Any]:
+    """Yield one row for each length, source of constants and reference model."""
     averages = {}
     for length in LENGTHS:
         console.print(f"averaging over windows of {length} tokens", highlight=False)
-        inputs = windows(train, tokenizer, length, AVERAGED)
+        inputs = make_windows(train, tokenizer, length, AVERAGED)
         averages[length] = average_attention(
             model, inputs.batches(max(1, BATCH // length)), length, tokenizer=tokenizer, source="sst2"
         )
     for length in LENGTHS:
         console.print(f"comparing on windows of {length} tokens", highlight=False)
-        inputs = windows(validation, tokenizer, length, COMPARED)
-        others = {
+        inputs = make_windows(validation, tokenizer, length, COMPARED)
+        sources = {
             f"{'crop' if old > length else 'fit'} from {old}": to_length(averages[old], length) for old in LENGTHS
         }
-        others.pop(f"fit from {length}")
-        untouched, own = (hidden(model, inputs, constants) for constants in (None, averages[length]))
-        yield (length, "own", "untouched", *fidelity(own, untouched))
-        for name, constants in others.items():
-            found = hidden(model, inputs, constants)
-            yield (length, name, "untouched", *fidelity(found, untouched))
-            yield (length, name, "own", *fidelity(found, own))
+        sources.pop(f"fit from {length}")
+        untouched = compute_hidden_states(model, inputs, None)
+        own_states = compute_hidden_states(model, inputs, averages[length])
+        yield (length, "own", "untouched", *measure_fidelity(own_states, untouched))
+        for name, constants in sources.items():
+            states = compute_hidden_states(model, inputs, constants)
+            yield (length, name, "untouched", *measure_fidelity(states, untouched))
+            yield (length, name, "own", *measure_fidelity(states, own_states))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and keep one small table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", required=True)
-    options.add_argument("--model", default="minilm")
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--out", type=Path, default=FOLDER)
-    given = options.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    """Run, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     console = Console()
-    loaded = models.load(given.model)
-    task = read_task("sst2", given.data, rows=(12000, 872))
-    found = runs(loaded.model.eval(), loaded.tokenizer, task.train, task.validation, console)
-    table = pd.DataFrame(found, columns=list(COLUMNS))
-    given.out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(given.out / "lengths.csv", index=False, float_format="%.4g")
+    loaded = models.load(options.model)
+    task = read_task("sst2", options.data, rows=(12000, 872))
+    rows = measure_lengths(loaded.model.eval(), loaded.tokenizer, task.train, task.validation, console)
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    options.out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(options.out / "lengths.csv", index=False, float_format="%.4g")
     console.print(table.to_string(index=False, float_format="%.3f"), highlight=False)
     return 0
 

@@ -47,7 +47,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "BERT, RoBERTa and DeBERTa. Here the encoder has 72 heads: `python -m experiments.papa.run --data DIR`.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. All claims of the paper, "
-            "published numbers and the rules are in [claims.md](claims.md).",
+            "published numbers and the rules are in [claims.md](claims.md). The rules were written after the runs.",
             verdict_items(verdicts),
             "## Settings and cost",
             f"{record['model']['name']} (weights sha256 {record['model']['sha256'][:12]}…), torch "

@@ -38,8 +38,8 @@ SOURCES = ("identity", "toeplitz", "zeros", "toeplitz-init", "average-init")
 FOLDER = Path("docs") / "results"
 
 
-def runs(task: str, model: str, data: str, work: Path, console: Console) -> ReplaceResult:
-    """Everything on one task, as one record: its scores are those of four runs."""
+def run_task(task: str, model: str, data: str, work: Path, console: Console) -> ReplaceResult:
+    """Run all settings of one task; the scores of the four runs are in one result."""
     loaded = models.load(model)
     began = time.perf_counter()
 
@@ -65,37 +65,37 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     return ReplaceResult(scores, main.heads, main.cost, main.metadata, main.matrices, main.constants)
 
 
-def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record belongs beside the tables: nothing of the machine's folders."""
-    kept = {name: dict(record[name]) for name in ("model", "data", "versions", "patterns", "cost")}
-    kept["settings"] = record["config"]
-    kept["data"].pop("source")
-    kept["versions"].pop("platform")
-    return kept
+def _select_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the metadata that is stored beside the tables, without paths."""
+    selected = {name: dict(record[name]) for name in ("model", "data", "versions", "patterns", "cost")}
+    selected["settings"] = record["config"]
+    selected["data"].pop("source")
+    selected["versions"].pop("platform")
+    return selected
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and keep a folder for each task and its scores and head order as small tables."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", required=True)
-    options.add_argument("--model", default="minilm")
-    options.add_argument("--tasks", default=",".join(TASKS))
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--out", type=Path, default=FOLDER)
-    options.add_argument("--runs", type=Path, default=Path("runs") / "papa")
-    given = options.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    """Run, and write the tables of each task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "papa")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     console = Console()
-    for task in given.tasks.split(","):
-        found = runs(task, given.model, given.data, given.runs / "work", console)
-        found.save(given.runs / task, overwrite=True)
-        given.out.mkdir(parents=True, exist_ok=True)
-        found.scores.to_csv(given.out / f"papa-{task}-scores.csv", index=False, float_format="%.6g")
-        found.heads.to_csv(given.out / f"papa-{task}-heads.csv", index=False, float_format="%.6g")
-        found.cost.to_csv(given.out / f"papa-{task}-cost.csv", index=False, float_format="%.6g")
-        record = json.dumps(_kept(found.metadata), indent=1, ensure_ascii=False)
-        (given.out / f"papa-{task}.json").write_text(record + "\n", encoding="utf-8")
-        console.print(found.summary())
+    for task in options.tasks.split(","):
+        result = run_task(task, options.model, options.data, options.runs / "work", console)
+        result.save(options.runs / task, overwrite=True)
+        options.out.mkdir(parents=True, exist_ok=True)
+        result.scores.to_csv(options.out / f"papa-{task}-scores.csv", index=False, float_format="%.6g")
+        result.heads.to_csv(options.out / f"papa-{task}-heads.csv", index=False, float_format="%.6g")
+        result.cost.to_csv(options.out / f"papa-{task}-cost.csv", index=False, float_format="%.6g")
+        record = json.dumps(_select_metadata(result.metadata), indent=1, ensure_ascii=False)
+        (options.out / f"papa-{task}.json").write_text(record + "\n", encoding="utf-8")
+        console.print(result.summary())
     return 0
 
 

@@ -39,8 +39,8 @@ COLUMNS = ("task", "form", "size", "error", "multiply_adds", "seed", "metric", "
 FOLDER = Path("docs") / "results"
 
 
-def runs(task: str, model: models.Loaded, data: str, work: Path, console: Console) -> Iterator[dict[str, Any]]:
-    """One row for each form, size and seed; `multiply_adds` is that of C·V over the dense one's."""
+def run_forms(task: str, model: models.Loaded, data: str, work: Path, console: Console) -> Iterator[dict[str, Any]]:
+    """Yield one row for each form, size and seed; `multiply_adds` is relative to the dense form."""
     began = time.perf_counter()
 
     def run(name: str, **settings: Any) -> Any:
@@ -55,46 +55,48 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
             **settings,
         )
 
-    def rows(found: Any, form: str, size: int | None, missed: float | None, share: float | None) -> Iterator[Any]:
-        for row in found.scores.to_dict("records"):
-            told = (form, size, missed, share)
+    def rows(result: Any, form: str, size: int | None, error: float | None, cost_ratio: float | None) -> Iterator[Any]:
+        for row in result.scores.to_dict("records"):
+            labels = (form, size, error, cost_ratio)
             if row["constants"] != "average":
-                told = ("untouched" if row["constants"] == "none" else row["constants"], None, None, None)
-            yield dict(zip(COLUMNS, (task, *told, row["seed"], row["metric"], row["score"]), strict=True))
+                labels = ("untouched" if row["constants"] == "none" else row["constants"], None, None, None)
+            yield dict(zip(COLUMNS, (task, *labels, row["seed"], row["metric"], row["score"]), strict=True))
 
-    whole = run("dense", constants=("average", "zeros"), dynamic_fractions=(1.0, 0.0))
-    yield from rows(whole, "dense", None, 0.0, 1.0)
+    dense = run("dense", constants=("average", "zeros"), dynamic_fractions=(1.0, 0.0))
+    yield from rows(dense, "dense", None, 0.0, 1.0)
     path = work / f"{task}-average.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(whole.constants)
+    path.write_bytes(dense.constants)
     averages = Constants.load(path)
     for form, sizes in SIZES.items():
         for size in sizes:
-            cheaper = approximate(averages, form, size)
-            missed = float(torch.cat(list(approximation_error(averages, cheaper).values())).nanmean())
-            share = count_multiply_adds(form, size, averages.length) / count_multiply_adds("dense", 1, averages.length)
-            found = run(f"{form}-{size}", constants_from=cheaper, dynamic_fractions=0.0)
-            yield from rows(found, form, size, missed, share)
+            approximated = approximate(averages, form, size)
+            error = float(torch.cat(list(approximation_error(averages, approximated).values())).nanmean())
+            cost_ratio = count_multiply_adds(form, size, averages.length) / count_multiply_adds(
+                "dense", 1, averages.length
+            )
+            result = run(f"{form}-{size}", constants_from=approximated, dynamic_fractions=0.0)
+            yield from rows(result, form, size, error, cost_ratio)
     path.unlink()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, and keep a small table for each task."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", required=True)
-    options.add_argument("--model", default="minilm")
-    options.add_argument("--tasks", default=",".join(TASKS))
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--out", type=Path, default=FOLDER)
-    options.add_argument("--work", type=Path, default=Path("runs") / "structure.work")
-    given = options.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    """Run, and write a table for each task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--work", type=Path, default=Path("runs") / "structure.work")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     console = Console()
-    model = models.load(given.model)
-    given.out.mkdir(parents=True, exist_ok=True)
-    for task in given.tasks.split(","):
-        table = pd.DataFrame(runs(task, model, given.data, given.work, console), columns=list(COLUMNS))
-        table.to_csv(given.out / f"structure-{task}.csv", index=False, float_format="%.6g")
+    model = models.load(options.model)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for task in options.tasks.split(","):
+        table = pd.DataFrame(run_forms(task, model, options.data, options.work, console), columns=list(COLUMNS))
+        table.to_csv(options.out / f"structure-{task}.csv", index=False, float_format="%.6g")
         means = table.groupby(["form", "size"], sort=False, dropna=False)["score"].mean()
         console.print(means.to_string(), highlight=False)
     return 0

@@ -61,7 +61,7 @@ TRAIN, EVALUATED, DIAGNOSED = 60, 100, 32
 
 
 def budget(stream: str) -> TrainingBudget:
-    """What each task is trained with."""
+    """Return the training budget of a stream."""
     return TrainingBudget(
         num_epochs=3,
         learning_rate=1e-4,
@@ -73,72 +73,72 @@ def budget(stream: str) -> TrainingBudget:
     )
 
 
-def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> dict[str, Any]:
-    """What one run gave, as JSON holds it."""
-    began = time.perf_counter()
+def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> dict[str, Any]:
+    """Run a row and return the content of its file."""
+    start = time.perf_counter()
     name, settings = ROWS[row]
-    kind = method_named(name)
-    method = kind(kind.Config.parse(settings))
+    method_class = method_named(name)
+    method = method_class(method_class.Config.parse(settings))
     tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
-    def look(learner: Learner, task: int) -> list[dict[str, Any]]:
+    def diagnose_task(learner: Learner, task: int) -> list[dict[str, Any]]:
         rows = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
-        seen = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
-        found = diagnose(learner.network.classifier.encoder, seen, common=common)
-        return [dict(one) for one in json.loads(found.to_json(orient="records"))]
+        batches = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
+        table = diagnose(learner.network.classifier.encoder, batches, common=common)
+        return [dict(one) for one in json.loads(table.to_json(orient="records"))]
 
-    ran = run_stream(learner, method, diagnose=look if row in LOOKED_AT else None)
+    run = run_stream(learner, method, diagnose=diagnose_task if row in LOOKED_AT else None)
     return {
         "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.metadata)},
         "row": row,
         "seed": seed,
-        **ran.rows,
+        **run.rows,
         "regard": regard_version(),
         "versions": library_versions(),
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 LOOKED_AT = ("finetune", "probe-finetune", "prescale", "prescale uniform", "prescale sink")
 
 
-def kept(work: Path, stream: str, row: str, seed: int) -> Path:
-    """Where a run is kept."""
+def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
+    """Return the file of a run."""
     return work / stream / f"{row.replace(' ', '-')}-{seed}.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the runs that are not there yet."""
+    """Make the missing runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stream", choices=STREAMS)
     parser.add_argument("--data", help="folder of published files (default: the hub)")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "prescale")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
         loaded = load("minilm")
-        for seed in map(int, given.seeds.split(",")):
-            for row in given.rows.split(","):
-                name = f"{given.stream} {row} {seed}"
+        for seed in map(int, options.seeds.split(",")):
+            for row in options.rows.split(","):
+                name = f"{options.stream} {row} {seed}"
                 yield Case(
-                    kept(given.work, given.stream, row, seed),
-                    partial(made, given.stream, row, seed, loaded, given.data),
-                    partial(_said, name),
+                    run_path(options.work, options.stream, row, seed),
+                    partial(make_run, options.stream, row, seed, loaded, options.data),
+                    partial(_describe_run, name),
                 )
 
     make_missing(cases)
 
 
-def _said(name: str, found: Mapping[str, Any]) -> str:
-    return f"{name}: {found['seconds']} s, {_final(found['matrix'])}"
+def _describe_run(name: str, run: Mapping[str, Any]) -> str:
+    return f"{name}: {run['seconds']} s, {_mean_score(run['matrix'])}"
 
 
-def _final(matrix: Sequence[Mapping[str, Any]]) -> str:
-    """The mean score at the end."""
+def _mean_score(matrix: Sequence[Mapping[str, Any]]) -> str:
+    """Format the mean score after the last task."""
     last = max(row["after_task"] for row in matrix)
     scores = [row["score"] for row in matrix if row["after_task"] == last and row["scenario"] == "til"]
     return f"{sum(scores) / len(scores):.1f}"

@@ -1,6 +1,6 @@
-"""The small tables in docs/results that the runs of the pre-scaling experiment come to.
+"""Tables of the pre-scaling experiment in docs/results.
 
-They are all that its page and pictures are made from: `Tables.gather` makes them of the runs in a folder.
+Its page and figures use nothing else. `Tables.gather` makes them from the runs in a folder.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ TASKS = ("first", "last", "all")
 
 @dataclass(frozen=True, eq=False)
 class Tables(Comparison):
-    """The tables by the names of `COLUMNS`, and the record of what the runs were made with."""
+    """The tables named in `COLUMNS`, and the record of the runs."""
 
     diagnostics: pd.DataFrame
     seeds: pd.DataFrame
 
     @classmethod
     def gather(cls, work: str | Path, revision: str | None = None) -> Tables:
-        """The tables of the runs in a folder, as `experiments.prescale.run` leaves them there. Raises UserError."""
-        runs = finished.read_runs(Path(work), "experiments.prescale.run", _known, _place)
-        each = _looked_at(runs)
+        """Make the tables from the runs of `experiments.prescale.run` in a folder. Raises UserError."""
+        runs = finished.read_runs(Path(work), "experiments.prescale.run", _is_known, _sort_key)
+        diagnostics = _read_diagnostics(runs)
         return cls(
             matrix=finished.make_table(
-                (row for run in runs for row in finished.matrix_rows(run, _key(run))), COLUMNS["matrix"]
+                (row for run in runs for row in finished.matrix_rows(run, _run_key(run))), COLUMNS["matrix"]
             ),
-            cost=finished.make_table((finished.cost_row(run, _key(run)) for run in runs), COLUMNS["cost"]),
-            diagnostics=_means(each),
-            seeds=_by_seed(each),
+            cost=finished.make_table((finished.cost_row(run, _run_key(run)) for run in runs), COLUMNS["cost"]),
+            diagnostics=_means(diagnostics),
+            seeds=_by_seed(diagnostics),
             record=_record(runs, revision),
         )
 
     @classmethod
     def load(cls, folder: str | Path = RESULTS) -> Tables:
-        """The tables in a folder. Raises UserError where one is missing."""
-        found, record = finished.load_tables(Path(folder), "prescale", RECORD, COLUMNS, FLOATS)
+        """Load the tables of a folder. Raises UserError if one is missing."""
+        rows, record = finished.load_tables(Path(folder), "prescale", RECORD, COLUMNS, FLOATS)
         return cls(
-            matrix=found["matrix"],
-            cost=found["cost"],
-            diagnostics=found["diagnostics"],
-            seeds=found["diagnostics-seeds"],
+            matrix=rows["matrix"],
+            cost=rows["cost"],
+            diagnostics=rows["diagnostics"],
+            seeds=rows["diagnostics-seeds"],
             record=record,
         )
 
@@ -78,12 +78,12 @@ class Tables(Comparison):
         finished.save_tables(Path(folder), "prescale", RECORD, dict(tables), self.record)
 
     def orders(self, stream: str) -> dict[int, list[int]]:
-        """The order of the tasks, by seed."""
+        """Return the order of the tasks by seed."""
         return {int(seed): order for seed, order in self.record["streams"][stream]["orders"].items()}
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The matrix, a line a score, the order of each seed beside it."""
+        """The matrix with one score a line, and the order of its seed."""
         orders = {stream: self.orders(str(stream)) for stream in self.matrix["stream"].unique()}
         order = [
             "-".join(map(str, orders[s][n])) for s, n in zip(self.matrix["stream"], self.matrix["seed"], strict=True)
@@ -91,25 +91,25 @@ class Tables(Comparison):
         return long_scores(self.matrix.rename(columns={"row": "method"}).assign(order=order))
 
     def diagnosed(self, stream: str, row: str, statistic: str, when: str) -> dict[int, float]:
-        """A statistic of all layers, the mean over tasks, by seed."""
-        found = where(self.seeds, stream=stream, row=row, statistic=statistic)
-        return {int(seed): float(value) for seed, value in zip(found["seed"], found[when], strict=True)}
+        """Return a statistic over all layers by seed, the mean over tasks."""
+        rows = where(self.seeds, stream=stream, row=row, statistic=statistic)
+        return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[when], strict=True)}
 
     def layers(self, stream: str, row: str, statistic: str, tasks: str, when: str) -> pd.DataFrame:
-        """A statistic by layer: `layer` (null: all), `mean`, `std`, `n`."""
-        found = where(self.diagnostics, stream=stream, row=row, statistic=statistic, tasks=tasks, when=when)
-        return found[["layer", "mean", "std", "n"]]
+        """Return a statistic by layer: `layer` (null: all), `mean`, `std`, `n`."""
+        rows = where(self.diagnostics, stream=stream, row=row, statistic=statistic, tasks=tasks, when=when)
+        return rows[["layer", "mean", "std", "n"]]
 
 
 # -- from runs -----------------------------------------------------------------------------------------------
 
 
-def _known(run: Mapping[str, Any]) -> bool:
+def _is_known(run: Mapping[str, Any]) -> bool:
     return run["stream"]["name"] in STREAMS and run["row"] in ROWS
 
 
-def _place(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
-    """By stream, row and seed, seeds of the experiment first."""
+def _sort_key(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
+    """Return the position by stream, row and seed, seeds of the experiment first."""
     seed = run["seed"]
     known = seed in SEEDS
     streams, rows = list(STREAMS), list(ROWS)
@@ -121,48 +121,50 @@ def _place(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
     )
 
 
-def _key(run: Mapping[str, Any]) -> dict[str, Any]:
+def _run_key(run: Mapping[str, Any]) -> dict[str, Any]:
     return {"stream": run["stream"]["name"], "row": run["row"], "seed": run["seed"]}
 
 
-def _looked_at(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Every diagnostic of every run, with when it was taken."""
-    frames = [pd.DataFrame(run["diagnostics"]).assign(**_key(run)) for run in runs if run["diagnostics"]]
+def _read_diagnostics(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return all diagnostics of all runs, each with its time (`WHEN`)."""
+    frames = [pd.DataFrame(run["diagnostics"]).assign(**_run_key(run)) for run in runs if run["diagnostics"]]
     columns = ["stream", "row", "seed", "task_index", "statistic", "layer", "when", "value"]
     if not frames:
         return pd.DataFrame(columns=columns)
-    found = pd.concat(frames, ignore_index=True)
-    found["when"] = [
-        WHEN[after == place] for after, place in zip(found["after_task"], found["task_index"], strict=True)
-    ]
-    return found[columns].astype({"layer": "Int64"})
+    rows = pd.concat(frames, ignore_index=True)
+    rows["when"] = [WHEN[after == place] for after, place in zip(rows["after_task"], rows["task_index"], strict=True)]
+    return rows[columns].astype({"layer": "Int64"})
 
 
-def _means(each: pd.DataFrame) -> pd.DataFrame:
-    """Means over tasks, then over seeds."""
-    last = each.groupby(["stream", "row", "seed"])["task_index"].transform("max")
-    chosen = {"first": each["task_index"] == 1, "last": each["task_index"] == last, "all": each["task_index"] > 0}
+def _means(diagnostics: pd.DataFrame) -> pd.DataFrame:
+    """Return means over tasks, then over seeds."""
+    last = diagnostics.groupby(["stream", "row", "seed"])["task_index"].transform("max")
+    selections = {
+        "first": diagnostics["task_index"] == 1,
+        "last": diagnostics["task_index"] == last,
+        "all": diagnostics["task_index"] > 0,
+    }
     keys = ["stream", "row", "statistic", "layer", "tasks", "when"]
-    parts = [each[which].assign(tasks=tasks) for tasks, which in chosen.items()]
+    parts = [diagnostics[which].assign(tasks=tasks) for tasks, which in selections.items()]
     by_seed = pd.concat(parts).groupby([*keys, "seed"], sort=False, dropna=False)["value"].mean()
-    found = by_seed.groupby(keys, sort=False, dropna=False).agg(["mean", "std", "size"]).reset_index()
-    return finished.set_types(found.rename(columns={"size": "n"}), COLUMNS["diagnostics"], FLOATS)
+    rows = by_seed.groupby(keys, sort=False, dropna=False).agg(["mean", "std", "size"]).reset_index()
+    return finished.set_types(rows.rename(columns={"size": "n"}), COLUMNS["diagnostics"], FLOATS)
 
 
-def _by_seed(each: pd.DataFrame) -> pd.DataFrame:
-    """Of all layers: the mean over tasks before and after each, seed by seed."""
-    whole = each[each["layer"].isna()]
+def _by_seed(diagnostics: pd.DataFrame) -> pd.DataFrame:
+    """Return means over tasks of all layers, before and after each task, by seed."""
+    all_layers = diagnostics[diagnostics["layer"].isna()]
     keys = ["stream", "row", "seed", "statistic"]
-    found = whole.pivot_table(index=keys, columns="when", values="value", aggfunc="mean", sort=False).reset_index()
-    found.columns.name = None
-    many = whole.groupby(keys, sort=False)["task_index"].nunique()
-    found["tasks"] = [many[place] for place in found[keys].itertuples(index=False, name=None)]
+    rows = all_layers.pivot_table(index=keys, columns="when", values="value", aggfunc="mean", sort=False).reset_index()
+    rows.columns.name = None
+    num_tasks = all_layers.groupby(keys, sort=False)["task_index"].nunique()
+    rows["tasks"] = [num_tasks[place] for place in rows[keys].itertuples(index=False, name=None)]
     columns = COLUMNS["diagnostics-seeds"]
-    return finished.set_types(found.reindex(columns=list(columns)), columns, FLOATS)
+    return finished.set_types(rows.reindex(columns=list(columns)), columns, FLOATS)
 
 
 def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str, Any]:
-    """What the runs were made with, and of what."""
+    """Return settings, versions and tasks of the runs."""
     streams = {name: of for name in STREAMS if (of := [run for run in runs if run["stream"]["name"] == name])}
     return {
         "revision": revision,
@@ -175,12 +177,12 @@ def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str
         "train_rows_a_class": TRAIN,
         "test_rows_a_task": EVALUATED,
         "diagnosed_rows_a_task": DIAGNOSED,
-        "streams": {name: _of_stream(name, of) for name, of in streams.items()},
+        "streams": {name: _describe_stream(name, of) for name, of in streams.items()},
     }
 
 
-def _of_stream(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tasks, the order of each seed, and what a task was trained with. Raises UserError for orders that differ."""
+def _describe_stream(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return tasks, orders and budget of a stream. Raises UserError if a seed has several orders."""
     orders: dict[str, list[int]] = {}
     tasks: dict[int, str] = {}
     for run in runs:
@@ -188,20 +190,20 @@ def _of_stream(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if order != run["stream"]["order"]:
             raise UserError(f"work: expected one order a seed, {name} has several for seed {run['seed']}")
         tasks |= {order[cell["task_index"] - 1]: cell["task"] for cell in run["matrix"]}
-    given = runs[0]["stream"]["record"]
-    dropped = [sum(_dropped(run)) for run in runs]
+    record = runs[0]["stream"]["record"]
+    dropped = [sum(_count_dropped(run)) for run in runs]
     return {
-        "published": given.get("published"),
+        "published": record.get("published"),
         "tasks": [tasks[number] for number in sorted(tasks)],
-        "classes": {task: sorted(of["train"]) for task, of in given["drawn"].items()},
-        "test_rows": {task: sum(of["test"].values()) for task, of in given["drawn"].items()},
+        "classes": {task: sorted(of["train"]) for task, of in record["drawn"].items()},
+        "test_rows": {task: sum(of["test"].values()) for task, of in record["drawn"].items()},
         "most_rows_dropped": max(dropped),
         "orders": orders,
         "budget": {k: v for k, v in dataclasses.asdict(budget(name)).items() if v is not None},
     }
 
 
-def _dropped(run: Mapping[str, Any]) -> list[int]:
-    """How many rows stood in two splits, and were dropped."""
+def _count_dropped(run: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of rows that were dropped because two splits had them."""
     overlaps = run["stream"]["record"].get("overlaps", {})
     return [n for of in overlaps.values() for what, n in of.items() if what.startswith("dropped")]

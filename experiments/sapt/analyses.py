@@ -4,8 +4,7 @@
 
 NAME is share, size, unseen, pair, strength, gate, prompts, noticed, rates, fifty, instructions, decoder or standing:
 see the functions of `ANALYSES`. The settings are those of `experiments.sapt.run`; most are run over five tasks.
-What is finished is kept in `--work` and never made twice; `python -m experiments.sapt.page --work DIR` gathers
-it.
+Finished cases are kept in `--work` and not run again; `python -m experiments.pages sapt --work DIR` gathers them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch import nn
 
 from experiments.common.runs import Case, make_missing
 from experiments.sapt import decoder as sapt_decoder
-from experiments.sapt.numbers import Number, by_count, number, numbers, standing
-from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, learnt, tasks_of
+from experiments.sapt.numbers import Number, collect_by_task, collect_numbers, collect_reflection_numbers, make_number
+from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, read_tasks, run_row
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
@@ -85,8 +84,8 @@ PROMPTS |= {"low-rank": ROWS["sapt"], "progprompt": ROWS["progprompt"]}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What an analysis is given: the data's folder, the model, the seed, and the folder of what is kept."""
+class AnalysisContext:
+    """Data folder, model, seed and work folder of an analysis."""
 
     data: str
     loaded: Loaded
@@ -95,124 +94,115 @@ class Setting:
 
 
 Cases = Iterator[tuple[str, Callable[[], list[Number]]]]
-"""The cases of an analysis by name, and what gives the numbers of each: `measure`, `x`, `value`."""
+"""Cases of an analysis: name, and the function that returns its numbers (`measure`, `x`, `value`)."""
 
 
 # -- analyses --------------------------------------------------------------------------------------------------------
 
 
-def share(given: Setting) -> Cases:
-    """How much must stand in for an earlier task: 2 to 100 % of its rows, real or from a density; ten runs of five."""
+def compare_memory_fractions(context: AnalysisContext) -> Cases:
+    """Vary the memory from 2 to 100 % of a task's rows, real or from a density; ten runs of five tasks."""
     for reflects in ("real", "density"):
         for part in SHARES:
             row = Row("sapt", {"memory_fraction": part, "reflection": reflects})
-            yield f"{reflects}, {part:.0%}", _over(given, row, few(given))
+            yield f"{reflects}, {part:.0%}", _case(context, row, read_few_tasks(context))
 
 
-def size(given: Setting) -> Cases:
-    """SAPT, sequential LoRA and all tasks at once with the model cut to its first layers; nine runs of five tasks."""
+def compare_depths(context: AnalysisContext) -> Cases:
+    """Compare SAPT, sequential LoRA and joint training with the first layers only; nine runs of five tasks."""
     for layers in LAYERS:
-        cut = dataclasses.replace(given, loaded=shallow(given.loaded, layers))
+        cut = dataclasses.replace(context, loaded=cut_layers(context.loaded, layers))
         for name in ("sapt", "sequential-lora", "joint"):
-            yield f"{name}, {layers} layers", _over(cut, ROWS[name], few(given))
+            yield f"{name}, {layers} layers", _case(cut, ROWS[name], read_few_tasks(context))
 
 
-def unseen_tasks(given: Setting) -> Cases:
-    """Tasks that were never trained on, scored by the words of their labels: after ten others, with three models.
+def score_unseen_tasks(context: AnalysisContext) -> Cases:
+    """Score the last tasks by the words of their labels after training on the ten others only; three models.
 
-    Two runs of ten tasks, and the model as it is; `chance` beside them.
+    Two runs of ten tasks, and the untrained model; `chance` beside them.
     """
-    every = tasks_of("3", given.seed, given.data)
-    names = [task.name for task in every.tasks][-HELD_OUT:]
-    shorter, held = hold_out_tasks(every, names)
-    tasks = dataclasses.replace(shorter, tasks=(*shorter.tasks, *held), order=tuple(range(len(every))))
-
-    def trained(name: str) -> Callable[[], list[Number]]:
-        def found() -> list[Number]:
-            ran = learnt(ROWS[name], tasks, given.seed, given.loaded, given.data, first=len(shorter))
-            return _zero_shot(ran.learner, len(shorter))
-
-        return found
-
-    def bare() -> list[Number]:
-        kind = METHODS["finetune"]
-        learner = make_learner(tasks, kind(), given.loaded, BUDGET, seed=given.seed, head="labels")
-        return _zero_shot(learner, len(shorter))
-
+    stream = read_tasks("3", context.seed, context.data)
+    trained, unseen = hold_out_tasks(stream, [task.name for task in stream.tasks][-HELD_OUT:])
+    tasks = dataclasses.replace(trained, tasks=(*trained.tasks, *unseen), order=tuple(range(len(stream))))
     for name in ("sapt", "sequential-lora"):
-        yield name, trained(name)
-    yield "base model", bare
+        yield name, partial(_score_unseen, context, ROWS[name], tasks, len(trained))
+    yield "base model", partial(_score_unseen, context, None, tasks, len(trained))
 
 
-def _zero_shot(learner: Any, first: int) -> list[Number]:
-    """The scores of the tasks from a place on, among their own labels, and what chance gives."""
-    found: list[Number] = []
-    places = range(first, len(learner.stream))
-    for task in places:
-        one = learner.stream.tasks[task]
-        found += number(f"score: {one.name}", score_task(learner, task, tasks_trained=len(learner.stream)).til)
-        found += number(f"chance: {one.name}", 100 / len(one.labels))
-    means = {
-        name: [one["value"] for one in found if one["measure"].startswith(f"{name}:")] for name in ("score", "chance")
-    }
-    return found + [each for name, values in means.items() for each in number(name, sum(values) / len(values))]
+def _score_unseen(context: AnalysisContext, row: Row | None, tasks: Stream, num_trained: int) -> list[Number]:
+    """Return scores of the tasks behind the trained ones, among their own labels, and those of chance."""
+    learner: Any
+    if row is None:
+        learner = make_learner(tasks, METHODS["finetune"](), context.loaded, BUDGET, seed=context.seed, head="labels")
+    else:
+        learner = run_row(row, tasks, context.seed, context.loaded, context.data, first=num_trained).learner
+    numbers: list[Number] = []
+    for index in range(num_trained, len(tasks)):
+        task = tasks.tasks[index]
+        numbers += make_number(f"score: {task.name}", score_task(learner, index, tasks_trained=len(tasks)).til)
+        numbers += make_number(f"chance: {task.name}", 100 / len(task.labels))
+    for name in ("score", "chance"):
+        values = [number["value"] for number in numbers if number["measure"].startswith(f"{name}:")]
+        numbers += make_number(name, sum(values) / len(values))
+    return numbers
 
 
-def pair(given: Setting) -> Cases:
-    """Two tasks, alike or not: what the second takes of the first's block and does to it; six short runs."""
+def compare_pairs(context: AnalysisContext) -> Cases:
+    """Train two similar or dissimilar tasks, for transfer to the second and forgetting of the first; six short runs."""
     for kind, names in PAIRS.items():
-        tasks = only(tasks_of("3", given.seed, given.data), names)
+        tasks = select_tasks(read_tasks("3", context.seed, context.data), names)
         for row in ("sapt", "sequential-lora", "separate"):
-            yield f"{kind} ({', '.join(names)}), {row}", _over(given, ROWS[row], tasks, _of_pair)
+            yield f"{kind} ({', '.join(names)}), {row}", _case(context, ROWS[row], tasks, _pair_numbers)
 
 
-def _of_pair(ran: RunState) -> list[Number]:
-    """The scores of both tasks, when learnt and at the end, and how the second's rows are weighed."""
-    found: list[Number] = []
-    for row in ran.rows["matrix"]:
+def _pair_numbers(run: RunState) -> list[Number]:
+    """Return the scores of both tasks when learnt and at the end, and the weights that their rows give at the end."""
+    numbers: list[Number] = []
+    for row in run.rows["matrix"]:
         for when, after in (("learnt", row["task_index"]), ("end", 2)):
             if row["scenario"] == "til" and row["after_task"] == after:
-                found += number(f"task {row['task_index']} {when}", row["score"])
-    for one in ran.rows["gate"]:
-        if one["statistic"] == "weight" and one["after_task"] == 2:
-            found += number(f"weight of block {one['adapter']} in task {one['task_index']}", one["value"])
-    return found
+                numbers += make_number(f"task {row['task_index']} {when}", row["score"])
+    for cell in run.rows["gate"]:
+        if cell["statistic"] == "weight" and cell["after_task"] == 2:
+            numbers += make_number(f"weight of block {cell['adapter']} in task {cell['task_index']}", cell["value"])
+    return numbers
 
 
-def strength(given: Setting) -> Cases:
-    """The published gate with λ from 0.01 to 10, and balanced by gradients; five runs of five tasks."""
+def compare_reflection_weights(context: AnalysisContext) -> Cases:
+    """Vary λ of the published gate from 0.01 to 10, and balance it by gradients; five runs of five tasks."""
     for value in STRENGTHS:
-        yield f"λ {value:g}", _over(given, Row("sapt", {**PUBLISHED, "reflection_weight": value}), few(given))
-    yield "balanced 1", _over(given, Row("sapt", {**PUBLISHED, "gradient_balance": 1.0}), few(given))
+        row = Row("sapt", {**PUBLISHED, "reflection_weight": value})
+        yield f"λ {value:g}", _case(context, row, read_few_tasks(context))
+    yield "balanced 1", _case(context, Row("sapt", {**PUBLISHED, "gradient_balance": 1.0}), read_few_tasks(context))
 
 
-def gate(given: Setting) -> Cases:
-    """What opens the gate (`GATES`); nineteen runs of five tasks, half an hour."""
+def compare_gates(context: AnalysisContext) -> Cases:
+    """Compare what opens the gate (`GATES`); nineteen runs of five tasks, half an hour."""
     for name, row in GATES.items():
-        yield name, _over(given, row, few(given))
+        yield name, _case(context, row, read_few_tasks(context))
 
 
-def prompts(given: Setting) -> Cases:
-    """Soft prompts for blocks (SAPT-Prompt) at several rates, beside low-rank ones; six runs of five tasks."""
+def compare_prompts(context: AnalysisContext) -> Cases:
+    """Compare soft prompts (SAPT-Prompt) at several rates with low-rank adapters; six runs of five tasks."""
     for name, row in PROMPTS.items():
-        yield name, _over(given, row, few(given))
+        yield name, _case(context, row, read_few_tasks(context))
 
 
-def noticed(given: Setting) -> Cases:
-    """Five tasks in two portions each, whose second comes when all have been seen: who notices; four runs of ten.
+def compare_task_free(context: AnalysisContext) -> Cases:
+    """Learn five tasks in two unannounced portions each, first halves before second ones; four runs of ten.
 
-    `blocks` that there are in the end, and `right`: the share of portions that were given the block of their task where
-    that has one, and a new one where it has none.
+    `blocks`: adapters at the end. `right`: fraction of portions that got their task's adapter, or a new one if the task
+    had none.
     """
-    portions = in_portions(few(given))
+    portions = split_portions(read_few_tasks(context))
     rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-task-free": Row("sapt-task-free", STORED)}
     rows["sapt-task-free, alarm 0.001"] = Row("sapt-task-free", {**STORED, "false_alarm_rate": 0.001})
     for name, row in {**rows, "sequential-lora": ROWS["sequential-lora"]}.items():
-        yield name, _over(given, row, portions, _of_portions)
+        yield name, _case(context, row, portions, _portion_numbers)
 
 
-def in_portions(stream: Stream) -> Stream:
-    """Each task's training rows in two halves, of which the second come when all the first have: `name, again`."""
+def split_portions(stream: Stream) -> Stream:
+    """Return each task's first half of the training rows, then each one's second half as `NAME, again`."""
     halves: list[list[Any]] = [[], []]
     for task in stream.tasks:
         assert isinstance(task, ClassificationTask)
@@ -223,125 +213,129 @@ def in_portions(stream: Stream) -> Stream:
     return dataclasses.replace(stream, tasks=tasks, order=tuple(range(len(tasks))))
 
 
-def _of_portions(ran: RunState) -> list[Number]:
-    """The numbers of a run, and how many blocks there are; of those that notice, how often they are right."""
-    found, network = numbers(ran), ran.learner.network
+def _portion_numbers(run: RunState) -> list[Number]:
+    """Return the numbers of a run, and with SAPT `blocks` and `right`."""
+    numbers, network = collect_numbers(run), run.learner.network
     if not isinstance(network, SaptNetwork):
-        return found
-    many = len(ran.learner.stream)
-    given = [network.adapter_of(task) for task in range(many)]
-    first = range(many // 2)
-    right = sum(given[task] == len(set(given[:task])) for task in first)
-    right += sum(given[task + many // 2] == given[task] for task in first)
-    return found + number("blocks", len(set(given))) + number("right", right / many)
+        return numbers
+    num_tasks = len(run.learner.stream)
+    adapters = [network.adapter_of(task) for task in range(num_tasks)]
+    tasks = range(num_tasks // 2)
+    right = sum(adapters[task] == len(set(adapters[:task])) for task in tasks)
+    right += sum(adapters[task + num_tasks // 2] == adapters[task] for task in tasks)
+    return numbers + make_number("blocks", len(set(adapters))) + make_number("right", right / num_tasks)
 
 
-def rates(given: Setting) -> Cases:
-    """Whether the learning rate that all rows have does one of them wrong; eighteen runs of five tasks."""
+def compare_learning_rates(context: AnalysisContext) -> Cases:
+    """Vary the learning rate that the rows share; eighteen runs of five tasks."""
     for name in RATED:
         for rate in RATES:
-            yield f"{name}, {rate:g}", _over(given, dataclasses.replace(ROWS[name], rate=rate), few(given))
+            yield (
+                f"{name}, {rate:g}",
+                _case(context, dataclasses.replace(ROWS[name], rate=rate), read_few_tasks(context)),
+            )
 
 
-def fifty(given: Setting) -> Cases:
-    """Fifty tasks of two classes, of Python's documentation and DBpedia: how weights thin out, and what a step costs.
+def run_fifty_tasks(context: AnalysisContext) -> Cases:
+    """Learn fifty tasks of two classes from Python's documentation and DBpedia, for weights and cost by task.
 
-    Three runs with half the epochs and half the length; what a step costs is to be held against the first task's.
+    Three runs with half the epochs and half the length. Compare the cost of a step with that of the first task.
     """
     streams = [
-        read_stream(name, folder, samples_per_class=MANY_ROWS, max_eval_samples=MANY_ROWS // 2, seed=given.seed)
-        for name, folder in (("stdlib-split", None), ("db-split", given.data))
+        read_stream(name, folder, samples_per_class=MANY_ROWS, max_eval_samples=MANY_ROWS // 2, seed=context.seed)
+        for name, folder in (("stdlib-split", None), ("db-split", context.data))
     ]
-    tasks = split_classes(streams, MANY, given.seed)
+    tasks = split_classes(streams, MANY, context.seed)
     for name in ("sapt", "sapt, gate held", "sequential-lora"):
-        yield f"{name}, {MANY} tasks", _many(given, ROWS[name], tasks)
+        yield f"{name}, {MANY} tasks", partial(_run_fifty, context, ROWS[name], tasks)
 
 
-def _many(given: Setting, row: Row, tasks: Stream) -> Callable[[], list[Number]]:
-    def found() -> list[Number]:
-        ran = learnt(row, tasks, given.seed, given.loaded, given.data, MANY_BUDGET, looked_at=MANY_LOOKED_AT)
-        return numbers(ran) + by_count(ran) + most_own(tasks)
-
-    return found
+def _run_fifty(context: AnalysisContext, row: Row, tasks: Stream) -> list[Number]:
+    run = run_row(row, tasks, context.seed, context.loaded, context.data, MANY_BUDGET, looked_at=MANY_LOOKED_AT)
+    return collect_numbers(run) + collect_by_task(run) + bound_own_weight(tasks)
 
 
-def most_own(tasks: Stream) -> list[Number]:
-    """The mean own weight by the number of tasks where a gate knows the class of each text and no more.
+def bound_own_weight(tasks: Stream) -> list[Number]:
+    """Return the mean own weight, by the number of tasks, of a gate that knows only the class of each text.
 
-    A text of a class that is in u of the tasks gives then 1/u to each of their blocks.
+    A text whose class is in u tasks gives 1/u to the adapter of each.
     """
-    found: list[Number] = []
-    for many in range(1, len(tasks) + 1):
-        named = [(task.source, label) for task in tasks.tasks[:many] for label in task.labels]
-        uses = Counter(named)
-        found += number("most own_adapter_weight by tasks", sum(1 / uses[one] for one in named) / len(named), many)
-    return found
+    numbers: list[Number] = []
+    for num_tasks in range(1, len(tasks) + 1):
+        classes = [(task.source, label) for task in tasks.tasks[:num_tasks] for label in task.labels]
+        uses = Counter(classes)
+        numbers += make_number(
+            "most own_adapter_weight by tasks",
+            sum(1 / uses[label_key] for label_key in classes) / len(classes),
+            num_tasks,
+        )
+    return numbers
 
 
-def instructions(given: Setting) -> Cases:
-    """With and without the task's instruction before each text, by which the gate may tell tasks apart; two runs."""
-    for said in (True, False):
-        tasks = only(tasks_of("3", given.seed, given.data, instructions=said), FEW)
-        yield "with" if said else "without", _over(given, ROWS["sapt"], tasks)
+def compare_instructions(context: AnalysisContext) -> Cases:
+    """Compare texts with and without the task's instruction, which tells the gate the task; two runs."""
+    for with_instructions in (True, False):
+        tasks = select_tasks(read_tasks("3", context.seed, context.data, instructions=with_instructions), FEW)
+        yield "with" if with_instructions else "without", _case(context, ROWS["sapt"], tasks)
 
 
-def decoder(given: Setting) -> Cases:
-    """A decoder that is pre-trained here (`sapt_decoder`) and writes its answers; nine runs of five tasks."""
+def compare_on_decoder(context: AnalysisContext) -> Cases:
+    """Compare methods on a small pre-trained decoder that generates answers; nine runs of five tasks."""
     for name in sapt_decoder.DECODED:
         row = dataclasses.replace(ROWS[name], rate=None)  # another model, whose rate is that of its budget
-        yield name, partial(_written, given, row, numbers)
-    yield "lfpt5", partial(_written, given, sapt_decoder.LFPT5, numbers)
+        yield name, partial(_run_on_decoder, context, row, collect_numbers)
+    yield "lfpt5", partial(_run_on_decoder, context, sapt_decoder.LFPT5, collect_numbers)
 
 
-def standing_for(given: Setting) -> Cases:
-    """What stands for earlier tasks, with that decoder: scores, cost, and what it gives away; four runs of five tasks.
+def compare_reflections(context: AnalysisContext) -> Cases:
+    """Compare what stands for earlier tasks on that decoder: scores, cost and privacy; four runs of five tasks.
 
-    The texts are written by the decoder itself, for which it is trained anew after each task.
+    The decoder generates the texts itself; it is trained for that after each task.
     """
     for name, row in sapt_decoder.STANDING.items():
-        yield name, partial(_written, given, row, standing)
+        yield name, partial(_run_on_decoder, context, row, collect_reflection_numbers)
 
 
-def _written(given: Setting, row: Row, told: Callable[[RunState], list[Number]]) -> list[Number]:
-    loaded = sapt_decoder.pretrained(given.work, given.seed)
-    tasks = only(sapt_decoder.written_tasks(given.seed, given.data), FEW)
-    return told(learnt(row, tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
+def _run_on_decoder(context: AnalysisContext, row: Row, collect: Callable[[RunState], list[Number]]) -> list[Number]:
+    loaded = sapt_decoder.load_decoder(context.work, context.seed)
+    tasks = select_tasks(sapt_decoder.read_text_tasks(context.seed, context.data), FEW)
+    return collect(run_row(row, tasks, context.seed, loaded, context.data, sapt_decoder.DECODER_BUDGET))
 
 
-ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
-    "share": share,
-    "size": size,
-    "unseen": unseen_tasks,
-    "pair": pair,
-    "strength": strength,
-    "gate": gate,
-    "prompts": prompts,
-    "noticed": noticed,
-    "rates": rates,
-    "fifty": fifty,
-    "instructions": instructions,
-    "decoder": decoder,
-    "standing": standing_for,
+ANALYSES: Mapping[str, Callable[[AnalysisContext], Cases]] = {
+    "share": compare_memory_fractions,
+    "size": compare_depths,
+    "unseen": score_unseen_tasks,
+    "pair": compare_pairs,
+    "strength": compare_reflection_weights,
+    "gate": compare_gates,
+    "prompts": compare_prompts,
+    "noticed": compare_task_free,
+    "rates": compare_learning_rates,
+    "fifty": run_fifty_tasks,
+    "instructions": compare_instructions,
+    "decoder": compare_on_decoder,
+    "standing": compare_reflections,
 }
 
 
-# -- what they are made of -------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _over(
-    given: Setting, row: Row, tasks: Stream, told: Callable[[RunState], list[Number]] = numbers
+def _case(
+    context: AnalysisContext, row: Row, tasks: Stream, collect: Callable[[RunState], list[Number]] = collect_numbers
 ) -> Callable[[], list[Number]]:
-    """What gives the numbers of a row run over tasks."""
-    return lambda: told(learnt(row, tasks, given.seed, given.loaded, given.data))
+    """Return the function that runs a row over tasks and collects its numbers."""
+    return lambda: collect(run_row(row, tasks, context.seed, context.loaded, context.data))
 
 
-def few(given: Setting) -> Stream:
-    """The five tasks of most analyses."""
-    return only(tasks_of("3", given.seed, given.data), FEW)
+def read_few_tasks(context: AnalysisContext) -> Stream:
+    """Return the five tasks of most analyses."""
+    return select_tasks(read_tasks("3", context.seed, context.data), FEW)
 
 
-def only(stream: Stream, names: Sequence[str]) -> Stream:
-    """Some tasks of a stream, in this order. Raises UserError where one is not there."""
+def select_tasks(stream: Stream, names: Sequence[str]) -> Stream:
+    """Return some tasks of a stream in this order. Raises UserError if one is missing."""
     tasks = {task.name: task for task in stream.tasks}
     missing = [name for name in names if name not in tasks]
     if missing:
@@ -352,8 +346,8 @@ def only(stream: Stream, names: Sequence[str]) -> Stream:
     )
 
 
-def shallow(loaded: Loaded, layers: int) -> Loaded:
-    """A BERT-like model cut to its first layers. Raises UserError where it has fewer."""
+def cut_layers(loaded: Loaded, layers: int) -> Loaded:
+    """Return a BERT-like model with its first layers only. Raises UserError if it has fewer."""
     model: Any = deepcopy(loaded.model)
     if not 1 <= layers <= len(model.encoder.layer):
         raise UserError(f"layers: expected a number from 1 to {len(model.encoder.layer)}, got {layers}")
@@ -362,37 +356,37 @@ def shallow(loaded: Loaded, layers: int) -> Loaded:
     return dataclasses.replace(loaded, model=model)
 
 
-def kept(work: Path, analysis: str, case: str, seed: int) -> Path:
-    """Where a case is kept."""
+def case_path(work: Path, analysis: str, case: str, seed: int) -> Path:
+    """Return the file of a case."""
     name = "".join(letter if letter.isalnum() or letter == "." else "-" for letter in case.replace("%", " percent"))
     return work / f"analysis-{analysis}" / f"{name}-{seed}.json"
 
 
-def _made(about: Mapping[str, Any], found: Callable[[], Any]) -> dict[str, Any]:
-    return {**about, "numbers": found()}
+def _make_case(key: Mapping[str, Any], collect: Callable[[], Any]) -> dict[str, Any]:
+    return {**key, "numbers": collect()}
 
 
-def _said(name: str, made: Mapping[str, Any]) -> str:
-    return f"{name}: {len(made['numbers'])} numbers"
+def _describe_case(name: str, case: Mapping[str, Any]) -> str:
+    return f"{name}: {len(case['numbers'])} numbers"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the cases of an analysis that are not there yet."""
+    """Make the missing cases of an analysis."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=ANALYSES)
     parser.add_argument("--data", required=True, help="folder of published files")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--seed", type=int, default=SEEDS[0])
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
-        setting = Setting(given.data, load("minilm"), given.seed, given.work)
-        for name, found in ANALYSES[given.name](setting):
-            about = {"analysis": given.name, "case": name, "seed": given.seed}
+        setting = AnalysisContext(options.data, load("minilm"), options.seed, options.work)
+        for name, collect in ANALYSES[options.name](setting):
+            key = {"analysis": options.name, "case": name, "seed": options.seed}
             yield Case(
-                kept(given.work, given.name, name, given.seed),
-                partial(_made, about, found),
-                partial(_said, f"{given.name}, {name}"),
+                case_path(options.work, options.name, name, options.seed),
+                partial(_make_case, key, collect),
+                partial(_describe_case, f"{options.name}, {name}"),
             )
 
     make_missing(cases)

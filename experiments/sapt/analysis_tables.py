@@ -20,7 +20,7 @@ COMMON: Mapping[str, tuple[str, int]] = {
     "own_adapter_weight end": ("end", 2),
     "least own_adapter_weight end": ("least", 2),
     "entropy end": ("entropy, end", 2),
-    "blocks": ("blocks", 0),
+    "blocks": ("adapters", 0),
     "right": ("right", 2),
     "seconds": ("s", 0),
 }

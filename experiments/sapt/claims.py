@@ -29,7 +29,7 @@ Judge = Callable[[Tables, str], Judgment]
 
 TO_JOINT, FORGOTTEN, TO_SEPARATE, OPENED = 3.0, 2.0, 2.0, 0.5
 """Bounds of the claims: points below all tasks at once, points forgotten, points of learning accuracy below a model a
-task, and the weight that each task gives to its own block."""
+task, and the weight that each task gives to its own adapter."""
 DENSITY = "sapt, density"
 FEW, MANY = "sapt, 3 vectors a task", "replay-lora, 1400 texts"
 """SAPT with as few vectors as the paper, and replay with as many texts as SAPT keeps vectors."""
@@ -108,7 +108,7 @@ WHEN_NAMES = {"learning": "when learnt", "end": "at the end"}
 
 
 def opens(tables: Tables, _: str) -> Judgment:
-    """Judge whether the lowest weight of a task's own block is at least the bound, when learnt and at the end."""
+    """Judge whether the lowest weight of a task's own adapter is at least the bound, when learnt and at the end."""
     parts, sentences = [], []
     for when, name in WHEN_NAMES.items():
         lowest = tables.of_gate(SAPT, f"own_adapter_weight_{when}", "min")
@@ -125,7 +125,7 @@ def _lowest(tables: Tables, when: str) -> str:
 
 
 def closes(tables: Tables, _: str) -> Judgment:
-    """Judge whether the published gate gives tasks' own blocks less than the bound on average."""
+    """Judge whether the published gate gives tasks' own adapters less than the bound on average."""
     parts, sentences = [], []
     for when, name in WHEN_NAMES.items():
         column = f"own_adapter_weight_{when}"
@@ -240,11 +240,14 @@ CLAIMS: tuple[Claim[Tables], ...] = (
         (SAPT, "separate"),
     ),
     Claim(
-        OWN_SOURCE, f"The gate is open: each task gives its own block a weight of at least {OPENED:g}.", opens, (SAPT,)
+        OWN_SOURCE,
+        f"The gate is open: each task gives its own adapter a weight of at least {OPENED:g}.",
+        opens,
+        (SAPT,),
     ),
     Claim(
         OWN_SOURCE,
-        f"The published gate gives a task's own block less than {OPENED:g} on average.",
+        f"The published gate gives a task's own adapter less than {OPENED:g} on average.",
         closes,
         (SAPT, PUBLISHED),
     ),
@@ -263,7 +266,7 @@ CLAIMS: tuple[Claim[Tables], ...] = (
     Claim("Ablation, ARM", "Without reflection SAPT forgets.", forgets_without, (SAPT, UNREFLECTED)),
     Claim(
         "Ablation, shared attention",
-        "Blocks learnt under the weights that select them are better than blocks learnt alone.",
+        "Adapters learnt under the weights that select them are better than adapters learnt alone.",
         compare(SAPT, UNALIGNED, above),
         (SAPT, UNALIGNED),
     ),
@@ -275,17 +278,17 @@ CLAIMS: tuple[Claim[Tables], ...] = (
     ),
     Claim(
         OWN_SOURCE,
-        "A block that begins as the one before it learns better than one that begins as the best of them.",
+        "An adapter that begins as the one before it learns better than one that begins as the best of them.",
         compare(SAPT, FROM_BEST, above),
         (SAPT, FROM_BEST),
     ),
     Claim(
         OWN_SOURCE,
-        "A block that begins as the one before it learns better than one that begins at nothing.",
+        "An adapter that begins as the one before it learns better than one that begins at nothing.",
         compare(SAPT, FROM_NOTHING, above),
         (SAPT, FROM_NOTHING),
     ),
-    Claim("Heat map", "Attention weights of each task's rows on each block.", figure="sapt-weights"),
+    Claim("Heat map", "Attention weights of each task's rows on each adapter.", figure="sapt-weights"),
     _analysis(
         "Pseudo samples, 2 to 100 %",
         "More samples of earlier tasks change the performance little.",
@@ -306,7 +309,7 @@ CLAIMS: tuple[Claim[Tables], ...] = (
     ),
     _analysis(
         "SAPT-Prompt",
-        "Soft prompts as blocks perform below low-rank blocks.",
+        "Soft prompts as adapters perform below low-rank adapters.",
         "prompts",
         analysis("prompts", {"low-rank": "low-rank", "prompts, rate ×20": "prompts, rate ×20"}),
     ),

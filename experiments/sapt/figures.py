@@ -25,7 +25,7 @@ COMPARED = (SAPT, UNREFLECTED, "sequential-lora", "replay-lora", "o-lora", "slao
 
 
 def draw_weights(tables: Tables) -> Drawing:
-    """Draw maps of task by block: a line a row, when each task was learnt and at the end."""
+    """Draw maps of task by adapter: a line a row, when each task was learnt and at the end."""
     order = tables.orders[0]
     rows = [row for row in DRAWN if row in set(where(tables.weights, order=order)["row"])]
     tasks = tables.record["orders"][order]["tasks"]
@@ -44,7 +44,7 @@ def draw_weights(tables: Tables) -> Drawing:
 
 
 def weight_map(tables: Tables, order: str, row: str, when: str) -> Any:
-    """Return the mean weights (task, block); NaN where a block did not exist yet."""
+    """Return the mean weights (task, adapter); NaN where an adapter did not exist yet."""
     tasks = len(tables.record["orders"][order]["tasks"])
     weights = np.full((tasks, tasks), np.nan)
     cells = where(tables.weights, order=order, row=row, when=when)
@@ -53,7 +53,7 @@ def weight_map(tables: Tables, order: str, row: str, when: str) -> Any:
 
 
 def draw_own(tables: Tables) -> Drawing:
-    """Draw the weight of each task's own block, a line a row and a time."""
+    """Draw the weight of each task's own adapter, a line a row and a time."""
     order = tables.orders[0]
     drawing = new_figure(7.2, 2.6)
     axes = drawing.subplots()
@@ -66,7 +66,7 @@ def draw_own(tables: Tables) -> Drawing:
     tasks = tables.record["orders"][order]["tasks"]
     axes.set_xticks(range(1, len(tasks) + 1), tasks, rotation=45, ha="right")
     axes.set_ylim(0, 1.02)
-    axes.set_title("Weight of the own block", fontsize=8)
+    axes.set_title("Weight of the own adapter", fontsize=8)
     axes.legend(fontsize=6, handlelength=3)
     return drawing
 
@@ -133,8 +133,8 @@ def make_figures(tables: Tables) -> list[Figure]:
     has_scores = tables.matrix["cil"].notna().any()
     figures = (
         ("curves", draw_curves, has_scores, "Average performance on the tasks learnt so far, first order."),
-        ("weights", draw_weights, not tables.weights.empty, "Weights that the rows of each task give to each block."),
-        ("own", draw_own, tables.gate["row"].isin(DRAWN).any(), "Weight of each task's own block, first order."),
+        ("weights", draw_weights, not tables.weights.empty, "Weights that the rows of each task give to each adapter."),
+        ("own", draw_own, tables.gate["row"].isin(DRAWN).any(), "Weight of each task's own adapter, first order."),
         ("cost", draw_cost, has_scores, "Average performance against seconds of training."),
         (
             "fifty",

@@ -12,7 +12,7 @@ from experiments.common.parts import Page, Table, count_verdicts, item, join_wor
 from experiments.sapt.analysis_tables import case_table, curve_table, describe_decoder
 from experiments.sapt.claims import CLAIMS, LLAMA, T5
 from experiments.sapt.figures import make_figures
-from experiments.sapt.run import rows_of
+from experiments.sapt.run import list_rows
 from experiments.sapt.tables import PUBLISHED, SAPT, SCORED, UNREFLECTED, WHEN, Tables
 
 SCORES = {
@@ -53,7 +53,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "arXiv 2401.08295) used T5 and LLaMA-2; this is a small encoder: `python -m experiments.sapt.run ORDER "
             "--data DIR`.",
             "`sapt` is not the published method: its gate is Regard's (`gate=open`), which learns to know a task's "
-            "rows before the block is trained, and the block begins as the one before it. The published gate is in "
+            "rows before the adapter is trained, and the adapter begins as the one before it. The published gate is in "
             "`sapt, gate published`.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published numbers, "
@@ -65,7 +65,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "`python -m experiments.sapt.analyses NAME --data DIR`: five tasks (sst2, agnews, dbpedia, amazon, rte), "
             "one seed, which proves nothing. Numbers are AP.",
             describe_analyses(tables),
-            "### Soft prompts for blocks",
+            "### Soft prompts for adapters",
             describe_prompts(tables),
             "### Fifty tasks",
             describe_fifty(tables),
@@ -147,8 +147,8 @@ def describe_analyses(tables: Tables) -> str:
         f"Published gate, λ {', '.join(STRENGTHS)}: {', '.join(case('strength', f'λ {x}') for x in STRENGTHS)}.",
         f"What opens the gate: teaching ahead {case('gate', 'ahead')}; without it −log a alone "
         f"{case('gate', '−log a only')}, with floors, other rates, balance or entropy terms {_log_variants(tables)}.",
-        f"Tasks in two unannounced portions: `sapt-task-free` {case('noticed', 'sapt-task-free')}, a block a portion "
-        f"{case('noticed', 'sapt, a block a portion')}.",
+        f"Tasks in two unannounced portions: `sapt-task-free` {case('noticed', 'sapt-task-free')}, "
+        f"an adapter a portion {case('noticed', 'sapt, a block a portion')}.",
         f"Without instructions: {case('instructions', 'without')} (with: {case('instructions', 'with')}).",
         f"A decoder pre-trained here, exact match: {describe_decoder(tables.analyses)} Membership inference: "
         f"{_case(tables, 'standing', 'real', 'membership', 2)} from real vectors, "
@@ -165,11 +165,11 @@ def _log_variants(tables: Tables) -> str:
 
 
 def describe_prompts(tables: Tables) -> str:
-    """Return the numbers of soft prompts beside low-rank blocks."""
+    """Return the numbers of soft prompts beside low-rank adapters."""
     rates = ("1", "5", "20")
     scores = ", ".join(_case(tables, "prompts", f"prompts, rate ×{rate}") for rate in rates)
     return (
-        f"Ten-token prompts at {', '.join(rates[:-1])} and {rates[-1]} times the rate: {scores}; low-rank blocks: "
+        f"Ten-token prompts at {', '.join(rates[:-1])} and {rates[-1]} times the rate: {scores}; low-rank adapters: "
         f"{_case(tables, 'prompts', 'low-rank')}."
     )
 
@@ -197,7 +197,7 @@ def describe_missing(tables: Tables) -> str:
     seeds, sentences = len(tables.record["seeds"]), []
     for order in tables.orders:
         counts = where(tables.cost, order=order).groupby("row", sort=False)["seed"].nunique()
-        absent = [f"`{row}`" for row in tables.record["rows"] if row in rows_of(order) and row not in counts]
+        absent = [f"`{row}`" for row in tables.record["rows"] if row in list_rows(order) and row not in counts]
         few = [f"`{row}` ({n})" for row, n in counts.items() if n < seeds]
         sentences += [f"Order {order}, without any run: {join_words(absent)}."] if absent else []
         sentences += [f"Order {order}, with fewer than {seeds} seeds: {join_words(few)}."] if few else []
@@ -266,19 +266,19 @@ def gate_table(tables: Tables) -> Table:
         lines.append([row, *own, *rest, *(format_interval(tables.of_gate(row, name), 1) for name in SCORED)])
     head = (
         *("row", "own, learnt", "least, learnt", "own, end", "least, end", "entropy, learnt", "entropy, end"),
-        *("reflection, end", "drift", "routed", "own block", "another"),
+        *("reflection, end", "drift", "routed", "own adapter", "another"),
     )
-    return Table("sapt-gates", "weights of the gate and scores by block", head, lines)
+    return Table("sapt-gates", "weights of the gate and scores by adapter", head, lines)
 
 
 def task_table(tables: Tables) -> Table:
-    """The weight of each task's own block in the first order, when learnt and at the end."""
+    """The weight of each task's own adapter in the first order, when learnt and at the end."""
     columns = [(row, when) for row in (SAPT, PUBLISHED, UNREFLECTED) if row in tables.gated() for when in WHEN]
     weights = [tables.own_weights(row, when, tables.orders[0]) for row, when in columns]
     tasks = list(dict.fromkeys(task for one in weights for task in one.index))
     lines = [[task, *(f"{one[task]:.2f}" if task in one.index else DASH for one in weights)] for task in tasks]
     head = ["task", *(f"{row}, {'learnt' if when == 'learning' else 'end'}" for row, when in columns)]
-    return Table("sapt-own-weights", "weight of each task's own block, first order", head, lines)
+    return Table("sapt-own-weights", "weight of each task's own adapter, first order", head, lines)
 
 
 def gather(work: Path, revision: str | None, folder: Path) -> None:

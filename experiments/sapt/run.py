@@ -7,7 +7,7 @@ published. MiniLM-L6 with the label-text head: no task has a head of its own, an
 training rows a task, classes alike, and 40 test rows, drawn by the seed; 72 tokens a text; blocks of rank 8 on queries
 and values; 4 epochs in batches of 16 at 2e-3, in bfloat16. SAPT's variants are run in order 3 alone. A run takes two
 to five minutes on one core: `sapt`, `joint`, `separate` and the plain baselines with three seeds some two hours on two,
-all rows twice that. Finished runs are kept in `--work` and never made twice.
+all rows twice that. Finished runs are kept in `--work` and not made again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,9 +51,13 @@ PSEUDO = "sapt_pseudo/long_t5/Long_Sequence"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a row of the table runs: a method, its settings, and whether it trains LoRA that is none of its own.
+    """A row of the table.
 
-    `rate`: the learning rate of a method for which the others' is too high.
+    Attributes:
+        method: The method.
+        settings: Its settings that differ from their defaults.
+        lora: Whether to train LoRA with a method that has none of its own.
+        rate: Learning rate of a method for which that of the others is too high.
     """
 
     method: str
@@ -94,14 +99,14 @@ ROWS: dict[str, Row] = {
 }
 
 
-def rows_of(order: str) -> list[str]:
-    """The rows that are run in an order: all in the first, in the other all but variants."""
+def list_rows(order: str) -> list[str]:
+    """Return the rows of an order: all of the first, and no variants of the other."""
     return [row for row in ROWS if order == ORDERS[0] or ", " not in row]
 
 
-def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> Stream:
-    """The tasks that are there, in a published order, their rows drawn by the seed."""
-    found = read_stream(
+def read_tasks(order: str, seed: int, data: str, *, instructions: bool = True) -> Stream:
+    """Read the available tasks in a published order, their rows sampled by the seed."""
+    stream = read_stream(
         STREAM,
         data,
         samples_per_class=TRAIN,
@@ -112,26 +117,27 @@ def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> 
         missing_tasks="skip",
         instructions=instructions,
     )
-    return dataclasses.replace(found, tasks=tuple(_fewer(task) for task in found.tasks))
+    return dataclasses.replace(stream, tasks=tuple(_limit_rows(task) for task in stream.tasks))
 
 
-def _fewer(task: Any) -> Any:
-    """The task with `TRAIN` rows, or as many a class as that comes to."""
-    most, seen = max(1, TRAIN // len(task.labels)), dict[int, int]()
-    kept = []
-    for number, label in enumerate(task.train.labels):
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] <= most:
-            kept.append(number)
-    train = dataclasses.replace(
-        task.train,
-        texts=tuple(task.train.texts[number] for number in kept),
-        labels=tuple(task.train.labels[number] for number in kept),
-    )
-    return dataclasses.replace(task, train=train)
+def _limit_rows(task: Any) -> Any:
+    """Return the task with at most `TRAIN` training rows, balanced by class."""
+    rows = select_balanced(task.train.labels, TRAIN // len(task.labels))
+    texts, labels = (tuple(column[row] for row in rows) for column in (task.train.texts, task.train.labels))
+    return dataclasses.replace(task, train=dataclasses.replace(task.train, texts=texts, labels=labels))
 
 
-def learnt(
+def select_balanced(labels: Sequence[Any], limit: int) -> list[int]:
+    """Return the first rows of each label, at most `limit` and at least one each."""
+    counts, rows = Counter[Any](), []
+    for row, label in enumerate(labels):
+        counts[label] += 1
+        if counts[label] <= max(1, limit):
+            rows.append(row)
+    return rows
+
+
+def run_row(
     of: Row,
     tasks: Stream,
     seed: int,
@@ -142,90 +148,100 @@ def learnt(
     first: int | None = None,
     looked_at: int = LOOKED_AT,
 ) -> RunState:
-    """A row run over tasks, with what its gate did on so many rows a task; over the `first` tasks alone, if so said.
+    """Run a row over tasks.
 
-    The head has the classes of all tasks even so, and the learner that is left knows them all.
+    Args:
+        of: The row.
+        tasks: Tasks of the head and of the returned learner.
+        seed: Seed of the run.
+        loaded: The model.
+        data: Folder of published files.
+        budget: Training budget.
+        first: Train on the first tasks only.
+        looked_at: Rows a task on which the gate is recorded.
     """
-    kind = method_named(of.method)
+    method_class = method_named(of.method)
     settings = dict(of.settings)
-    if "pseudo" in settings:
-        settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Config.parse(settings))
+    if "pseudo_samples_dir" in settings:
+        settings["pseudo_samples_dir"] = str(Path(data) / settings["pseudo_samples_dir"])
+    method = method_class(method_class.Config.parse(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
     learner = make_learner(tasks, method, loaded, budget, seed=seed, lora=lora, head=head)
     gate: list[dict[str, Any]] = []
 
-    def look(learner: Learner, many: int) -> None:
-        gate.extend(measure_gate(learner, method, many, rows=looked_at, scored=many == len(learner.stream)))
+    def record_gate(learner: Learner, num_tasks: int) -> None:
+        gate.extend(measure_gate(learner, method, num_tasks, rows=looked_at, scored=num_tasks == len(learner.stream)))
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))
-    ran = run_stream(learner, method, on_task=look)
+    run = run_stream(learner, method, on_task=record_gate)
     learner.stream = tasks
-    ran.rows["gate"] = gate
-    return ran
+    run.rows["gate"] = gate
+    return run
 
 
-def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: TrainingBudget = BUDGET) -> dict[str, Any]:
-    """What one run gave, as JSON holds it."""
-    began = time.perf_counter()
-    tasks = tasks_of(order, seed, data)
-    ran = learnt(ROWS[row], tasks, seed, loaded, data, budget)
+def make_run(
+    order: str, row: str, seed: int, loaded: Loaded, data: str, budget: TrainingBudget = BUDGET
+) -> dict[str, Any]:
+    """Run a row and return the content of its file."""
+    start = time.perf_counter()
+    tasks = read_tasks(order, seed, data)
+    run = run_row(ROWS[row], tasks, seed, loaded, data, budget)
     return {
         "order": order,
         "row": row,
         "seed": seed,
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
-        **ran.rows,
+        **run.rows,
         "regard": regard_version(),
         "versions": library_versions(),
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
-def kept(work: Path, order: str, row: str, seed: int) -> Path:
-    """Where a run is kept."""
+def run_path(work: Path, order: str, row: str, seed: int) -> Path:
+    """Return the file of a run."""
     return work / f"order-{order}" / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the runs that are not there yet."""
+    """Make the missing runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("order", choices=ORDERS)
     parser.add_argument("--data", required=True, help="folder of published files")
     parser.add_argument("--rows", help="rows, apart by semicolons (default: all of the order)")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "sapt")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
         loaded = load("minilm")
-        for seed in map(int, given.seeds.split(",")):
-            for row in given.rows.split(";") if given.rows else rows_of(given.order):
-                name = f"order {given.order}, {row}, {seed}"
+        for seed in map(int, options.seeds.split(",")):
+            for row in options.rows.split(";") if options.rows else list_rows(options.order):
+                name = f"order {options.order}, {row}, {seed}"
                 yield Case(
-                    kept(given.work, given.order, row, seed),
-                    partial(made, given.order, row, seed, loaded, given.data),
-                    partial(_said, name),
+                    run_path(options.work, options.order, row, seed),
+                    partial(make_run, options.order, row, seed, loaded, options.data),
+                    partial(_describe_run, name),
                 )
 
     make_missing(cases)
 
 
-def _said(name: str, found: Mapping[str, Any]) -> str:
-    return f"{name}: {found['seconds']} s, {told(found['matrix'])}"
+def _describe_run(name: str, run: Mapping[str, Any]) -> str:
+    return f"{name}: {run['seconds']} s, {describe_scores(run['matrix'])}"
 
 
-def told(matrix: Sequence[Mapping[str, Any]]) -> str:
-    """The mean scores at the end, of both settings."""
+def describe_scores(matrix: Sequence[Mapping[str, Any]]) -> str:
+    """Format the mean scores after the last task in both scenarios."""
     last = max(row["after_task"] for row in matrix)
-    found = []
+    texts = []
     for setting in ("til", "cil"):
         scores = [row["score"] for row in matrix if row["after_task"] == last and row["scenario"] == setting]
-        found.append(f"{setting} {sum(scores) / len(scores):.1f}" if scores else f"{setting} –")
-    return ", ".join(found)
+        texts.append(f"{setting} {sum(scores) / len(scores):.1f}" if scores else f"{setting} –")
+    return ", ".join(texts)
 
 
 if __name__ == "__main__":

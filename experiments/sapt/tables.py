@@ -1,6 +1,6 @@
-"""The small tables in docs/results that the runs of the SAPT experiment, and its analyses, come to.
+"""Tables of the SAPT experiment and its analyses in docs/results.
 
-They are all that its page and pictures are made from: `Tables.gather` makes them of the runs in a folder.
+Its page and figures use nothing else. `Tables.gather` makes them from the runs in a folder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Tables(Comparison):
-    """The tables by the names of `COLUMNS`, the numbers of the analyses, and what the runs were made with."""
+    """The tables named in `COLUMNS`, the numbers of the analyses, and the record of the runs."""
 
     gate: pd.DataFrame
     weights: pd.DataFrame
@@ -70,12 +70,12 @@ class Tables(Comparison):
 
     @classmethod
     def gather(cls, work: str | Path, revision: str | None = None) -> Tables:
-        """The tables of the runs in a folder, as `experiments.sapt.run` leaves them there. Raises UserError."""
+        """Make the tables from the runs of `experiments.sapt.run` in a folder. Raises UserError."""
         work = Path(work)
-        runs = finished.read_runs(work, "experiments.sapt.run", _known, _place, "order-*/*.json")
+        runs = finished.read_runs(work, "experiments.sapt.run", _is_known, _sort_key, "order-*/*.json")
         return cls(
             matrix=finished.make_table(
-                (row for run in runs for row in finished.matrix_rows(run, _key(run))), COLUMNS["matrix"]
+                (row for run in runs for row in finished.matrix_rows(run, _run_key(run))), COLUMNS["matrix"]
             ),
             cost=finished.make_table((_cost(run) for run in runs), COLUMNS["cost"]),
             gate=finished.make_table((row for run in runs for row in _gate(run)), COLUMNS["gate"], FLOATS),
@@ -86,21 +86,21 @@ class Tables(Comparison):
 
     @classmethod
     def load(cls, folder: str | Path = RESULTS) -> Tables:
-        """The tables in a folder; no analyses where there are none. Raises UserError where another is missing."""
-        found, record = finished.load_tables(Path(folder), "sapt", RECORD, COLUMNS, FLOATS)
-        found = {name: table.astype({"order": str}) for name, table in found.items()}
+        """Load the tables of a folder; analyses are optional. Raises UserError if another table is missing."""
+        rows, record = finished.load_tables(Path(folder), "sapt", RECORD, COLUMNS, FLOATS)
+        rows = {name: table.astype({"order": str}) for name, table in rows.items()}
         path = Path(folder) / ANALYSES
         analyses = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(MEASURES))
-        return cls(**found, analyses=_numbers(analyses), record=record)
+        return cls(**rows, analyses=_set_types(analyses), record=record)
 
     def save(self, folder: str | Path = RESULTS) -> None:
-        """Write the tables into a folder, and beside them what is made of the matrix."""
+        """Write the tables and the metrics of the matrix into a folder."""
         folder = Path(folder)
         tables = {name: getattr(self, name) for name in COLUMNS}
         finished.save_tables(folder, "sapt", RECORD, tables, self.record)
-        made = {"metrics": self.summary.dropna(subset="mean"), "differences": self.differences}
-        made |= {"analyses": self.analyses} if len(self.analyses) else {}
-        for name, table in made.items():
+        derived = {"metrics": self.summary.dropna(subset="mean"), "differences": self.differences}
+        derived |= {"analyses": self.analyses} if len(self.analyses) else {}
+        for name, table in derived.items():
             write_file(folder / f"sapt-{name}.csv", table.to_csv(index=False, float_format="%.6g"))
 
     # -- what there is ------------------------------------------------------------------------------------
@@ -127,14 +127,14 @@ class Tables(Comparison):
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The matrix, a line a score: of all orders together first, then, where there are several, of each."""
-        told = self.record["orders"]
+        """The matrix with one score a line: all orders together first, then each one if there are several."""
+        orders = self.record["orders"]
         places = list(zip(self.matrix["order"], self.matrix["task_index"], strict=True))
         long = long_scores(
             self.matrix.rename(columns={"row": "method"}).assign(
-                task=[told[order]["tasks"][at - 1] for order, at in places],
-                n=[told[order]["test_rows"][at - 1] for order, at in places],
-                order=["-".join(map(str, told[order]["numbers"])) for order, _ in places],
+                task=[orders[order]["tasks"][at - 1] for order, at in places],
+                n=[orders[order]["test_rows"][at - 1] for order, at in places],
+                order=["-".join(map(str, orders[order]["numbers"])) for order, _ in places],
                 stream=[f"order {order}" for order, _ in places],
             )
         )
@@ -144,109 +144,110 @@ class Tables(Comparison):
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The measures of each run; those of an order are the same as among all."""
-        found = metrics_table(where(self.scores, stream=self.whole))
+        """The metrics of each run, repeated for its order."""
+        rows = metrics_table(where(self.scores, stream=self.whole))
         names = {"-".join(map(str, of["numbers"])): f"order {name}" for name, of in self.record["orders"].items()}
-        parts = [where(found, order=numbers).assign(stream=name) for numbers, name in names.items()]
-        return pd.concat([found, *parts], ignore_index=True) if len(parts) > 1 else found
+        parts = [where(rows, order=numbers).assign(stream=name) for numbers, name in names.items()]
+        return pd.concat([rows, *parts], ignore_index=True) if len(parts) > 1 else rows
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """All rows against SAPT in both settings, with the corrected p of the paired tests."""
-        parts = [self.against(stream, SAPT, metric, setting) for stream, metric, setting in self._told()]
+        """Paired tests of all rows against SAPT in both scenarios, with corrected p."""
+        parts = [self.against(stream, SAPT, metric, setting) for stream, metric, setting in self._metric_keys()]
         parts = [part for part in parts if len(part)]
         return pd.concat(parts, ignore_index=True) if parts else self.against(self.whole, SAPT)
 
-    def _told(self) -> Iterator[tuple[str, str, str]]:
+    def _metric_keys(self) -> Iterator[tuple[str, str, str]]:
         for stream in self.streams:
             for metric in ("average_performance", "forgetting_rate", "bwt", "learning_accuracy"):
                 for setting in ("cil", "til"):
                     yield stream, metric, setting
 
     def seconds(self, row: str) -> float:
-        """The median over runs of the seconds of training, with what is done before and after that."""
-        found = where(self.cost, row=row)
-        return float((found["seconds"] + found["hook_seconds"]).median())
+        """Return the median over runs of the seconds of training and hooks."""
+        rows = where(self.cost, row=row)
+        return float((rows["seconds"] + rows["hook_seconds"]).median())
 
     # -- the gate -----------------------------------------------------------------------------------------
 
     def own_weights(self, row: str, when: str, order: str | None = None) -> pd.Series:
-        """The mean weight of the own block over runs, by task, in the order of the tasks; of one order, if said."""
-        found = where(self.gate, row=row) if order is None else where(self.gate, row=row, order=order)
-        return found.groupby("task", sort=False)[f"own_adapter_weight_{when}"].mean()
+        """Return the mean weight of the own adapter by task, over all runs or those of an order."""
+        rows = where(self.gate, row=row) if order is None else where(self.gate, row=row, order=order)
+        return rows.groupby("task", sort=False)[f"own_adapter_weight_{when}"].mean()
 
     def of_gate(self, row: str, column: str, over: str = "mean", beside: str | None = None) -> Interval | None:
-        """A column of the gate over runs, of each run the mean (`min`: the least) over tasks; None without a number.
+        """Return the mean over runs of a column of the gate, aggregated over tasks by `over`; None without values.
 
-        With `beside`, over the runs alone that this other row has as well.
+        With `beside`, only runs that this row has too count.
         """
-        found = self._by_run(row, column, over)
+        rows = self._by_run(row, column, over)
         if beside is not None:
-            found = found[found.index.isin(self._by_run(beside, column, over).index)]
-        return t_interval(found.to_numpy()) if len(found) else None
+            rows = rows[rows.index.isin(self._by_run(beside, column, over).index)]
+        return t_interval(rows.to_numpy()) if len(rows) else None
 
     def _by_run(self, row: str, column: str, over: str) -> pd.Series:
         return where(self.gate, row=row).dropna(subset=column).groupby(["order", "seed"])[column].agg(over)
 
     def gated(self) -> list[str]:
-        """The rows that have a gate."""
+        """Return the rows with a gate."""
         return [str(row) for row in self.gate["row"].unique()]
 
 
 # -- from runs -------------------------------------------------------------------------------------------------------
 
 
-def _known(run: Mapping[str, Any]) -> bool:
+def _is_known(run: Mapping[str, Any]) -> bool:
     return run["order"] in ORDERS and run["row"] in ROWS
 
 
-def _place(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
-    """By order, row and seed, seeds of the experiment first."""
+def _sort_key(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
+    """Return the position by order, row and seed, seeds of the experiment first."""
     seed = run["seed"]
     known = seed in SEEDS
     place = (ORDERS.index(run["order"]), list(ROWS).index(run["row"]), not known)
     return (*place, SEEDS.index(seed) if known else seed)
 
 
-def _key(run: Mapping[str, Any]) -> dict[str, Any]:
+def _run_key(run: Mapping[str, Any]) -> dict[str, Any]:
     return {name: run[name] for name in KEY}
 
 
 def _cost(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {**finished.cost_row(run, _key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
+    return {**finished.cost_row(run, _run_key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The tasks of a run in order, with their test rows."""
-    found = {cell["task_index"]: (cell["task"], cell["n"]) for cell in run["matrix"]}
-    return [found[place] for place in sorted(found)]
+    """Return the tasks of a run in order, with their numbers of test rows."""
+    rows = {cell["task_index"]: (cell["task"], cell["n"]) for cell in run["matrix"]}
+    return [rows[place] for place in sorted(rows)]
 
 
 def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line a task: what the gate did with its rows when it was learnt, and at the end."""
+    """Return one row a task: statistics of the gate when it was learnt and at the end."""
     values = {
-        (one["after_task"], one["task_index"], one["statistic"], one["adapter"]): one["value"] for one in run["gate"]
+        (cell["after_task"], cell["task_index"], cell["statistic"], cell["adapter"]): cell["value"]
+        for cell in run["gate"]
     }
     single = {(after, at, name): value for (after, at, name, _), value in values.items() if name != "weight"}
     tasks = _tasks(run) if values else []
-    found = []
+    rows = []
     for place, (task, _) in enumerate(tasks, 1):
         ends = {"learning": place, "end": len(tasks)}
         line: dict[str, Any] = {
             f"{name}_{when}": single.get((after, place, name)) for name in STATISTICS for when, after in ends.items()
         }
-        line["drift"] = _drift(*(_of_blocks(values, after, place) for after in ends.values()))
+        line["drift"] = _drift(*(_adapter_weights(values, after, place) for after in ends.values()))
         line |= {name: single.get((len(tasks), place, name)) for name in SCORED}
-        found.append({**_key(run), "task_index": place, "task": task, **line})
-    return found
+        rows.append({**_run_key(run), "task_index": place, "task": task, **line})
+    return rows
 
 
-def _of_blocks(values: Mapping[tuple[Any, ...], float], after: int, place: int) -> dict[int, float]:
+def _adapter_weights(values: Mapping[tuple[Any, ...], float], after: int, place: int) -> dict[int, float]:
     return {key[3]: value for key, value in values.items() if key[:3] == (after, place, "weight")}
 
 
 def _drift(before: Mapping[int, float], after: Mapping[int, float]) -> float | None:
-    """KL(before ‖ after) in nats, of weights by block; blocks that were not there before had none."""
+    """Return KL(before ‖ after) in nats, of weights by adapter; new adapters had weight 0 before."""
     if not before or not after:
         return None
     pairs = [(share, max(after[block], _TINY)) for block, share in before.items() if share > 0]
@@ -254,45 +255,40 @@ def _drift(before: Mapping[int, float], after: Mapping[int, float]) -> float | N
 
 
 def _weights(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The weights of the rows that are drawn, when each task was learnt and at the end, means over seeds."""
+    """Return the weights of the drawn rows, when each task was learnt and at the end, means over seeds."""
     lines = []
     for run in (run for run in runs if run["row"] in DRAWN):
-        last = len(_tasks(run))
-        for one in run["gate"]:
-            for when, after in (("learning", one["task_index"]), ("end", last)):
-                if one["statistic"] == "weight" and one["after_task"] == after:
-                    place = {name: one[name] for name in ("task_index", "adapter")}
-                    lines.append({"order": run["order"], "row": run["row"], "when": when, **place, **_value(one)})
+        for cell in run["gate"]:
+            for when, after in (("learning", cell["task_index"]), ("end", len(_tasks(run)))):
+                if cell["statistic"] == "weight" and cell["after_task"] == after:
+                    key = (run["order"], run["row"], when, cell["task_index"], cell["adapter"])
+                    lines.append((*key, float(cell["value"])))
     columns = COLUMNS["weights"]
     table = pd.DataFrame(lines, columns=[*columns[:-2], "weight"])
-    found = table.groupby(list(columns[:-2]), sort=False)["weight"].agg(["mean", "size"]).reset_index()
-    return finished.set_types(found.rename(columns={"mean": "weight", "size": "n"}), columns, FLOATS)
-
-
-def _value(one: Mapping[str, Any]) -> dict[str, float]:
-    return {"weight": float(one["value"])}
+    rows = table.groupby(list(columns[:-2]), sort=False)["weight"].agg(["mean", "size"]).reset_index()
+    return finished.set_types(rows.rename(columns={"mean": "weight", "size": "n"}), columns, FLOATS)
 
 
 def _analyses(work: Path) -> pd.DataFrame:
-    """The numbers of all analyses that were made, as `experiments.sapt.analyses` leaves them."""
+    """Return the numbers of all finished analyses of `experiments.sapt.analyses`."""
     lines = []
     for path in sorted(work.glob("analysis-*/*.json")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            key = {name: found[name] for name in MEASURES[:3]}
-            lines += [{**key, **{name: one[name] for name in MEASURES[3:]}} for one in found["numbers"]]
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            key = {name: rows[name] for name in MEASURES[:3]}
+            lines += [{**key, **{name: cell[name] for name in MEASURES[3:]}} for cell in rows["numbers"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"work: expected analyses of experiments.sapt.run, {path} is none: {error!r}") from error
-    return _numbers(pd.DataFrame(lines, columns=list(MEASURES)))
+    return _set_types(pd.DataFrame(lines, columns=list(MEASURES)))
 
 
-def _numbers(table: pd.DataFrame) -> pd.DataFrame:
+def _set_types(table: pd.DataFrame) -> pd.DataFrame:
     kinds = {"analysis": str, "case": str, "seed": "int64", "measure": str, "x": "float64", "value": "float64"}
     return table[list(MEASURES)].astype(kinds)
 
 
 def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str, Any]:
-    """What the runs were made with, and of what."""
+    """Return settings, versions and tasks of the runs."""
     orders = {order: of for order in ORDERS if (of := [run for run in runs if run["order"] == order])}
     return {
         "revision": revision,
@@ -307,21 +303,21 @@ def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str
         "looked_at_rows_a_task": LOOKED_AT,
         "lora": {"rank": RANK, "alpha": ALPHA},
         "budget": {name: value for name, value in dataclasses.asdict(BUDGET).items() if value is not None},
-        "orders": {order: _of_order(order, of) for order, of in orders.items()},
+        "orders": {order: _describe_order(order, of) for order, of in orders.items()},
     }
 
 
-def _of_order(order: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tasks of an order. Raises UserError where runs have different ones."""
-    found = finished.distinct({"numbers": run["stream"]["order"], "tasks": [n for n, _ in _tasks(run)]} for run in runs)
-    if len(found) > 1:
-        raise UserError(f"work: expected the same tasks in all runs of order {order}, got {len(found)} orders of tasks")
-    given = runs[0]["stream"]["record"]
-    drawn = given.get("drawn", {})
+def _describe_order(order: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tasks of an order. Raises UserError if runs have different ones."""
+    rows = finished.distinct({"numbers": run["stream"]["order"], "tasks": [n for n, _ in _tasks(run)]} for run in runs)
+    if len(rows) > 1:
+        raise UserError(f"work: expected the same tasks in all runs of order {order}, got {len(rows)} orders of tasks")
+    record = runs[0]["stream"]["record"]
+    drawn = record.get("drawn", {})
     return {
-        **found[0],
+        **rows[0],
         "test_rows": [n for _, n in _tasks(runs[0])],
-        "classes": {task: sorted(drawn[task]["train"]) for task in found[0]["tasks"] if task in drawn},
-        "published": given.get("published"),
-        "missing": list(given.get("missing", ())),
+        "classes": {task: sorted(drawn[task]["train"]) for task in rows[0]["tasks"] if task in drawn},
+        "published": record.get("published"),
+        "missing": list(record.get("missing", ())),
     }

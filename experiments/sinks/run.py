@@ -118,7 +118,7 @@ def trials(rows: Sequence[str], seeds: int, data: Sequence[str], work: Path) -> 
     ]
 
 
-def collected(
+def collect_tables(
     rows: Sequence[str], seeds: int, data: Sequence[str], work: Path
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     """The final numbers of each finished run, the curves averaged over seeds, and where they come from.
@@ -134,63 +134,63 @@ def collected(
     for name in rows:
         histories = []
         for trial in (one for one in done if one.row == name):
-            found = PretrainResult.load(trial.place)
+            result = PretrainResult.load(trial.place)
             if not record:
                 unchanged = preset_config(BASE).to_dict()
                 base = {field: unchanged[field] for field in ROWS[name]}
-                record = found.metadata | {"recipe": found.metadata["config"] | base}
-            step, seconds = found.metadata["emergence"]["step"], found.metadata["cost"]["seconds"]
-            ends.append({"row": name, "seed": trial.seed, **found.final, "emergence_step": step, "seconds": seconds})
-            histories.append(found.history.dropna(subset=["valid_loss"]))
+                record = result.metadata | {"recipe": result.metadata["config"] | base}
+            step, seconds = result.metadata["emergence"]["step"], result.metadata["cost"]["seconds"]
+            ends.append({"row": name, "seed": trial.seed, **result.final, "emergence_step": step, "seconds": seconds})
+            histories.append(result.history.dropna(subset=["valid_loss"]))
         if histories:
             mean = pd.concat(histories).groupby("step", as_index=False)[list(CURVE[1:])].mean()
             curves.append(mean.assign(row=name))
-    kept = {name: record[name] for name in ("recipe", "model", "data", "watch", "versions")} if record else {}
-    kept.get("versions", {}).pop("platform", None)
-    for domain in kept.get("data", {}).get("domains", []):
+    stored = {name: record[name] for name in ("recipe", "model", "data", "watch", "versions")} if record else {}
+    stored.get("versions", {}).pop("platform", None)
+    for domain in stored.get("data", {}).get("domains", []):
         domain.pop("source", None)
     for field in ("data", "seed"):
-        kept.get("recipe", {}).pop(field, None)
-    kept |= {"rows": {name: ROWS[name] for name in rows}, "seeds": seeds}
-    return pd.DataFrame(ends).reindex(columns=list(COLUMNS)), pd.concat(curves)[["row", *CURVE]], kept
+        stored.get("recipe", {}).pop(field, None)
+    stored |= {"rows": {name: ROWS[name] for name in rows}, "seeds": seeds}
+    return pd.DataFrame(ends).reindex(columns=list(COLUMNS)), pd.concat(curves)[["row", *CURVE]], stored
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is not yet there, and keep the tables: 0, 1 if a run failed, or 2 after one line about a mistake."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", nargs="+", required=True)
-    options.add_argument("--rows", default=",".join(ROWS).replace(", ", ";"), help="with ; for the comma in a name")
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--out", type=Path, default=FOLDER)
-    options.add_argument("--work", type=Path, default=Path("runs") / "sinks.work")
-    given = options.parse_args(arguments)
+    """Make the missing runs and write the tables. Return 0, 1 if a run failed, or 2 for invalid input."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--rows", default=",".join(ROWS).replace(", ", ";"), help="with ; for the comma in a name")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--work", type=Path, default=Path("runs") / "sinks.work")
+    options = parser.parse_args(arguments)
     try:
-        return _run(given, Console())
+        return _run(options, Console())
     except UserError as error:
         Console(stderr=True).print(str(error), highlight=False, soft_wrap=True)
         return 2
 
 
-def _run(given: argparse.Namespace, console: Console) -> int:
-    rows = [name.replace(";", ", ") for name in given.rows.split(",")]
+def _run(options: argparse.Namespace, console: Console) -> int:
+    rows = [name.replace(";", ", ") for name in options.rows.split(",")]
     unknown = [name for name in rows if name not in ROWS]
     if unknown:
         raise UserError(f"rows: expected some of {'; '.join(ROWS)}, got {unknown[0]!r}")
 
-    def told(event: JobEvent) -> None:
+    def show_event(event: JobEvent) -> None:
         console.print(f"{event.kind} {event.key} {event.seconds:.0f} s {event.error}", highlight=False)
 
-    given.work.mkdir(parents=True, exist_ok=True)
-    every = {trial.place.name: trial for trial in trials(rows, given.seeds, given.data, given.work)}
-    waiting = [trial.job(given.work) for trial in every.values() if not trial.finished]
-    engine = Local(workers=given.workers)
-    errors = run_jobs(waiting, engine, finished=lambda key: every[key].finished, retries=0, on_event=told)
-    ends, curves, record = collected(rows, given.seeds, given.data, given.work)
-    given.out.mkdir(parents=True, exist_ok=True)
-    ends.to_csv(given.out / TABLE, index=False, float_format="%.6g")
-    curves.to_csv(given.out / CURVES, index=False, float_format="%.5g")
-    (given.out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    options.work.mkdir(parents=True, exist_ok=True)
+    by_name = {trial.place.name: trial for trial in trials(rows, options.seeds, options.data, options.work)}
+    waiting = [trial.job(options.work) for trial in by_name.values() if not trial.finished]
+    engine = Local(workers=options.workers)
+    errors = run_jobs(waiting, engine, finished=lambda key: by_name[key].finished, retries=0, on_event=show_event)
+    ends, curves, record = collect_tables(rows, options.seeds, options.data, options.work)
+    options.out.mkdir(parents=True, exist_ok=True)
+    ends.to_csv(options.out / TABLE, index=False, float_format="%.6g")
+    curves.to_csv(options.out / CURVES, index=False, float_format="%.5g")
+    (options.out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     console.print(ends.groupby("row", sort=False)[["valid_loss", "sink_rate", "alpha_first"]].mean().to_string())
     return 1 if errors else 0
 

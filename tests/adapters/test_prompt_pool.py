@@ -165,7 +165,7 @@ def test_what_is_written_behind_a_prompt(kind: str, beams: int) -> None:
         given = found.generate(input_ids=ids, attention_mask=mask, **options)
     for row in range(2):
         real = mask[row].bool()
-        prompt = pool.prompts.mixed(weights[row : row + 1])
+        prompt = pool.prompts.mix(weights[row : row + 1])
         alone = embedded(plain, prompt, ids[row][real][None], mask[row][real][None])
         expected = plain.generate(**alone, **options, use_cache=False)
         ours = given[row] if kind in PAIRS else given[row, ids.shape[1] :]
@@ -352,7 +352,7 @@ def test_an_encoder_without_its_decoder_gives_the_states_of_the_text_alone() -> 
         pool.reserve(1)
         with pool.use_weights(torch.ones(1)):
             states = found(input_ids=IDS, attention_mask=MASK).last_hidden_state
-        given = embedded(found, pool.prompts.mixed(torch.ones(2, 1)), IDS, MASK)
+        given = embedded(found, pool.prompts.mix(torch.ones(2, 1)), IDS, MASK)
         pool.remove()
         torch.testing.assert_close(states, found(**given).last_hidden_state[:, LENGTH:])
 
@@ -367,7 +367,7 @@ def test_other_kinds_of_models_are_read_as_well(kind: str) -> None:
     pool.reserve(1)
     with pool.use_weights(torch.ones(1)), torch.no_grad():
         states = found(input_ids=IDS[:1]).last_hidden_state
-    given = embedded(found, pool.prompts.mixed(torch.ones(1, 1)), IDS[:1], MASK[:1])
+    given = embedded(found, pool.prompts.mix(torch.ones(1, 1)), IDS[:1], MASK[:1])
     pool.remove()
     with torch.no_grad():
         torch.testing.assert_close(states, found(inputs_embeds=given["inputs_embeds"]).last_hidden_state[:, LENGTH:])

@@ -50,7 +50,7 @@ def test_a_gradient_of_the_memory_is_counted() -> None:
     plain, corrected = flops(learnt("finetune")), flops(learnt("agem"))
     assert corrected[0] == plain[0]
     assert corrected[1] == pytest.approx(2 * plain[1], rel=1e-9)
-    half = flops(learnt("agem", replay_batch=2))
+    half = flops(learnt("agem", replay_batch_size=2))
     assert half[1] == pytest.approx(1.5 * plain[1], rel=1e-9)
 
 

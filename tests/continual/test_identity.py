@@ -52,7 +52,7 @@ def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, mon
     with pytest.raises(Stopped):
         run_stream(learner, method, folder=tmp_path, on_task=stop)
     learner, method = begun(**changes)
-    with pytest.raises(UserError, match=r"^resume: expected the settings "):
+    with pytest.raises(UserError, match=r"^cannot resume: "):
         run_stream(learner, method, folder=tmp_path, resume=True)
 
 

@@ -175,7 +175,7 @@ def test_frozen_stays_frozen(name: str) -> None:
     moved = [key for key, value in encoder.items() if not torch.equal(value, weights[key])]
     assert (not moved) == (name in FROZEN)
     for key, one in learner.network.named_parameters():
-        opened = {"blocks", "soft_prompts", "keys"} & set(key.split("."))  # one after the other
+        opened = {"adapters", "soft_prompts", "keys"} & set(key.split("."))  # one after the other
         if not one.requires_grad and not opened:
             assert torch.equal(weights[key], learner.start[key]), key
 

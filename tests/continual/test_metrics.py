@@ -166,9 +166,9 @@ def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
         (lambda frame: frame.assign(scenario="cil"), r"scenario: expected one that was scored \(cil\), got til"),
         (lambda frame: frame.assign(order="first"), 'numbers of tasks as in "2-0-1"'),
         (lambda frame: frame.assign(order="0-1"), "expected 2 tasks as in the order 0-1, got a task 3"),
-        (lambda frame: frame[frame["task_index"] != 2], "at each position from 1 to 3, got 1 a"),
-        (lambda frame: frame.assign(task="a"), "expected one task, with one n, at each position"),
-        (change(n=99), r"expected one task, with one n, at each position .* 1 a \(n 99\), 1 a \(n 100\)"),
+        (lambda frame: frame[frame["task_index"] != 2], "at each task_index from 1 to 3, got 1 a"),
+        (lambda frame: frame.assign(task="a"), "expected one task, with one n, at each task_index"),
+        (change(n=99), r"expected one task, with one n, at each task_index .* 1 a \(n 99\), 1 a \(n 100\)"),
     ],
 )
 def test_what_is_wrong_with_rows_is_said(mistake: Callable[[pd.DataFrame], pd.DataFrame], message: str) -> None:

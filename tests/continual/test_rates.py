@@ -39,7 +39,7 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
         if (said := kind().own_learning_rate(budget)) is not None
     }
     assert found == {
-        "probe": "--probing-rate 0.02",
+        "probe": "--probing-learning-rate 0.02",
         "l2p": "--set learning_rate=0.03",
         "ctr": "--set learning_rate=0.001",
         "progprompt": "--set learning_rate=0.3",

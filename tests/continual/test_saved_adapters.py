@@ -82,7 +82,7 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
     back = regard.SharedAdapters.from_pretrained(base, adapters.save_pretrained(tmp_path / "blocks"))
     adapters.export_peft(second, tmp_path / "peft")
     theirs = peft.PeftModel.from_pretrained(loaded(dropout=0.0).model, tmp_path / "peft").eval()
-    with torch.no_grad(), adapters.use_only(second), back.forced(second):
+    with torch.no_grad(), adapters.use_only(second), back.use_only(second):
         ours = adapters(**ROWS).last_hidden_state
         torch.testing.assert_close(back(**ROWS).last_hidden_state, ours)
         torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)

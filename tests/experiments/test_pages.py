@@ -22,6 +22,7 @@ def made() -> list[Page]:
         return make_pages(list(PAPERS.values()))
 
 
+@pytest.mark.exhaustive
 def test_committed_files_are_what_the_tables_make(made: list[Page]) -> None:
     stale = [
         str(path) for page in made for path, text in page_files(page).items() if not pages.is_current(ROOT / path, text)
@@ -29,11 +30,13 @@ def test_committed_files_are_what_the_tables_make(made: list[Page]) -> None:
     assert not stale, "run make pages"
 
 
+@pytest.mark.exhaustive
 def test_figures_are_committed(made: list[Page]) -> None:
     names = {figure.name for page in made for figure in page.figures}
     assert names == {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["papa", "prescaling", "sapt", "sinks"])
 def test_pages_begin_with_a_table_and_a_figure_and_are_short(made: list[Page], name: str) -> None:
     page = next(page for page in made if page.name == name)
@@ -45,6 +48,7 @@ def test_pages_begin_with_a_table_and_a_figure_and_are_short(made: list[Page], n
     assert all(len(line) <= 120 or line.startswith(("|", "![")) for line in page.to_markdown().split("\n"))
 
 
+@pytest.mark.exhaustive
 def test_every_claim_has_a_verdict_and_every_missing_run_a_reason() -> None:
     for paper in PAPERS.values():
         for verdict in paper.judge(ROOT / "docs" / "results"):
@@ -73,6 +77,7 @@ def test_the_command_checks_its_arguments(
         make_pages([PAPERS["sapt"]])
 
 
+@pytest.mark.exhaustive
 def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.experiments.sapt_runs import work_of
 

@@ -29,7 +29,7 @@ from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.runs.intervals import t_interval, t_quantile
-from tests.continual import small
+from tests.continual import small_tasks
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("plants", "films")
@@ -344,7 +344,9 @@ def test_near_states_lie_near_in_two_dimensions() -> None:
 
 def test_maps_and_states_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prescale_figures, "WORDS", (1, 100))
-    learner = make_learner(small.stream(), METHODS["prescale"](), small.loaded(), small.BUDGET, seed=1)
+    learner = make_learner(
+        small_tasks.stream(), METHODS["prescale"](), small_tasks.loaded(), small_tasks.BUDGET, seed=1
+    )
     for one in prescale_figures.scaling_maps(learner):
         weights = np.array(one["weights"])
         assert weights.shape == (len(one["classes"]), len(one["tokens"]))

@@ -11,8 +11,8 @@ import pytest
 from experiments.sapt import analyses as sapt_analyses
 from experiments.sapt import decoder as sapt_decoder
 from experiments.sapt import run as sapt
-from experiments.sapt.analyses import ANALYSES, Setting, only, shallow
-from experiments.sapt.numbers import number
+from experiments.sapt.analyses import ANALYSES, AnalysisContext, cut_layers, select_tasks
+from experiments.sapt.numbers import make_number
 from experiments.sapt.run import Row
 from experiments.sapt.tables import Tables
 from regard.commands.pretrain.config import preset_config
@@ -24,7 +24,7 @@ from tests.continual import small_tasks, small_text_tasks
 from tests.continual.pseudo import small_pseudo
 
 NAMES = tuple("-".join(labels) for labels in small_tasks.CLASSES)
-GIVEN = Setting("nowhere", small_tasks.loaded(), 3)
+GIVEN = AnalysisContext("nowhere", small_tasks.loaded(), 3)
 
 
 def tiny(
@@ -38,14 +38,16 @@ def tiny(
         else of.settings
     )
     quick = {**quick, "num_virtual_tokens": 2} if quick.get("adapter_type") == "prompt" else quick
-    return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small_tasks.BUDGET, **more)
+    return sapt.run_row(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small_tasks.BUDGET, **more)
 
 
 @pytest.fixture(autouse=True)
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The three tasks of the tests in place of published ones."""
-    monkeypatch.setattr(sapt_analyses, "tasks_of", lambda order, seed, data, *, instructions=True: small_tasks.stream())
-    monkeypatch.setattr(sapt_analyses, "learnt", tiny)
+    monkeypatch.setattr(
+        sapt_analyses, "read_tasks", lambda order, seed, data, *, instructions=True: small_tasks.stream()
+    )
+    monkeypatch.setattr(sapt_analyses, "run_row", tiny)
     monkeypatch.setattr(sapt_analyses, "BUDGET", small_tasks.BUDGET)
     monkeypatch.setattr(sapt_analyses, "FEW", NAMES[:2])
     monkeypatch.setattr(sapt_analyses, "PAIRS", {"similar": NAMES[:2]})
@@ -53,7 +55,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sapt_analyses, "LAYERS", (1, 2))
     monkeypatch.setattr(sapt_analyses, "MANY", 3)
     monkeypatch.setattr(sapt_analyses, "read_stream", lambda name, folder, **given: small_tasks.stream())
-    monkeypatch.setattr(sapt_analyses, "split_into", lambda streams, count, seed: streams[0])
+    monkeypatch.setattr(sapt_analyses, "split_classes", lambda streams, count, seed: streams[0])
 
 
 def made(name: str, case: str) -> dict[str, float]:
@@ -115,14 +117,14 @@ def test_a_run_is_told_in_numbers(name: str, case: str) -> None:
 
 def test_a_model_may_be_cut() -> None:
     model: Any = small_tasks.loaded().model
-    cut: Any = shallow(small_tasks.loaded(), 1).model
+    cut: Any = cut_layers(small_tasks.loaded(), 1).model
     assert (len(cut.encoder.layer), cut.config.num_hidden_layers) == (1, 1)
     assert len(model.encoder.layer) == 2
     found = made("size", "joint, 1 layers")
     assert "average_performance cil" in found
     assert "own_adapter_weight end" not in found
     with pytest.raises(UserError, match=r"^layers: expected a number from 1 to 2, got 3"):
-        shallow(small_tasks.loaded(), 3)
+        cut_layers(small_tasks.loaded(), 3)
 
 
 @pytest.mark.parametrize("case", ["sapt", "base model"])
@@ -143,7 +145,7 @@ def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytes
 
 def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Row] = []
-    monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest, **more: asked.append(of) or tiny(of, *rest, **more))
+    monkeypatch.setattr(sapt_analyses, "run_row", lambda of, *rest, **more: asked.append(of) or tiny(of, *rest, **more))
     found = made("rates", "joint, 0.0005")
     assert [(of.method, of.lora, of.rate) for of in asked] == [("joint", True, 5e-4)]
     assert "average_performance cil" in found
@@ -163,7 +165,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     }
     made |= {"max_steps": 2, "warmup_steps": 1, "sink_samples": 4, "eval_samples": 4}
     monkeypatch.setattr(sapt_decoder, "RECIPE", {**made, "data": (f"prose={tmp_path / 'prose.txt'}",)})
-    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text_tasks.stream())
+    monkeypatch.setattr(sapt_decoder, "read_text_tasks", lambda seed, data: small_text_tasks.stream())
     monkeypatch.setattr(sapt_analyses, "FEW", ("animals", "colours"))
     cases = dict(ANALYSES["decoder"](dataclasses.replace(GIVEN, work=tmp_path)))
     assert tuple(cases) == (*sapt_decoder.DECODED, "lfpt5")
@@ -177,7 +179,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     monkeypatch.setattr(sapt_decoder, "pretrain", None)
     assert cases["joint"]()
     asked: list[Row] = []
-    monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest: asked.append(of) or sapt.learnt(of, *rest))
+    monkeypatch.setattr(sapt_analyses, "run_row", lambda of, *rest: asked.append(of) or sapt.run_row(of, *rest))
     cases["incremental-lora"]()
     assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
 
@@ -185,16 +187,16 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", list(sapt_decoder.STANDING))
 def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sapt_decoder, "pretrained", lambda work, seed: small_pseudo.writer())
-    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_pseudo.tasks(3))
+    monkeypatch.setattr(sapt_decoder, "load_decoder", lambda work, seed: small_pseudo.writer())
+    monkeypatch.setattr(sapt_decoder, "read_text_tasks", lambda seed, data: small_pseudo.tasks(3))
     monkeypatch.setattr(sapt_analyses, "FEW", tuple(task.name for task in small_pseudo.tasks(2).tasks))
-    monkeypatch.setattr(sapt_decoder, "TAUGHT", small_text_tasks.BUDGET)
+    monkeypatch.setattr(sapt_decoder, "DECODER_BUDGET", small_text_tasks.BUDGET)
     quick = {"generated": {"generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}}.get(case, {})
 
     def learnt(of: Row, *rest: Any) -> Any:
-        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "router_warmup_steps": 2, **quick}), *rest)
+        return sapt.run_row(dataclasses.replace(of, settings={**of.settings, "router_warmup_steps": 2, **quick}), *rest)
 
-    monkeypatch.setattr(sapt_analyses, "learnt", learnt)
+    monkeypatch.setattr(sapt_analyses, "run_row", learnt)
     found = made("standing", case)
     assert "average_performance til" in found
     assert ("membership" in found) is (case != "none")
@@ -204,7 +206,7 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
 
 def test_portions_share_a_tasks_rows_and_come_again() -> None:
     whole = small_tasks.stream()
-    found = sapt_analyses.in_portions(whole)
+    found = sapt_analyses.split_portions(whole)
     assert [task.name for task in found.tasks] == [*NAMES, *(f"{name}, again" for name in NAMES)]
     for task, first, second in zip(whole.tasks, found.tasks[:3], found.tasks[3:], strict=True):
         rows = [tuple(zip(one.train.texts, one.train.labels, strict=True)) for one in (task, first, second)]  # type: ignore[union-attr]
@@ -221,7 +223,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
 
 
 def test_a_decoder_has_room_for_texts_and_answers() -> None:
-    budget = sapt_decoder.TAUGHT
+    budget = sapt_decoder.DECODER_BUDGET
     assert sapt_decoder.RECIPE["length"] >= budget.length + budget.target_length
     assert preset_config("nano", **sapt_decoder.RECIPE).training_config().max_steps == sapt_decoder.RECIPE["max_steps"]
 
@@ -232,8 +234,8 @@ def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.Monk
         sapt_decoder, "read_stream", lambda *_, **given: asked.append(given) or small_text_tasks.stream()
     )
     monkeypatch.setattr(sapt_decoder, "TRAIN", 4)
-    found = sapt_decoder.written_tasks(3, "nowhere")
-    assert {"task_type": "text", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
+    found = sapt_decoder.read_text_tasks(3, "nowhere")
+    assert {"task_type": "generation", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
     for task, whole in zip(found.tasks, small_text_tasks.stream().tasks, strict=True):
         answers = Counter(said[0] for said in task.train.targets)
         every = {said[0] for said in whole.train.targets}
@@ -244,7 +246,7 @@ def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.Monk
 
 
 def test_only_the_first_order_is_run_with_variants() -> None:
-    first, other = map(sapt.rows_of, sapt.ORDERS)
+    first, other = map(sapt.list_rows, sapt.ORDERS)
     assert first == list(sapt.ROWS)
     assert {*first} - {*other} == {row for row in sapt.ROWS if ", " in row}
 
@@ -270,22 +272,22 @@ def test_no_gate_tells_tasks_with_the_same_classes_apart() -> None:
     first = small_tasks.stream().tasks[0]
     named = [("a", "b"), ("b", "c"), ("b", "a")]
     tasks = tuple(dataclasses.replace(first, name="-".join(one), labels=one) for one in named)
-    found = sapt_analyses.most_own(Stream(name="x", tasks=tasks, order=(0, 1, 2), seed=0))
+    found = sapt_analyses.bound_own_weight(Stream(name="x", tasks=tasks, order=(0, 1, 2), seed=0))
     bounds = [1, (1 + 1 / 2 + 1 / 2 + 1) / 4, (1 / 2 + 1 / 3 + 1 / 3 + 1 + 1 / 3 + 1 / 2) / 6]
     assert [(one["x"], one["value"]) for one in found] == [(n + 1, pytest.approx(one)) for n, one in enumerate(bounds)]
 
 
 def test_tasks_are_chosen_by_name() -> None:
-    found = only(small_tasks.stream(), (NAMES[2], NAMES[0]))
+    found = select_tasks(small_tasks.stream(), (NAMES[2], NAMES[0]))
     assert [task.name for task in found.tasks] == [NAMES[2], NAMES[0]]
     assert sorted(found.order) == [0, 1]
     with pytest.raises(UserError, match=r"^data: expected the task mnli, there are cat-dog"):
-        only(small_tasks.stream(), ("mnli",))
+        select_tasks(small_tasks.stream(), ("mnli",))
 
 
 def test_what_is_not_known_is_no_number() -> None:
-    assert number("x", None) == []
-    assert number("x", 1, 2.0) == [{"measure": "x", "x": 2.0, "value": 1.0}]
+    assert make_number("x", None) == []
+    assert make_number("x", 1, 2.0) == [{"measure": "x", "x": 2.0, "value": 1.0}]
 
 
 def test_the_command_keeps_cases_and_makes_none_twice(

@@ -257,7 +257,7 @@ def test_a_window_wide_enough_for_a_sink_is_judged_by_its_place() -> None:
     assert find_verdict(wide, "With a window").word == AS_PUBLISHED
     narrow = find_verdict(dataclasses.replace(runs, changes={"window": {"window": 19}}), "With a window")
     assert narrow.word == UNDECIDED
-    assert "gets 0.30 at the most" in narrow.evidence  # 19 / 64 = 0.297, below ε
+    assert "gets at most 0.30" in narrow.evidence  # 19 / 64 = 0.297, below ε
 
 
 def test_every_row_is_on_one_axis() -> None:
@@ -312,7 +312,7 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     monkeypatch.setattr(
         sinks.PretrainResult, "load", lambda place: types.SimpleNamespace(metadata=record, final=ended, history=history)
     )
-    ends, curves, left = sinks.collected(["softmax", "one head"], 3, ["text"], Path("work"))
+    ends, curves, left = sinks.collect_tables(["softmax", "one head"], 3, ["text"], Path("work"))
     assert ends[["row", "seed", "seconds"]].to_numpy().tolist() == [["one head", 0, 60.0]]
     assert len(curves) == 1
     assert left["recipe"]["num_heads"] == preset_config("pico").num_heads != one["num_heads"]

@@ -13,6 +13,7 @@ import torch
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
 from regard.commands.replace.result import ReplaceResult
+from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -154,7 +155,11 @@ def test_layers_that_share_their_weights() -> None:
 def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplaceResult:
     work = tmp_path_factory.mktemp("run") / "work"
     steps: list[str] = []
-    found = regard.replace(bert, str(reviews), work_dir=work, attention=NAMES, on_step=steps.append, **SMALL)
+
+    def on_progress(event: ProgressEvent) -> None:
+        steps.append(event.phase)
+
+    found = regard.replace(bert, str(reviews), work_dir=work, attention=NAMES, on_progress=on_progress, **SMALL)
     assert steps == ["reading the task", "scoring the model as it is", *(f"scoring {name}" for name in NAMES)]
     return found
 
@@ -224,13 +229,13 @@ def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: Repla
 
 
 def test_a_run_that_was_broken_off_goes_on(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
-    def broken_off(step: str) -> None:
-        if step == "scoring off-by-one":
+    def broken_off(event: ProgressEvent) -> None:
+        if event.phase == "scoring off-by-one":
             raise KeyboardInterrupt
 
     given: dict[str, Any] = SMALL | {"attention": NAMES, "work_dir": tmp_path / "work"}
     with pytest.raises(KeyboardInterrupt):
-        regard.replace(bert, str(reviews), on_step=broken_off, **given)
+        regard.replace(bert, str(reviews), on_progress=broken_off, **given)
     kept = (tmp_path / "work" / "journal.jsonl").read_text()
     assert kept.count('"score ') == 4
     again = regard.replace(bert, str(reviews), resume=True, **given)
@@ -240,7 +245,7 @@ def test_a_run_that_was_broken_off_goes_on(bert: Any, reviews: Path, tmp_path: P
 def test_mistakes_are_told_before_anything_is_read() -> None:
     for settings, message in (
         ({"attention": "gated"}, "cannot be given gate"),
-        ({"attention": (AttentionSpec(),)}, "attention: expected names, such as sigmoid"),
+        ({"attention": (AttentionSpec(),)}, "attention: expected names, got AttentionSpec"),
         ({"constants": ()}, "constants: expected some of average"),
     ):
         with pytest.raises(UserError, match=message):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,7 @@ def begin(folder: Path, *, killed: bool) -> None:
     program = f"""
 import os
 from pathlib import Path
+from typing import Any
 from regard.errors import UserError
 from regard.runs.work_dir import open_work_dir
 with open_work_dir(Path({str(folder)!r}), command="test", parts={PARTS}) as work:
@@ -205,3 +207,34 @@ def test_without_a_folder_there_is_nothing_to_go_on_with() -> None:
         folder = work.folder
         assert json.loads((folder / MARK).read_text())["command"] == "test"
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("journal", [None, ""])
+def test_a_refused_call_leaves_what_an_earlier_run_made(journal: str | None, tmp_path: Path) -> None:
+    """Also where there is nothing to go on with, such as a lost or emptied journal."""
+    options: dict[str, Any] = {"command": "learn", "parts": ("states",), "products": ("models",), "keep": True}
+    with open_work_dir(tmp_path / "work", **options) as work:
+        work.start({"seed": 1})
+        work.journal.add("run", 1)
+        (tmp_path / "work" / "models").mkdir()
+        (tmp_path / "work" / "models" / "delta").write_text("trained for hours")
+    path = tmp_path / "work" / "journal.jsonl"
+    path.unlink() if journal is None else path.write_text(journal)
+    for resume in (True, False):
+        with pytest.raises(UserError, match=r"a mistake|journal\.jsonl is missing"):
+            _refused(tmp_path / "work", options, resume=resume, starts=resume and journal is None)
+        assert (tmp_path / "work" / "models" / "delta").read_text() == "trained for hours"
+
+
+def _refused(folder: Path, options: dict[str, Any], *, resume: bool, starts: bool) -> None:
+    with open_work_dir(folder, resume=resume, **options) as work:
+        if starts:
+            work.start({"seed": 1})
+        raise UserError("a mistake")
+
+
+def test_a_refused_call_leaves_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with pytest.raises(UserError, match="a mistake"), open_work_dir(tmp_path / "work", command="learn", parts=()):
+        raise UserError("a mistake")
+    assert list((tmp_path / "work").iterdir()) == []

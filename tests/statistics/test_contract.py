@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation, Statistic, StatisticRow
 from regard.statistics.dependence import InputDependence
-from regard.statistics.sinks import CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
+from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sinks import FirstMass, SinkDeviation, SinkRate
 
 VARIANTS: dict[str, Callable[[], Statistic]] = {
     **STATISTICS,

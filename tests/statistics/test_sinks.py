@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.statistics import Observation, Statistic
-from regard.statistics.sinks import (
-    ColumnMass,
-    CommonSinkRatio,
-    FirstMass,
-    SinkDeviation,
-    SinkRate,
-    SinkTokens,
-    sink_deviation,
-    sink_rate,
-    topk_keys,
-)
+from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate, sink_deviation, sink_rate, topk_keys
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,8 @@ from regard.statistics import (
     StatisticRow,
 )
 from regard.statistics.layers import OverSmoothing, SpectralBound
-from regard.statistics.sinks import KnownCommonSinkRatio, topk_keys, topk_valid
+from regard.statistics.sink_tokens import KnownCommonSinkRatio
+from regard.statistics.sinks import topk_keys, topk_valid
 from regard.statistics.table import make_table
 
 DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectral_bound")

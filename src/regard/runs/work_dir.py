@@ -47,6 +47,7 @@ class WorkDir:
     resume: bool
     products: tuple[str, ...] = ()
     _journal: Journal | None = field(default=None, repr=False)
+    _is_new: bool = field(default=False, repr=False)
 
     @property
     def journal(self) -> Journal:
@@ -82,6 +83,15 @@ class WorkDir:
             self._set_aside(mark)
         self._clear_unfinished()
         self._write_mark(identity)
+        self._is_new = not self.resume
+
+    def undo(self) -> None:
+        """Delete what this call began, unless there is something to go on with. What an earlier run left stays."""
+        self.settle()
+        if self._is_new and not self.can_resume():
+            self._delete_run()
+        if _read_mark(self.folder) is None:
+            (self.folder / LOCK).unlink(missing_ok=True)
 
     def can_resume(self) -> bool:
         """Return whether there is something to go on with: an entry of the journal, or one of the `parts`."""
@@ -189,7 +199,8 @@ def open_work_dir(
     with contextlib.ExitStack() as stack:
         with raise_on_all_ranks():
             check_work_dir(work.folder, command)
-            parents = [parent for parent in work.folder.absolute().parents if not parent.exists()]
+            path = work.folder.absolute()
+            new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
             stack.enter_context(lock_dir(work.folder, command))
             if is_main_process():
                 work.settle()  # what a process left that was killed
@@ -198,14 +209,14 @@ def open_work_dir(
             yield work
         except BaseException:
             if is_main_process():
-                work.settle()
-                if not work.can_resume():
-                    _remove(work, parents)
+                work.undo()
+                _remove_empty(new_folders)
             raise
         if is_main_process():
             _delete(work.folder / PREVIOUS)
             if not keep:
-                _remove(work, parents)
+                work.clear()
+                _remove_empty(new_folders)
 
 
 def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
@@ -219,11 +230,12 @@ def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
             pass
 
 
-def _remove(work: WorkDir, parents: Sequence[Path]) -> None:
-    work.clear()
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, up to one in which something stands."""
     with contextlib.suppress(OSError):
-        for parent in parents:
-            parent.rmdir()  # fails where something else stands in it by now
+        for folder in folders:
+            if folder.exists():
+                folder.rmdir()
 
 
 def check_work_dir(folder: Path, command: str) -> None:

@@ -11,7 +11,8 @@ from regard.statistics.keys import HiddenNorm, KeyNorm, QKCosine, QKNorm, ValueN
 from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound
 from regard.statistics.observation import Observation
 from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
-from regard.statistics.sinks import ColumnMass, CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
+from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
     Average,
     PerLayer,

@@ -445,6 +445,7 @@ def test_a_model_in_shards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     shared = ENVIRONMENT | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [

@@ -83,7 +83,9 @@ def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPa
     learner, method = begun()
     method.before_task(learner, 0)
     method.place_adapter(learner, 0)
-    told = "generator of 'animals' wrote no input in 32 samples; give it more generator_steps .now 60., or set reflects"
+    told = (
+        "generator of 'animals' wrote no input in 32 samples; raise generator_steps .now 60., or set reflection=density"
+    )
     with pytest.raises(UserError, match=told):
         method.after_task(learner, 0)
 

@@ -30,7 +30,8 @@ from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import STATISTICS, Statistic
 from regard.statistics.dependence import InputDependence
-from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
+from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sinks import SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 
