@@ -120,7 +120,7 @@ def test_help_of_learn_lists_methods_with_blocks_beside_the_model_under_lora() -
 
 def test_help_of_learn_says_what_is_learnt_with_where_nothing_is_given(regard: Callable[..., Any]) -> None:
     shown = " ".join(regard("learn", "--help").out.split())
-    for said in ("(default: minilm)", "(default: prescale)", "(default: laptop)", "are those of --scale."):
+    for said in ("(default: minilm)", "(default: prescale)", "(default: laptop)", "--scale sets the defaults"):
         assert said in shown
 
 

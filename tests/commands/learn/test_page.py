@@ -213,7 +213,7 @@ def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
     assert found["blocks"] == {"prescale": ["adapter 1", "adapter 2", "adapter 3"]}
     assert found["cells"]["prescale"]["learning"][2] == [0.5, 0.5, None]
     assert found["cells"]["prescale"]["inference"][3] == [0.25, 0.25, 0.5]
-    assert "may be shared by tasks (prescale): block 2 need not be that of the second task" in page.text
+    assert "may be shared by tasks (prescale): adapter 2 need not belong to the second task" in page.text
     assert "Task Adapter Routed, after" in page.text
     assert "Science 2 80.0" in page.text
     assert "Sports 1 80.0" in page.text
@@ -228,8 +228,8 @@ def test_a_block_for_each_task_need_not_be_its_own() -> None:
     assert page.data["gate"]["blocks"]["prescale"] == [f"adapter {number}" for number in (1, 2, 3, 4)]
     assert page.data["gate"]["blocks"]["finetune"][1] == "adapter of Science"
     assert "Science 2 or 3 80.0" in page.text
-    assert "(prescale): block 2 need not be" in page.text
-    assert "With the other methods block 2 is that of the second task." in page.text
+    assert "(prescale): adapter 2 need not belong" in page.text
+    assert "With the other methods adapter 2 belongs to the second task." in page.text
 
 
 def test_without_a_gate_there_is_no_such_section() -> None:
@@ -445,11 +445,11 @@ def test_unknown_costs_stay_unknown() -> None:
 
 def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:
     assert "FLOPs and examples/s cover training steps, including gradient correction." in parsed.text
-    assert "What is computed before an answer (mbpa++ adapts itself to each text) is in no column." in parsed.text
-    assert "on the CPU it is the most that the process has had up to then" in parsed.text
-    assert "in a comparison in one process a method inherits what those before it took" in parsed.text
-    assert "Time is that of training and of what a method does around it" in parsed.text
-    assert "vectors, densities and texts that a method makes of rows are counted under Stored alone" in parsed.text
+    assert "Computation before an answer (mbpa++ adapts itself to each text) is in no column." in parsed.text
+    assert "On the CPU it is the peak of the process so far" in parsed.text
+    assert "so methods of one process inherit it" in parsed.text
+    assert "Time covers training and the method’s work before and after it" in parsed.text
+    assert "vectors, densities and texts made of rows count as Stored only" in parsed.text
 
 
 def test_zero_shot_is_told_as_it_is_computed() -> None:
@@ -460,7 +460,7 @@ def test_zero_shot_is_told_as_it_is_computed() -> None:
     assert found.set_index("metric").loc["zero_shot_transfer", "value"] == before - 50
     about = METRICS["zero_shot_transfer"].description
     assert about.startswith("mean score of all tasks but the first, each just before its training, minus chance")
-    assert "100 divided by the number of its classes, or 0 where answers are written" in about
+    assert "100 divided by the number of its classes, or 0 for generated answers" in about
     summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot_transfer")])
     assert about in Parsed(learn_page({**TABLES, "summary": summary}, learned.record())).text
 

@@ -20,8 +20,8 @@ EXAMPLES = """examples:
   regard check runs/db
   regard check runs/db --margin 0.5 --scenario cil
 
-Exits with 1 if an old task dropped by more than the margin, that is, if the whole
-95 % interval of its drop exceeds it. Exits with 0 otherwise.
+Exits with 1 if an old task dropped by more than the margin, that is, if the
+whole 95 % interval of its drop exceeds it. Exits with 0 otherwise.
 """
 WIDTH = 120
 """Width of the table without a terminal."""

@@ -14,8 +14,8 @@ EXAMPLES = """examples:
   regard rollback runs/db athlete-village --method prescale --seed 508 --out m
 
 Load DIR with AutoModelForSequenceClassification. For methods with their own
-weights (l2p, ctr, idbr, and all with adapters or prompts), use load_network from
-regard.continual.models; for the adapters of sapt, load_adapters from
+weights (l2p, ctr, idbr, and all with adapters or prompts), use load_network
+from regard.continual.models; for the adapters of sapt, load_adapters from
 regard.continual.saved_adapters. lineage.json lists the tasks, their order, and
 the base model.
 """
