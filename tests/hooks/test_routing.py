@@ -1,6 +1,8 @@
 """Blocks in which a model is observed: how they overlap, and one thread at a time."""
 
+import copy
 import itertools
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -165,6 +167,42 @@ def test_threads_may_watch_models_of_their_own() -> None:
         assert in_thread(watch_other) == 2
     assert first.samples == 0
     assert not routing._OWNERS
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}  # noqa: S301
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_of_an_observed_model_is_a_model_of_its_own(name: str, how: str) -> None:
+    """It works inside and after the block, and the watch of the original goes on."""
+    model = MODELS[name]()
+    expected = output(model)
+    with regard.watching(model, "column_mass") as watch:
+        output(model)
+        copied = COPIES[how](model)
+        assert torch.allclose(output(copied), expected, atol=1e-6)
+        with regard.watching(copied, "column_mass") as other:
+            output(copied)
+        output(model)
+    assert (watch.samples, other.samples) == (4, 2)
+    assert torch.allclose(output(copied), expected, atol=1e-6)
+    assert torch.equal(output(model), expected)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_an_observed_model_generates(how: str) -> None:
+    """Also by beam search, which is refused where the copy is observed itself."""
+    model: Any = transformers.LlamaForCausalLM(llama().config).eval()
+    options = {"num_beams": 2, "max_new_tokens": 2, "do_sample": False}
+    with regard.watching(model, "entropy"):
+        copied = COPIES[how](model)
+    assert torch.equal(copied.generate(IDS, **options), model.generate(IDS, **options))
+    with regard.watching(copied, "entropy") as watch:
+        copied.generate(IDS, max_new_tokens=2, do_sample=False)
+        with pytest.raises(UserError, match="beam search"):
+            copied.generate(IDS, **options)
+    assert watch.samples == 2
 
 
 class Target:

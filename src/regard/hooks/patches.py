@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 _ABSENT = object()
@@ -66,5 +67,8 @@ def _leave(key: tuple[int, str]) -> None:
 
 
 def can_patch(target: Any, name: str) -> bool:
-    """Return whether an object has no attribute of its own by this name, other than a block's."""
-    return name not in vars(target) or (id(target), name) in _PATCHES
+    """Return whether an object has no attribute of its own by this name, other than a block's or its class's method."""
+    if name not in vars(target) or (id(target), name) in _PATCHES:
+        return True
+    value = vars(target)[name]
+    return isinstance(value, MethodType) and value == MethodType(getattr(type(target), name), target)

@@ -112,7 +112,7 @@ def observing(
         UserError: Another thread is inside a block on this model.
     """
     modules = list(model.modules()) if modules is None else modules
-    own_hooks = [hook._replace(function=_unless_excluded(observer, hook.function)) for hook in hooks]
+    own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
     with routed(model, own_hooks), ExitStack() as stack:
         if exclusive:
             stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
@@ -145,7 +145,7 @@ def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
         if any(stack in _OWNERS and _OWNERS[stack].thread != thread for stack in stacks):
             raise UserError(
                 f"another thread is inside a watching or replacing block on this {type(model).__name__}; wait until it "
-                "has left the block, or give each thread a copy of the model (copy.deepcopy)"
+                "has left the block, or give each thread a copy of the model, made before the block (copy.deepcopy)"
             )
         for stack in stacks:
             _OWNERS.setdefault(stack, _Owner(thread)).count += 1
@@ -159,14 +159,28 @@ def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
                     del _OWNERS[stack]
 
 
-def _unless_excluded(observer: Observer, function: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook so that it does not run while another observer is exclusive."""
+class _ObserverHook:
+    """A hook that does not run while another observer is exclusive, and does nothing in a copy of the model."""
 
-    def hook(*args: Any) -> None:
-        if EXCLUSIVE.get() in (None, observer):
-            function(*args)
+    def __init__(self, observer: Observer, function: Callable[..., None]) -> None:
+        self._observer, self._function = observer, function
 
-    return hook
+    def __call__(self, *args: Any) -> None:
+        if EXCLUSIVE.get() in (None, self._observer):
+            self._function(*args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _make_idle_hook, ()
+
+
+def _make_idle_hook() -> Callable[..., None]:
+    """Return the hook of a copy, whose attention still goes through Regard, also in another process."""
+    register(attention_function)
+    return _do_nothing
+
+
+def _do_nothing(*_args: Any) -> None:
+    """Hook of a copy."""
 
 
 def _remove_observer(module: nn.Module, observer: Observer) -> None:
