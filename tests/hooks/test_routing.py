@@ -169,6 +169,27 @@ def test_threads_may_watch_models_of_their_own() -> None:
     assert not routing._OWNERS
 
 
+def test_a_thread_that_ended_inside_a_block_keeps_nobody_out() -> None:
+    """Also not a thread that gets its identifier; the block it left open may still be closed."""
+    model = llama()
+    before = state(model)
+    left_open = ExitStack()
+    in_thread(lambda: left_open.enter_context(regard.watching(model, "column_mass")))
+
+    def watch() -> int:
+        with regard.watching(model, "column_mass") as watch:
+            output(model)
+        return watch.samples
+
+    assert watch() == 2
+    assert in_thread(watch) == 2
+    with regard.watching(model, "column_mass"):
+        assert isinstance(in_thread(watch), UserError)
+    left_open.close()
+    assert is_untouched(model, before)
+    assert not routing._OWNERS
+
+
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}  # noqa: S301
 
 
@@ -220,3 +241,16 @@ def test_attributes_are_restored_by_the_last_block() -> None:
     second.close()
     assert vars(target) == {}
     assert target.value == "class"
+
+
+def test_a_change_inside_the_block_stays() -> None:
+    target, model = Target(), llama()
+    with patched([(target, "value", "block")]):
+        target.value = "user"
+    assert target.value == "user"
+    with patched([(target, "value", "block")]):
+        del target.value
+    assert target.value == "class"
+    with regard.watching(model, "entropy"):
+        model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
