@@ -18,7 +18,7 @@ import regard
 from regard.constants import Constants, Origin
 from regard.errors import UserError
 from regard.hooks import patches, routing
-from regard.hooks.attention_function import OBSERVERS, OVERRIDES
+from regard.hooks.attention_function import OBSERVERS
 from regard.hooks.patches import patched
 
 Block = Callable[[], AbstractContextManager[Any]]
@@ -57,7 +57,7 @@ def state(model: nn.Module) -> list[Any]:
 
 
 def is_untouched(model: nn.Module, before: list[Any]) -> bool:
-    return state(model) == before and not OBSERVERS and not OVERRIDES and not patches._PATCHES
+    return state(model) == before and not OBSERVERS and not patches._PATCHES
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -209,6 +209,22 @@ def test_a_copy_of_an_observed_model_is_a_model_of_its_own(name: str, how: str) 
     assert (watch.samples, other.samples) == (4, 2)
     assert torch.allclose(output(copied), expected, atol=1e-6)
     assert torch.equal(output(model), expected)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("operation", ["sigmoid", "sigmoid+window=2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_keeps_the_operation_of_the_block(name: str, operation: str, how: str) -> None:
+    model = MODELS[name]()
+    before, softmax = state(model), output(model)
+    with regard.replacing(model, operation):
+        replaced = output(model)
+        copied = COPIES[how](model)
+        assert torch.equal(output(copied), replaced)
+    assert is_untouched(model, before)
+    assert torch.equal(output(model), softmax)
+    assert torch.equal(output(copied), replaced)
+    assert not torch.allclose(replaced, softmax, atol=1e-4)
 
 
 @pytest.mark.parametrize("how", COPIES)
