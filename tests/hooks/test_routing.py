@@ -270,3 +270,25 @@ def test_a_change_inside_the_block_stays() -> None:
     with regard.watching(model, "entropy"):
         model.set_attn_implementation("eager")
     assert model.config._attn_implementation == "eager"
+
+
+def bert() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes)).eval()
+
+
+@pytest.mark.parametrize("build", [llama, bert])
+def test_a_precision_set_inside_the_block_is_that_of_all_weights(build: Callable[[], PreTrainedModel]) -> None:
+    """Projections that were out of the model follow, as do frozen weights; they stay the same parameters."""
+    model = build()
+    site = "decoder" if build is llama else "encoder"
+    parameters = dict(model.named_parameters())
+    matrices = {(site, layer): torch.eye(8).expand(2, -1, -1) for layer in range(2)}
+    with regard.replacing(model, Constants(matrices=matrices, origin=Origin(source="identity")), [(0, 0), (1, 1)]):
+        model.double().requires_grad_(False)
+        output(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert torch.equal(output(model), output(build().double()))
