@@ -1,6 +1,8 @@
 """Blocks in which a model is observed: how they overlap, and one thread at a time."""
 
+import copy
 import itertools
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -16,7 +18,7 @@ import regard
 from regard.constants import Constants, Origin
 from regard.errors import UserError
 from regard.hooks import patches, routing
-from regard.hooks.attention_function import OBSERVERS, OVERRIDES
+from regard.hooks.attention_function import OBSERVERS
 from regard.hooks.patches import patched
 
 Block = Callable[[], AbstractContextManager[Any]]
@@ -55,7 +57,7 @@ def state(model: nn.Module) -> list[Any]:
 
 
 def is_untouched(model: nn.Module, before: list[Any]) -> bool:
-    return state(model) == before and not OBSERVERS and not OVERRIDES and not patches._PATCHES
+    return state(model) == before and not OBSERVERS and not patches._PATCHES
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -167,6 +169,79 @@ def test_threads_may_watch_models_of_their_own() -> None:
     assert not routing._OWNERS
 
 
+def test_a_thread_that_ended_inside_a_block_keeps_nobody_out() -> None:
+    """Also not a thread that gets its identifier; the block it left open may still be closed."""
+    model = llama()
+    before = state(model)
+    left_open = ExitStack()
+    in_thread(lambda: left_open.enter_context(regard.watching(model, "column_mass")))
+
+    def watch() -> int:
+        with regard.watching(model, "column_mass") as watch:
+            output(model)
+        return watch.samples
+
+    assert watch() == 2
+    assert in_thread(watch) == 2
+    with regard.watching(model, "column_mass"):
+        assert isinstance(in_thread(watch), UserError)
+    left_open.close()
+    assert is_untouched(model, before)
+    assert not routing._OWNERS
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}  # noqa: S301
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_of_an_observed_model_is_a_model_of_its_own(name: str, how: str) -> None:
+    """It works inside and after the block, and the watch of the original goes on."""
+    model = MODELS[name]()
+    expected = output(model)
+    with regard.watching(model, "column_mass") as watch:
+        output(model)
+        copied = COPIES[how](model)
+        assert torch.allclose(output(copied), expected, atol=1e-6)
+        with regard.watching(copied, "column_mass") as other:
+            output(copied)
+        output(model)
+    assert (watch.samples, other.samples) == (4, 2)
+    assert torch.allclose(output(copied), expected, atol=1e-6)
+    assert torch.equal(output(model), expected)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("operation", ["sigmoid", "sigmoid+window=2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_keeps_the_operation_of_the_block(name: str, operation: str, how: str) -> None:
+    model = MODELS[name]()
+    before, softmax = state(model), output(model)
+    with regard.replacing(model, operation):
+        replaced = output(model)
+        copied = COPIES[how](model)
+        assert torch.equal(output(copied), replaced)
+    assert is_untouched(model, before)
+    assert torch.equal(output(model), softmax)
+    assert torch.equal(output(copied), replaced)
+    assert not torch.allclose(replaced, softmax, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_an_observed_model_generates(how: str) -> None:
+    """Also by beam search, which is refused where the copy is observed itself."""
+    model: Any = transformers.LlamaForCausalLM(llama().config).eval()
+    options = {"num_beams": 2, "max_new_tokens": 2, "do_sample": False}
+    with regard.watching(model, "entropy"):
+        copied = COPIES[how](model)
+    assert torch.equal(copied.generate(IDS, **options), model.generate(IDS, **options))
+    with regard.watching(copied, "entropy") as watch:
+        copied.generate(IDS, max_new_tokens=2, do_sample=False)
+        with pytest.raises(UserError, match="beam search"):
+            copied.generate(IDS, **options)
+    assert watch.samples == 2
+
+
 class Target:
     value = "class"
 
@@ -182,3 +257,38 @@ def test_attributes_are_restored_by_the_last_block() -> None:
     second.close()
     assert vars(target) == {}
     assert target.value == "class"
+
+
+def test_a_change_inside_the_block_stays() -> None:
+    target, model = Target(), llama()
+    with patched([(target, "value", "block")]):
+        target.value = "user"
+    assert target.value == "user"
+    with patched([(target, "value", "block")]):
+        del target.value
+    assert target.value == "class"
+    with regard.watching(model, "entropy"):
+        model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def bert() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes)).eval()
+
+
+@pytest.mark.parametrize("build", [llama, bert])
+def test_a_precision_set_inside_the_block_is_that_of_all_weights(build: Callable[[], PreTrainedModel]) -> None:
+    """Projections that were out of the model follow, as do frozen weights; they stay the same parameters."""
+    model = build()
+    site = "decoder" if build is llama else "encoder"
+    parameters = dict(model.named_parameters())
+    matrices = {(site, layer): torch.eye(8).expand(2, -1, -1) for layer in range(2)}
+    with regard.replacing(model, Constants(matrices=matrices, origin=Origin(source="identity")), [(0, 0), (1, 1)]):
+        model.double().requires_grad_(False)
+        output(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert torch.equal(output(model), output(build().double()))

@@ -45,8 +45,8 @@ class OperationOverride(Protocol):
 
 OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
 """Observers by module, in the order in which they were added; empty outside of `observing`."""
-OVERRIDES: WeakKeyDictionary[nn.Module, OperationOverride] = WeakKeyDictionary()
-"""Modules that compute another operation; empty outside of `replacing`."""
+OVERRIDE = "_regard_override"
+"""Attribute of a module with its `OperationOverride`; only inside `replacing`, and in copies made there."""
 EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 """The only observer that is told of calls, if there is one."""
 
@@ -83,7 +83,7 @@ def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tenso
     constants = module._modules.get(NAME)
     if isinstance(constants, ConstantHeadsByCall):
         call = constants.apply_to(call)
-    override = OVERRIDES.get(module)
+    override: OperationOverride | None = vars(module).get(OVERRIDE)
     if override is not None:
         call = override.apply_to(call)
     observers: list[Observer] = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,24 @@ ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 def check_generation(model: nn.Module) -> AbstractContextManager[None]:
     """Make `generate` refuse what cannot be observed, before it begins, inside the block."""
     generators = [m for m in model.modules() if isinstance(m, GenerationMixin) and can_patch(m, "generate")]
-    return patched([(module, "generate", partial(_generate, module)) for module in generators])
+    return patched([(module, "generate", _CheckedGenerate(module)) for module in generators])
+
+
+class _CheckedGenerate:
+    """The `generate` of an observed model. A copy of the model gets its plain `generate`."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _generate(self._model, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
+        return _bind_generate, (self._model,)
+
+
+def _bind_generate(model: Any) -> MethodType:
+    return MethodType(type(model).generate, model)
 
 
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import Layer
 from regard.errors import UserError
-from regard.hooks.attention_function import OVERRIDES
+from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layers import AttentionLayer, find_attention_layers
 from regard.hooks.routing import ModuleHook, routed
@@ -48,11 +48,12 @@ def override_attention(
     with routed(model, hooks if spec.window is not None else []):
         try:
             for layer in selected:
-                OVERRIDES[layer.module] = LayerOperation(spec, layer.causal, cached[layer.stack.module])
+                operation = LayerOperation(spec, layer.causal, cached[layer.stack.module])
+                setattr(layer.module, OVERRIDE, operation)
             yield OverriddenOperation(spec, tuple(layer.key for layer in selected))
         finally:
             for layer in selected:
-                OVERRIDES.pop(layer.module, None)
+                vars(layer.module).pop(OVERRIDE, None)
 
 
 def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
@@ -100,7 +101,7 @@ def _describe_allowed() -> str:
 
 def _check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
     """Raise a UserError if a model computes another operation."""
-    if any(layer.module in OVERRIDES for layer in layers):
+    if any(OVERRIDE in vars(layer.module) for layer in layers):
         raise UserError("the attention of this model is already replaced by another operation; leave that block first")
     if any(layer.operation for layer in layers):
         raise UserError(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 _ABSENT = object()
@@ -13,10 +14,11 @@ _ABSENT = object()
 
 @dataclass
 class _Patch:
-    """One replaced attribute: its object, its value before, and how many blocks need the replacement."""
+    """One replaced attribute: its object, its values before and inside, and how many blocks need the replacement."""
 
     target: Any
     before: Any
+    value: Any
     count: int = 0
 
 
@@ -30,7 +32,8 @@ LOCK = threading.RLock()
 def patched(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replace attributes of objects inside the block.
 
-    Blocks may overlap and end in any order: an attribute is restored with the last block that replaced it.
+    Blocks may overlap and end in any order: an attribute is restored with the last block that replaced it,
+    unless it was changed inside.
 
     Args:
         attributes: Object, name and value of each. The first block decides the value.
@@ -42,7 +45,7 @@ def patched(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
             for target, name, value in attributes:
                 key = (id(target), name)
                 if key not in _PATCHES:
-                    _PATCHES[key] = _Patch(target, vars(target).get(name, _ABSENT))
+                    _PATCHES[key] = _Patch(target, vars(target).get(name, _ABSENT), value)
                     setattr(target, name, value)
                 _PATCHES[key].count += 1
                 entered.append(key)
@@ -59,6 +62,8 @@ def _leave(key: tuple[int, str]) -> None:
     if patch.count:
         return
     del _PATCHES[key]
+    if vars(patch.target).get(name, _ABSENT) != patch.value:
+        return  # the user has changed it inside the block
     if patch.before is _ABSENT:
         delattr(patch.target, name)
     else:
@@ -66,5 +71,8 @@ def _leave(key: tuple[int, str]) -> None:
 
 
 def can_patch(target: Any, name: str) -> bool:
-    """Return whether an object has no attribute of its own by this name, other than a block's."""
-    return name not in vars(target) or (id(target), name) in _PATCHES
+    """Return whether an object has no attribute of its own by this name, other than a block's or its class's method."""
+    if name not in vars(target) or (id(target), name) in _PATCHES:
+        return True
+    value = vars(target)[name]
+    return isinstance(value, MethodType) and value == MethodType(getattr(type(target), name), target)

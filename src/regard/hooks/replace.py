@@ -261,7 +261,9 @@ def install_constants(
         _set_submodule(module, NAME, ConstantHeadsByCall(by_module[module], times[module]), undo)
         if times[module] == 1 and not options.get("gated"):
             for name, projection in prune_projections(layer, installed[layer.key].heads).items():
+                original = getattr(module, name)
                 _set_submodule(module, name, projection, undo)
+                undo.callback(_match_parameters, original, projection)
     return installed
 
 
@@ -287,3 +289,12 @@ def _set_submodule(module: nn.Module, name: str, submodule: nn.Module, undo: Exi
         undo.callback(module._modules.pop, name)
     else:
         undo.callback(module.add_module, name, before)
+
+
+def _match_parameters(original: nn.Module, projection: nn.Module) -> None:
+    """Bring an original projection to the precision, device and `requires_grad` of the one in its place."""
+    for name, other in projection.named_parameters():
+        parameter = original.get_parameter(name)
+        if (parameter.device, parameter.dtype) != (other.device, other.dtype):
+            original.to(other.device, other.dtype)
+        parameter.requires_grad_(other.requires_grad)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -63,15 +62,8 @@ class ModuleHook(NamedTuple):
         return self.module.register_forward_pre_hook(self.function, with_kwargs=True)
 
 
-@dataclass
-class _Owner:
-    """The thread whose blocks are open on a model, and how many these are."""
-
-    thread: int
-    count: int = 0
-
-
-_OWNERS: WeakKeyDictionary[PreTrainedModel, _Owner] = WeakKeyDictionary()
+_OWNERS: WeakKeyDictionary[PreTrainedModel, list[threading.Thread]] = WeakKeyDictionary()
+"""The thread of each block that is open on a model; threads that have ended may be among them."""
 
 
 @contextmanager
@@ -112,7 +104,7 @@ def observing(
         UserError: Another thread is inside a block on this model.
     """
     modules = list(model.modules()) if modules is None else modules
-    own_hooks = [hook._replace(function=_unless_excluded(observer, hook.function)) for hook in hooks]
+    own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
     with routed(model, own_hooks), ExitStack() as stack:
         if exclusive:
             stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
@@ -138,35 +130,50 @@ def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
-    """Keep other threads out of blocks on the same model."""
+    """Keep other threads out of blocks on the same model. Blocks that an ended thread left open count for nothing."""
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    thread = threading.get_ident()
+    thread = threading.current_thread()
     with LOCK:
-        if any(stack in _OWNERS and _OWNERS[stack].thread != thread for stack in stacks):
+        owners = [owner for stack in stacks for owner in _OWNERS.get(stack, ())]
+        if any(owner is not thread and owner.is_alive() for owner in owners):
             raise UserError(
                 f"another thread is inside a watching or replacing block on this {type(model).__name__}; wait until it "
-                "has left the block, or give each thread a copy of the model (copy.deepcopy)"
+                "has left the block, or give each thread a copy of the model, made before the block (copy.deepcopy)"
             )
         for stack in stacks:
-            _OWNERS.setdefault(stack, _Owner(thread)).count += 1
+            _OWNERS.setdefault(stack, []).append(thread)
     try:
         yield
     finally:
         with LOCK:
             for stack in stacks:
-                _OWNERS[stack].count -= 1
-                if not _OWNERS[stack].count:
+                _OWNERS[stack].remove(thread)
+                if not _OWNERS[stack]:
                     del _OWNERS[stack]
 
 
-def _unless_excluded(observer: Observer, function: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook so that it does not run while another observer is exclusive."""
+class _ObserverHook:
+    """A hook that does not run while another observer is exclusive, and does nothing in a copy of the model."""
 
-    def hook(*args: Any) -> None:
-        if EXCLUSIVE.get() in (None, observer):
-            function(*args)
+    def __init__(self, observer: Observer, function: Callable[..., None]) -> None:
+        self._observer, self._function = observer, function
 
-    return hook
+    def __call__(self, *args: Any) -> None:
+        if EXCLUSIVE.get() in (None, self._observer):
+            self._function(*args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _make_idle_hook, ()
+
+
+def _make_idle_hook() -> Callable[..., None]:
+    """Return the hook of a copy, whose attention still goes through Regard, also in another process."""
+    register(attention_function)
+    return _do_nothing
+
+
+def _do_nothing(*_args: Any) -> None:
+    """Hook of a copy."""
 
 
 def _remove_observer(module: nn.Module, observer: Observer) -> None:
