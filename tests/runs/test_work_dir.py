@@ -32,6 +32,15 @@ def run(folder: Path, *, resume: bool = False, identity: int = 1, fails: bool = 
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
+def test_the_name_of_a_folder_above_does_not_matter(tmp_path: Path) -> None:
+    folder = tmp_path / ".unfinished-thesis" / "work"
+    with open_work_dir(folder, command="pretrain", parts=("checkpoints",), keep=True) as work:
+        work.start({"a": 1})
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "state").touch()
+        assert work.can_resume()
+
+
 def test_a_finished_run_leaves_nothing(tmp_path: Path) -> None:
     assert run(tmp_path / "a" / "b", fails=False) == []
     assert not (tmp_path / "a").exists()

@@ -279,7 +279,7 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
 
 
 def _has_files(folder: Path) -> bool:
-    return any(path.is_file() and UNFINISHED not in path.as_posix() for path in folder.rglob("*"))
+    return any(path.is_file() and UNFINISHED not in path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
