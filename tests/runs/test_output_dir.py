@@ -1,13 +1,14 @@
 """An output folder is written whole or not at all, and replaces nothing but what its own kind has written."""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
 
 from regard.errors import UserError
 from regard.runs.integrity import sha256_of_files
-from regard.runs.output_dir import RESULTS, atomic_folder, check_output_dir
+from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, check_output_dir
 
 
 def write(folder: Path, *names: str, overwrite: bool = False, marker: str = RESULTS, listed: bool = True) -> None:
@@ -86,3 +87,44 @@ def test_without_a_list_what_is_not_written_again_is_not_lost(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"holds notes.txt, which was not written with lineage.json"):
         write(folder, "weights", marker="lineage.json", listed=False, overwrite=True)
     assert "notes.txt" in read(folder)
+
+
+def test_a_link_to_a_folder_is_not_lost(tmp_path: Path) -> None:
+    write(tmp_path / "run", "a")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "run" / "data").symlink_to(tmp_path / "data")
+    with pytest.raises(UserError, match=r"holds data, which was not written with results.json"):
+        write(tmp_path / "run", "a", overwrite=True)
+    assert (tmp_path / "run" / "data").is_symlink()
+
+
+def test_a_file_that_was_changed_since_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write(folder, PAGE, "model/weights")
+    (folder / PAGE).write_text("made again", encoding="utf-8")
+    write(folder, PAGE, "model/weights", overwrite=True)
+    (folder / "model" / "weights").write_text("trained further", encoding="utf-8")
+    with pytest.raises(UserError, match=r"holds model/weights, which was changed after results.json was written"):
+        write(folder, PAGE, "model/weights", overwrite=True)
+    assert read(folder)["model/weights"] == "trained further"
+
+
+def test_a_mount_point_is_refused_before_the_run() -> None:
+    with pytest.raises(UserError, match=r"is a mount point .* Choose a folder below it"):
+        check_output_dir("/", overwrite=True, command="test")
+
+
+def test_folders_with_long_names_do_not_take_each_others_leftovers(tmp_path: Path) -> None:
+    names = ["n" * 100 + "-a", "n" * 100 + "-b"]
+    parts = []
+    for name in names:
+        with atomic_folder(tmp_path / name, overwrite=False) as path:
+            parts.append(path.name.split("-new-")[0])
+    assert parts[0] != parts[1]
+
+
+def test_a_folder_keeps_its_mode_when_it_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "run", "a")
+    (tmp_path / "run").chmod(0o770)
+    write(tmp_path / "run", "a", overwrite=True)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o770

@@ -50,6 +50,15 @@ def test_a_damaged_state_is_passed_over_with_a_warning(tmp_path: Path, name: str
     assert latest == (snapshots.path(1), {"index": 1})
 
 
+def test_a_state_under_the_name_of_another_is_passed_over(tmp_path: Path) -> None:
+    states = saved(tmp_path, 1, 2)
+    states.path(2).rename(states.path(9))
+    with pytest.warns(UserWarning, match="of the state of step 2"):
+        latest = states.latest()
+    assert latest is not None
+    assert latest[0] == states.path(1) == states.latest_path()
+
+
 def test_where_all_are_damaged_the_run_is_refused(tmp_path: Path) -> None:
     snapshots = saved(tmp_path, 1, 2)
     for path in snapshots.paths():

@@ -1,5 +1,7 @@
 """A work folder deletes only its own, is locked, and knows the run that it belongs to."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -30,6 +32,15 @@ def run(folder: Path, *, resume: bool = False, identity: int = 1, fails: bool = 
     except KeyboardInterrupt:
         pass
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_the_name_of_a_folder_above_does_not_matter(tmp_path: Path) -> None:
+    folder = tmp_path / ".unfinished-thesis" / "work"
+    with open_work_dir(folder, command="pretrain", parts=("checkpoints",), keep=True) as work:
+        work.start({"a": 1})
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "state").touch()
+        assert work.can_resume()
 
 
 def test_a_finished_run_leaves_nothing(tmp_path: Path) -> None:
@@ -197,6 +208,42 @@ def test_a_folder_at_work_is_refused_and_says_who_works_there(tmp_path: Path) ->
             run(tmp_path / "w")
         process.send_signal(signal.SIGKILL)
     assert LOCK in run(tmp_path / "w")  # a process that is gone holds no lock
+
+
+def test_a_lock_that_its_holder_has_deleted_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def delete_first(file: Any, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "w" / LOCK).unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    with (
+        open_work_dir(tmp_path / "w", command="test", parts=()),
+        pytest.raises(UserError, match=f"in use by process {os.getpid()}"),
+    ):
+        run(tmp_path / "w")
+
+
+def test_a_folder_that_cannot_be_locked_is_not_said_to_be_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Any, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"cannot lock .*: No locks available"):
+        run(tmp_path / "w")
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "important").write_text("important")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / LOCK).symlink_to(tmp_path / "important")
+    with pytest.raises(UserError, match="cannot write"):
+        run(tmp_path / "w")
+    assert (tmp_path / "important").read_text() == "important"
 
 
 def test_without_a_folder_there_is_nothing_to_go_on_with() -> None:

@@ -41,22 +41,31 @@ class Journal:
             raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def _read(self) -> None:
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        whole_lines = [line for line in lines if line.endswith("\n")]
-        for number, line in enumerate(whole_lines, start=1):
-            try:
-                entry = json.loads(line)
-                name, value, checksum = entry["name"], entry["value"], entry["sha256"]
-            except (ValueError, KeyError, TypeError):
-                checksum = None
-            if checksum is None or checksum != _checksum(self._checksums[-1], name, value):
+        *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        for line in lines:
+            if not self._take(line):
                 raise UserError(
-                    f"cannot resume: entry {number} of {self.path} is damaged. Start again with --overwrite."
+                    f"cannot resume: entry {len(self) + 1} of {self.path} is damaged. Start again with --overwrite."
                 )
-            self._entries[name] = value
-            self._checksums.append(checksum)
-        if len(whole_lines) < len(lines) and self.writable:
-            self.path.write_text("".join(whole_lines), encoding="utf-8")
+        is_whole = self._take(last)
+        if last and self.writable:
+            if is_whole:
+                self._append("\n")
+            else:
+                os.truncate(self.path, sum(len(line) + 1 for line in lines))
+
+    def _take(self, line: bytes) -> bool:
+        """Take over the entry of a line. Return whether it is one whose checksum is right."""
+        try:
+            entry = json.loads(line.decode("utf-8"))
+            name, value, checksum = entry["name"], entry["value"], entry["sha256"]
+        except (ValueError, KeyError, TypeError):
+            return False
+        if checksum != _checksum(self._checksums[-1], name, value):
+            return False
+        self._entries[name] = value
+        self._checksums.append(checksum)
+        return True
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -84,6 +93,7 @@ class Journal:
 
     def add(self, name: str, value: Any) -> Any:
         """Write an entry to the disk, and return its value as JSON holds it."""
+        value = json.loads(json.dumps(value))
         checksum = _checksum(self._checksums[-1], name, value)
         if self.writable:
             self._append(json.dumps({"name": name, "value": value, "sha256": checksum}) + "\n")

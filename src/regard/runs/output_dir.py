@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +19,12 @@ from typing import Any
 import safetensors
 
 from regard.errors import UserError
+from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"
 """The file by which a folder is known to be that of a run."""
+PAGE = "report.html"
+"""The page that every run leaves. Nothing is read from it again."""
 OPTION = "--out"
 """The option by which the user names a place to write to, unless a caller says otherwise."""
 
@@ -43,6 +48,8 @@ def check_output_dir(
     with _readable_errors(folder, option):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
+        if os.path.ismount(folder.resolve()):
+            raise UserError(f"{option}: {folder} is a mount point and cannot be replaced. Choose a folder below it.")
         _check_writable(folder, option)
         if not folder.exists() or not any(folder.iterdir()):
             return
@@ -67,26 +74,36 @@ def _check_all_own(folder: Path, marker: str, option: str, written: Path | None 
 
     What its maker has written is listed in the marker. Where there is no list, it is what stands in `written` as well.
     """
-    own = _list_own_files(folder / marker)
-    if own is None and written is None:
+    checksums = _read_checksums(folder / marker)
+    if checksums is None and written is None:
         return
-    names = own if own is not None else _list_files(written or folder)
-    foreign = sorted(_list_files(folder) - names - {marker})
+    names = set(checksums) if checksums is not None else _list_files(written or folder)
+    files = _list_files(folder)
+    foreign = sorted(files - names - {marker})
     if foreign:
         raise UserError(
             f"{option}: {folder} holds {foreign[0]}, which was not written with {marker} and would be lost. Move it, "
             "or choose another folder."
         )
+    expected = {name: checksum for name, checksum in (checksums or {}).items() if name in files - {PAGE}}
+    changed = find_damaged_files(folder, expected)
+    if changed:
+        raise UserError(
+            f"{option}: {folder} holds {changed[0]}, which was changed after {marker} was written and would be lost. "
+            "Move it, or choose another folder."
+        )
 
 
-def _list_own_files(marker: Path) -> set[str] | None:
-    """Return the files that a marker lists with their checksums; None if it has no such list."""
+def _read_checksums(marker: Path) -> dict[str, str] | None:
+    """Return the files that a marker lists, with their checksums; None if it has no such list."""
     files = read_json(marker).get("files")
-    return set(files) if isinstance(files, dict) else None
+    return files if isinstance(files, dict) else None
 
 
 def _list_files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    """Return the files in a folder and below. A link to a folder counts as a file."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def command_of(results: Path) -> str | None:
@@ -213,7 +230,8 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def _prefix(folder: Path) -> str:
-    return f".{folder.name[:100]}-"
+    digest = hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:8]
+    return f".{folder.name[:100]}-{digest}-"
 
 
 def _host() -> str:
@@ -240,6 +258,7 @@ def _rename(temporary: Path, folder: Path) -> None:
     old = _beside(folder, "old")
     try:
         if folder.exists():
+            temporary.chmod(stat.S_IMODE(folder.stat().st_mode))
             folder.rename(old)
         temporary.rename(folder)
     finally:

@@ -12,14 +12,12 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
-from regard.runs.output_dir import RESULTS, atomic_folder
+from regard.runs.output_dir import PAGE, RESULTS, atomic_folder
 from regard.runs.provenance import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PAGE = "report.html"
-"""The page that every run leaves."""
 R = TypeVar("R", bound="RunResult")
 
 

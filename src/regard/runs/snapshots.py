@@ -91,7 +91,7 @@ class Snapshots:
 
     def latest_path(self) -> Path | None:
         """Return the folder of the last good state, None where there is none."""
-        return next((path for path in reversed(self.paths()) if isinstance(_read_manifest(path), dict)), None)
+        return next((path for path in reversed(self.paths()) if isinstance(self._read_manifest(path), dict)), None)
 
     def latest(self) -> tuple[Path, Any] | None:
         """Find the last good state.
@@ -104,7 +104,7 @@ class Snapshots:
         """
         paths = self.paths()
         for path in reversed(paths):
-            manifest = _read_manifest(path)
+            manifest = self._read_manifest(path)
             if isinstance(manifest, dict):
                 return path, manifest["record"]
             warnings.warn(f"{path} is damaged ({manifest}); the state before it is used", stacklevel=2)
@@ -129,6 +129,13 @@ class Snapshots:
         """Delete what a process left that was killed while it wrote."""
         for path in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _read_manifest(self, path: Path) -> dict[str, Any] | str:
+        """Return the manifest of a good state of the index in its name, else what is wrong with it."""
+        manifest = _read_manifest(path)
+        if isinstance(manifest, dict) and manifest["index"] != self.index_of(path):
+            return f"{MANIFEST}: of the state of {self.name} {manifest['index']}"
+        return manifest
 
     @property
     def _pattern(self) -> re.Pattern[str]:

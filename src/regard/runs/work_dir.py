@@ -279,7 +279,7 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
 
 
 def _has_files(folder: Path) -> bool:
-    return any(path.is_file() and UNFINISHED not in path.as_posix() for path in folder.rglob("*"))
+    return any(path.is_file() and UNFINISHED not in path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -303,21 +303,36 @@ def lock_dir(folder: Path, command: str) -> Iterator[None]:
     if not is_main_process():
         yield
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"work folder: {folder} is in use by {_holder(file)}. Wait for it, or stop it.") from None
+    with _lock_file(folder) as file:
         file.truncate(0)
         started = datetime.datetime.now().isoformat(timespec="seconds")
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command, "started": started}, file)
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def _lock_file(folder: Path) -> Iterator[IO[str]]:
+    """Hold the lock file of a folder. One that its holder has deleted meanwhile locks nothing: then the next one is."""
+    path, is_locked = folder / LOCK, False
+    while not is_locked:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        with os.fdopen(descriptor, "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"work folder: {folder} is in use by {_holder(file)}. Wait for it, or stop it."
+                ) from None
+            except OSError as error:
+                raise UserError(f"work folder: cannot lock {path}: {error.strerror or error}") from error
+            is_locked = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+            if is_locked:
+                yield file
 
 
 def _holder(file: IO[str]) -> str:

@@ -19,8 +19,7 @@ from regard.errors import UserError, check_choice
 from regard.runs.command import Command
 from regard.runs.config import Config
 from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
-from regard.runs.output_dir import write_file
-from regard.runs.result import PAGE
+from regard.runs.output_dir import PAGE, write_file
 from regard.runs.work_dir import lock_dir
 
 TABLE = "trials.parquet"
