@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from regard.errors import UserError
 from regard.runs.config import Config
-from regard.runs.output_dir import RESULTS, read_json
+from regard.runs.result import read_metadata
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,9 +48,12 @@ class Command(ABC):
         ]
 
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
-        """Return whether a folder holds a finished run with these fields."""
-        metadata = read_json(folder / RESULTS)
-        return metadata.get("command") == self.name and metadata.get("config") == dict(fields)
+        """Return whether a folder holds a finished run with these fields that is not damaged."""
+        try:
+            metadata = read_metadata(folder, self.name)
+        except UserError:
+            return False
+        return bool(metadata.get("config") == dict(fields))
 
     @abstractmethod
     def final_metrics(self, folder: Path) -> dict[str, Any]:

@@ -14,10 +14,13 @@ import pandas as pd
 
 from regard.runs.command import Command
 from regard.runs.config import Config, config_field
+from regard.runs.provenance import SCHEMA_VERSION
 
 # Notes the process of each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
-TRIAL = """
-import json, os, signal, sys, time
+TRIAL = (
+    f"SCHEMA_VERSION = {SCHEMA_VERSION}"
+    + """
+import hashlib, json, os, signal, sys, time
 from pathlib import Path
 file, folder = map(Path, sys.argv[1:3])
 said = json.loads(file.read_text())
@@ -39,10 +42,13 @@ except KeyboardInterrupt:
 with ended.open("a") as note:
     note.write(f"{os.getpid()}\\n")
 folder.mkdir(exist_ok=True)
-record = {"command": "fake", "config": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
+final = {"valid_loss": said["rate"] + said["seed"]}
+record = {"command": "fake", "schema_version": SCHEMA_VERSION, "files": {}, "config": said, "final": final}
+record["sha256"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 (folder / "new.json").write_text(json.dumps(record))
 (folder / "new.json").rename(folder / "results.json")
 """
+)
 
 
 @dataclass(frozen=True, kw_only=True)
