@@ -27,14 +27,12 @@ class LoraConfig(method.MethodConfig):
         target_modules: Names of layers, separated by commas, or "auto" (queries and values).
     """
 
-    r: int = 8
-    lora_alpha: float = 32.0
+    r: method.PositiveInt = 8
+    lora_alpha: method.NonNegative = 32.0
     target_modules: str = "auto"
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("r", self.r, min_value=1)
-        method.check_number("lora_alpha", self.lora_alpha, min_value=0)
+        super().__post_init__()
         if not self.lora_alpha:
             raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.errors import check_choice, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -32,15 +31,9 @@ class MemoryConfig(method.MethodConfig):
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
-    memory_size: int = 50
+    memory_size: method.PositiveInt = 50
     storage_policy: StoragePolicy = "reservoir"
-    replay_batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        check_int("memory_size", self.memory_size, least=1)
-        check_int("replay_batch_size", self.replay_batch_size, least=0)
-        check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
+    replay_batch_size: method.NonNegativeInt = 0
 
 
 # -- what is kept ---------------------------------------------------------------------------------------

@@ -6,14 +6,24 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
 from regard.continual.network import Network
 from regard.continual.training_phase import LossClasses, TrainingPhase
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
@@ -25,9 +35,29 @@ if TYPE_CHECKING:
 EvaluationScope = Literal["seen", "own", "end"]
 
 
+class Range(NamedTuple):
+    """The least and the largest number that a setting may be."""
+
+    min_value: float
+    max_value: float = float("inf")
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Settings of a method without any; base of the others."""
+    """Settings of a method without any; base of the others.
+
+    A setting's type says what it may be: a number in a `Range`, one of the texts of a `Literal`, true or false.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            _check_value(name, getattr(self, name), hint)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
@@ -68,6 +98,20 @@ def _convert_value(name: str, value: Any, field_type: Any) -> Any:
     except (ValueError, KeyError):
         expected = {int: "a whole number", float: "a number", bool: "true or false"}[field_type]
         raise UserError(f"{name}: expected {expected}, got {value!r}") from None
+
+
+def _check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise UserError if a setting is not what the type of its field allows."""
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif hint is bool and not isinstance(value, bool):
+        raise UserError(f"{name}: expected true or false, got {value!r}")
+    elif get_origin(hint) is Annotated:
+        number_type, limits = get_args(hint)
+        if number_type is int:
+            check_int(name, value, least=limits.min_value)
+        else:
+            check_number(name, value, **limits._asdict())
 
 
 def check_number(name: str, value: Any, *, min_value: float, max_value: float = float("inf")) -> None:

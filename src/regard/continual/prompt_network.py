@@ -31,16 +31,10 @@ class PromptConfig(method.MethodConfig):
         learning_rate: Used in place of the budget's, which is meant for models.
     """
 
-    num_virtual_tokens: int = 10
-    encoder_hidden_size: int = 800
+    num_virtual_tokens: method.PositiveInt = 10
+    encoder_hidden_size: method.NonNegativeInt = 800
     residual: bool = True
-    learning_rate: float = 0.3
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("num_virtual_tokens", self.num_virtual_tokens, min_value=1)
-        method.check_number("encoder_hidden_size", self.encoder_hidden_size, min_value=0)
-        method.check_number("learning_rate", self.learning_rate, min_value=0)
+    learning_rate: method.NonNegative = 0.3
 
 
 class PromptPrefix(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from regard.continual.training_phase import (
     probing_rate,
     setting_rate,
 )
-from regard.errors import check_int
 from regard.models.heads import LinearHead
 
 if TYPE_CHECKING:
@@ -46,22 +45,14 @@ class CtrConfig(method.MethodConfig):
         learning_rate: Used in place of the budget's, which is meant for encoders; 0 for the budget's probing rate.
     """
 
-    adapter_size: int = 2000
-    capsule_size: int = 3
-    capsule_hidden_size: int = 100
-    num_transfer_capsules: int = 3
-    num_filters: int = 100
-    max_slope: float = 140.0
-    sparsity_weight: float = 0.75
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name in ("adapter_size", "capsule_size", "capsule_hidden_size", "num_transfer_capsules", "num_filters"):
-            check_int(name, getattr(self, name), least=1)
-        method.check_number("max_slope", self.max_slope, min_value=1)
-        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
-        method.check_number("learning_rate", self.learning_rate, min_value=0)
+    adapter_size: method.PositiveInt = 2000
+    capsule_size: method.PositiveInt = 3
+    capsule_hidden_size: method.PositiveInt = 100
+    num_transfer_capsules: method.PositiveInt = 3
+    num_filters: method.PositiveInt = 100
+    max_slope: Annotated[float, method.Range(1)] = 140.0
+    sparsity_weight: method.NonNegative = 0.75
+    learning_rate: method.NonNegative = 1e-3
 
 
 class Ctr(Method):

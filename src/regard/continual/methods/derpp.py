@@ -28,14 +28,8 @@ class DarkExperienceConfig(memory.MemoryConfig):
         beta: Weight of the cross-entropy of replayed examples.
     """
 
-    alpha: float = 0.1
-    beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        method.check_number("alpha", self.alpha, min_value=0)
-        method.check_number("beta", self.beta, min_value=0)
+    alpha: method.NonNegative = 0.1
+    beta: method.NonNegative = 0.5
 
 
 class DarkExperience(memory.MemoryMethod):

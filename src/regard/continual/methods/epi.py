@@ -32,12 +32,7 @@ class EpiConfig(LoraConfig):
             A covariance of few rows with many features is singular without it.
     """
 
-    shrinkage: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("shrinkage", self.shrinkage, min_value=0, max_value=1)
+    shrinkage: method.Fraction = 0.0
 
 
 class EpiNetwork(PoolNetwork):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
-from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from regard.continual.batches import ExampleRef
@@ -36,18 +35,11 @@ class EwcConfig(method.MethodConfig):
         decay_factor: Weight of the information of earlier tasks, for `online`.
     """
 
-    ewc_lambda: float = 400.0
-    fisher_samples: int = 256
+    ewc_lambda: method.NonNegative = 400.0
+    fisher_samples: method.PositiveInt = 256
     fisher_labels: Labels = "model"
     online: bool = False
-    decay_factor: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Check numbers and choices."""
-        method.check_number("ewc_lambda", self.ewc_lambda, min_value=0)
-        method.check_number("fisher_samples", self.fisher_samples, min_value=1)
-        method.check_number("decay_factor", self.decay_factor, min_value=0, max_value=1)
-        check_choice("fisher_labels", self.fisher_labels, get_args(Labels))
+    decay_factor: method.Fraction = 0.95
 
 
 class Ewc(Method):

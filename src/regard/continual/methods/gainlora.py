@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from regard.continual.learner import IGNORE_INDEX
 from regard.continual.method import Method
 from regard.continual.methods.inflora import ThresholdFormula, apply_formula
 from regard.continual.methods.o_lora import overlap_penalty
-from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -44,18 +43,10 @@ class GainLoraConfig(LoraConfig):
         orthogonality_weight: λ of O-LoRA's penalty.
     """
 
-    gate_hidden_size: int = 100
-    threshold: float = 0.995
+    gate_hidden_size: method.PositiveInt = 100
+    threshold: method.Fraction = 0.995
     threshold_formula: ThresholdFormula = "released"
-    orthogonality_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("gate_hidden_size", self.gate_hidden_size, min_value=1)
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
-        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
+    orthogonality_weight: method.NonNegative = 0.5
 
 
 class GainNetwork(PoolNetwork):

@@ -17,7 +17,7 @@ from regard.continual.method import Method
 from regard.continual.methods.idbr_halves import HalvesMaker
 from regard.continual.methods.idbr_kmeans import select_representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
-from regard.errors import UserError, check_int
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -44,33 +44,16 @@ class IdbrConfig(method.MethodConfig):
     """
 
     replay: bool = True
-    memory_fraction: float = 0.01
-    memory_size: int = 2000
-    replay_interval: int = 10
-    hidden_size: int = 128
-    nsp_weight: float = 1.0
-    task_weight: float = 1.0
-    generic_reg_weight: float = 0.5
-    specific_reg_weight: float = 0.5
-    new_reg_scale: float = 0.5
-    replay_reg_scale: float = 5.0
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        method.check_number("memory_fraction", self.memory_fraction, min_value=0, max_value=1)
-        for name in (
-            "nsp_weight",
-            "task_weight",
-            "generic_reg_weight",
-            "specific_reg_weight",
-            "new_reg_scale",
-            "replay_reg_scale",
-        ):
-            method.check_number(name, getattr(self, name), min_value=0)
-        for name in ("replay_interval", "hidden_size", "memory_size"):
-            check_int(name, getattr(self, name), least=1)
-        if not isinstance(self.replay, bool):
-            raise UserError(f"replay: expected true or false, got {self.replay!r}")
+    memory_fraction: method.Fraction = 0.01
+    memory_size: method.PositiveInt = 2000
+    replay_interval: method.PositiveInt = 10
+    hidden_size: method.PositiveInt = 128
+    nsp_weight: method.NonNegative = 1.0
+    task_weight: method.NonNegative = 1.0
+    generic_reg_weight: method.NonNegative = 0.5
+    specific_reg_weight: method.NonNegative = 0.5
+    new_reg_scale: method.NonNegative = 0.5
+    replay_reg_scale: method.NonNegative = 5.0
 
 
 class Idbr(Method):

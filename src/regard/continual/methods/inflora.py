@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,14 +38,8 @@ class InfLoraConfig(LoraConfig):
             "paper" for those of H, of which the same ε holds many more directions.
     """
 
-    threshold: float = 0.995
+    threshold: method.Fraction = 0.995
     threshold_formula: ThresholdFormula = "released"
-
-    def __post_init__(self) -> None:
-        """Check number and choice."""
-        super().__post_init__()
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
 
 
 class InputSubspace(NamedTuple):

@@ -40,20 +40,16 @@ class L2pConfig(method.MethodConfig):
         frequency_penalty: In training, penalize prompts that earlier tasks have often selected.
     """
 
-    pool_size: int = 10
-    prompt_length: int = 5
-    top_k: int = 5
-    pull_weight: float = 0.5
-    learning_rate: float = 0.03
+    pool_size: method.PositiveInt = 10
+    prompt_length: method.PositiveInt = 5
+    top_k: method.PositiveInt = 5
+    pull_weight: method.NonNegative = 0.5
+    learning_rate: method.NonNegative = 0.03
     frequency_penalty: bool = False
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("pool_size", self.pool_size, min_value=1)
-        method.check_number("prompt_length", self.prompt_length, min_value=1)
+        super().__post_init__()
         method.check_number("top_k", self.top_k, min_value=1, max_value=self.pool_size)
-        method.check_number("pull_weight", self.pull_weight, min_value=0)
-        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class SelectedPrompts(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,21 +51,15 @@ class Lfpt5Config(PromptConfig):
     num_virtual_tokens: int = 300
     encoder_hidden_size: int = 0
     learning_rate: float = 0.5
-    lm_weight: float = 0.25
-    distillation_weight: float = 0.01
-    pseudo_fraction: float = 0.02
-    top_k: int = 64
-    repetition_penalty: float = 2.5
+    lm_weight: method.NonNegative = 0.25
+    distillation_weight: method.Fraction = 0.01
+    pseudo_fraction: method.Fraction = 0.02
+    top_k: method.PositiveInt = 64
+    repetition_penalty: Annotated[float, method.Range(1)] = 2.5
     separator: str = "__ans__"
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         super().__post_init__()
-        method.check_number("lm_weight", self.lm_weight, min_value=0)
-        method.check_number("distillation_weight", self.distillation_weight, min_value=0, max_value=1)
-        method.check_number("pseudo_fraction", self.pseudo_fraction, min_value=0, max_value=1)
-        method.check_number("top_k", self.top_k, min_value=1)
-        method.check_number("repetition_penalty", self.repetition_penalty, min_value=1)
         if not self.separator.strip():
             raise UserError(f"separator: expected a word, got {self.separator!r}")
 

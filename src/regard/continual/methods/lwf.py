@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,9 @@ class LwfConfig(method.MethodConfig):
             from probing.
     """
 
-    temperature: float = 2.0
-    distillation_weight: float = 1.0
+    temperature: Annotated[float, method.Range(1e-6)] = 2.0
+    distillation_weight: method.NonNegative = 1.0
     warmup_head: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("temperature", self.temperature, min_value=1e-6)
-        method.check_number("distillation_weight", self.distillation_weight, min_value=0)
 
 
 class Lwf(Method):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from regard.continual import memory, method
 from regard.continual.network import INPUTS, Network
-from regard.errors import UserError, check_choice, check_int
+from regard.errors import UserError
 from regard.models.heads import LinearHead, pool_states
 
 if TYPE_CHECKING:
@@ -39,22 +39,12 @@ class MbPAConfig(memory.MemoryConfig):
         adaptation_scope: "all" trained weights, or the "head".
     """
 
-    replay_interval: int = 100
-    num_neighbors: int = 32
-    adaptation_steps: int = 30
-    adaptation_lr: float = 1e-3
-    l2_weight: float = 1e-3
+    replay_interval: method.PositiveInt = 100
+    num_neighbors: method.PositiveInt = 32
+    adaptation_steps: method.NonNegativeInt = 30
+    adaptation_lr: method.NonNegative = 1e-3
+    l2_weight: method.NonNegative = 1e-3
     adaptation_scope: AdaptationScope = "all"
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        check_int("replay_interval", self.replay_interval, least=1)
-        check_int("num_neighbors", self.num_neighbors, least=1)
-        check_int("adaptation_steps", self.adaptation_steps, least=0)
-        method.check_number("adaptation_lr", self.adaptation_lr, min_value=0)
-        method.check_number("l2_weight", self.l2_weight, min_value=0)
-        check_choice("adaptation_scope", self.adaptation_scope, get_args(AdaptationScope))
 
 
 @dataclass(frozen=True, eq=False)

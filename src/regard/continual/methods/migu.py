@@ -29,12 +29,7 @@ class MiguConfig(LoraConfig):
         threshold: Share of a matrix's features that a step leaves unchanged, those of least magnitude.
     """
 
-    threshold: float = 0.7
-
-    def __post_init__(self) -> None:
-        """Check the number."""
-        super().__post_init__()
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
+    threshold: method.Fraction = 0.7
 
 
 class Migu(SequentialLora):

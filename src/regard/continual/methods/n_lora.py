@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORE_INDEX
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.errors import UserError, check_choice
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.adapters.lora_pool import LoraAdapterPool
@@ -34,14 +34,8 @@ class NLoraConfig(LoraConfig):
             for short sequences with T5-large, up to 1.8 for long ones.
     """
 
-    sparsity_weight: float = 1e-2
+    sparsity_weight: method.NonNegative = 1e-2
     penalized_product: PenalizedProduct = "update"
-
-    def __post_init__(self) -> None:
-        """Check number and choice."""
-        super().__post_init__()
-        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
-        check_choice("penalized_product", self.penalized_product, get_args(PenalizedProduct))
 
 
 class NLora(IncrementalLora):

@@ -30,15 +30,9 @@ class OLoraConfig(LoraConfig):
             values, as in the code behind its numbers.
     """
 
-    orthogonality_weight: float = 0.5
-    norm_weight: float = 0.0
+    orthogonality_weight: method.NonNegative = 0.5
+    norm_weight: method.NonNegative = 0.0
     squared_overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
-        method.check_number("norm_weight", self.norm_weight, min_value=0)
 
 
 class OLora(IncrementalLora):

@@ -40,13 +40,8 @@ class OsfConfig(method.MethodConfig):
     """
 
     target_modules: str = ALL_LINEAR
-    frozen_fraction: float = 0.0
-    initial_frozen_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("frozen_fraction", self.frozen_fraction, min_value=0, max_value=1)
-        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, min_value=0, max_value=1)
+    frozen_fraction: method.Fraction = 0.0
+    initial_frozen_fraction: method.Fraction = 0.0
 
     def share(self, task: int, tasks: int) -> float:
         """Return the share of directions held while a task is learnt, counted from 0."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from regard.continual import method
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
-from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -30,13 +29,7 @@ class PreScaleConfig(method.MethodConfig):
 
     scaling: Scaling = "full"
     common_tokens: Common = "list"
-    min_document_frequency: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check the choices."""
-        for name, allowed in (("scaling", get_args(Scaling)), ("common_tokens", get_args(Common))):
-            check_choice(name, getattr(self, name), allowed)
-        method.check_number("min_document_frequency", self.min_document_frequency, min_value=0, max_value=1)
+    min_document_frequency: method.Fraction = 0.5
 
 
 class PreScale(Method):

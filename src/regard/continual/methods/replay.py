@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from regard.continual import memory
-from regard.errors import check_choice, check_int
+from regard.continual import memory, method
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
@@ -27,13 +26,7 @@ class ReplayConfig(memory.MemoryConfig):
     """
 
     replay_mode: ReplayMode = "batch"
-    replay_interval: int = 100
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        check_choice("replay_mode", self.replay_mode, get_args(ReplayMode))
-        check_int("replay_interval", self.replay_interval, least=1)
+    replay_interval: method.PositiveInt = 100
 
 
 class Replay(memory.MemoryMethod):

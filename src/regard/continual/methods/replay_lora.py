@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 class ReplayLoraConfig(replay.ReplayConfig, LoraConfig):
     """Settings of experience replay with a low-rank adapter."""
 
-    def __post_init__(self) -> None:
-        """Check both."""
-        replay.ReplayConfig.__post_init__(self)
-        LoraConfig.__post_init__(self)
-
 
 class ReplayLora(replay.Replay):
     """Experience replay (arXiv 1902.10486) where one LoRA adapter is trained: a baseline of SAPT (arXiv 2401.08295)."""

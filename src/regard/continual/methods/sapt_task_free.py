@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,20 +36,15 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
             likeness is .76 to .996, and half of the time over .95: only values close to 1 tell tasks apart.
     """
 
-    memory_size: int = 50
-    novelty_samples: int = 100
-    false_alarm_rate: float = 0.01
-    reuse_threshold: float = 0.0
+    memory_size: Annotated[int, method.Range(2)] = 50
+    novelty_samples: Annotated[int, method.Range(2)] = 100
+    false_alarm_rate: Annotated[float, method.Range(1 / (DRAWS + 1), 1)] = 0.01
+    reuse_threshold: method.Fraction = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers and the choices."""
         if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
-        for name in ("memory_size", "novelty_samples"):
-            method.check_number(name, getattr(self, name), min_value=2)
-        method.check_number("false_alarm_rate", self.false_alarm_rate, min_value=1 / (DRAWS + 1), max_value=1)
-        method.check_number("reuse_threshold", self.reuse_threshold, min_value=0, max_value=1)
         if self.reflection != "real":
             raise UserError(
                 f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"

@@ -41,18 +41,10 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
         attention_distillation_weight: Weight of the divergence of the attention.
     """
 
-    layer_fraction: float = 0.75
-    head_fraction: float = 0.125
-    logit_distillation_weight: float = 0.5
-    attention_distillation_weight: float = 1000.0
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        memory.MemoryConfig.__post_init__(self)
-        LoraConfig.__post_init__(self)
-        for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
-            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
-        method.check_number("attention_distillation_weight", self.attention_distillation_weight, min_value=0)
+    layer_fraction: method.Fraction = 0.75
+    head_fraction: method.Fraction = 0.125
+    logit_distillation_weight: method.Fraction = 0.5
+    attention_distillation_weight: method.NonNegative = 1000.0
 
 
 class SeekrNetwork(SharedAdapterNetwork):
