@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
+from regard.continual.learner import Learner
 from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import isolated_rng, seed_step
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
 from regard.continual.training_phase import (
@@ -24,10 +23,7 @@ from regard.continual.training_phase import (
     setting_rate,
 )
 from regard.models.heads import LinearHead
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,7 @@ class CtrConfig(method.MethodConfig):
     learning_rate: method.NonNegative = 1e-3
 
 
-class Ctr(Method):
+class Ctr(method.Method):
     """Capsules and transfer routing in a frozen encoder (arXiv 2112.02706), with the masks of HAT (arXiv 1801.01423).
 
     Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_layers.Plugin`). Its knowledge

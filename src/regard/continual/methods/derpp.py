@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.training_phase import TrainingPhase
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)

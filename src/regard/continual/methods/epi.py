@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,10 @@ from torch import Tensor
 from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 OTHER_TASK_PENALTY = 1e3
 """What is taken off the logits of classes of tasks that a text is not thought to be of."""
@@ -125,7 +122,7 @@ class EpiNetwork(PoolNetwork):
         self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
 
-class Epi(Method):
+class Epi(method.Method):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
     Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
-
-if TYPE_CHECKING:
-    from regard.continual.batches import ExampleRef
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.continual.batches import ExampleRef
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.training.placement import Rows
 
 Labels = Literal["model", "true"]
 FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
@@ -42,7 +38,7 @@ class EwcConfig(method.MethodConfig):
     decay_factor: method.Fraction = 0.95
 
 
-class Ewc(Method):
+class Ewc(method.Method):
     """Elastic weight consolidation (arXiv 1612.00796, equation 3): (λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)² beside the loss.
 
     F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. A sum of such penalties is one

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.inflora import ThresholdFormula, apply_formula
 from regard.continual.methods.o_lora import overlap_penalty
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 SHARPNESS = 4.0
 """What the cosine of key and state is multiplied by, as in the authors' code: an open gate is at most 0.96."""
@@ -149,7 +144,7 @@ class GainNetwork(PoolNetwork):
             self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
 
 
-class GainLora(Method):
+class GainLora(method.Method):
     """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
     Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers

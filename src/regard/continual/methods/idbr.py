@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,17 +12,13 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.idbr_halves import HalvesMaker
 from regard.continual.methods.idbr_kmeans import select_representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class IdbrConfig(method.MethodConfig):
     replay_reg_scale: method.NonNegative = 5.0
 
 
-class Idbr(Method):
+class Idbr(method.Method):
     """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
     The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss

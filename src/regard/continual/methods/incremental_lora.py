@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.learner import Learner
 from regard.continual.method import Method
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 class IncrementalLora(Method):

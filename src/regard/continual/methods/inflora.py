@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.batches import ExampleRef
 from regard.continual.input_capture import capture_layer_inputs
+from regard.continual.learner import Learner
 from regard.continual.methods.incremental_lora import IncrementalLora
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.batches import ExampleRef
-    from regard.continual.learner import Learner
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
 
 
 class Joint(Method):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from regard.continual import method
 from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.generation import decode_answers
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
@@ -22,10 +22,7 @@ from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.generator import IGNORE_INDEX, Generator
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 PROMPT = "prompt"
 GENERATED = "written"
@@ -91,7 +88,7 @@ class _Row(NamedTuple):
     sample: Tensor
 
 
-class Lfpt5(Method):
+class Lfpt5(method.Method):
     """LFPT5 (arXiv 2110.07298): a prompt that learns (1 − λ_h) (L_task + λ_w L_writing) + λ_h KL(before ‖ now).
 
     The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a

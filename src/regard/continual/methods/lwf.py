@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.training_phase import TrainingPhase
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,7 @@ class LwfConfig(method.MethodConfig):
     warmup_head: bool = False
 
 
-class Lwf(Method):
+class Lwf(method.Method):
     """Learning without forgetting (arXiv 1606.09282, equations 1 to 5).
 
     Before a task is trained the network, in evaluation, answers its training texts over the classes of each old task

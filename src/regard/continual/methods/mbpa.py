@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual import memory, method
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
 from regard.continual.network import INPUTS, Network
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
+from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, pool_states
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.models.classifier import Classifier
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 AdaptationScope = Literal["all", "head"]
 _UNLIKELY = -1e30

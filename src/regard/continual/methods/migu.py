@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,12 +12,10 @@ from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.batches import Batches
 from regard.continual.input_capture import capture_layer_inputs
+from regard.continual.learner import Learner
 from regard.continual.methods.sequential_lora import SequentialLora
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.training_phase import TrainingPhase
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORE_INDEX
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.incremental_lora import IncrementalLora
-
-if TYPE_CHECKING:
-    from regard.adapters.lora_pool import LoraAdapterPool
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,10 @@ from torch import Tensor, nn
 from regard.adapters.lora import is_linear_layer, weight_shape
 from regard.adapters.lora_pool import target_layers
 from regard.continual import method
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.learner import Learner
 
 ALL_LINEAR = "all-linear"
 
@@ -160,7 +156,7 @@ class OsfNetwork(Network):
             layer.decompose(round(share * len(layer.S)))
 
 
-class Osf(Method):
+class Osf(method.Method):
     """Orthogonal subspace fine-tuning (arXiv 2504.07097), which peft has as OSF.
 
     Before each task every matrix is decomposed as it is by then, W = U diag(S) V; its strongest directions are held,

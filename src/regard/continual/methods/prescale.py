@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from regard.continual import method
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.training_phase import TrainingPhase
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 Scaling = Literal["full", "uniform", "sink"]
 Common = Literal["list", "frequent"]
@@ -32,7 +29,7 @@ class PreScaleConfig(method.MethodConfig):
     min_document_frequency: method.Fraction = 0.5
 
 
-class PreScale(Method):
+class PreScale(method.Method):
     """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring).
 
     The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.

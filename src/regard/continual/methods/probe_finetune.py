@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingPhase
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 class ProbeFinetune(Method):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.prompt_network import (
     PromptConfig,
@@ -18,9 +17,6 @@ from regard.continual.prompt_network import (
 )
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 class ProgressiveNetwork(PromptNetwork):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from regard.continual import memory, method
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
+from regard.continual.training_phase import TrainingPhase
 
 ReplayMode = Literal["batch", "interval", "merge"]
 

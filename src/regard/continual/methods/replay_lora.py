@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.learner import Learner
 from regard.continual.methods import replay
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

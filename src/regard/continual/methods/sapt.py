@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,13 @@ from regard.continual import method
 from regard.continual.adapter_init import choose_initial_adapter
 from regard.continual.adapter_network import AdapterNetwork, AdapterPool, make_lora_pool
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.prompt_network import check_prompt_room
 from regard.continual.pseudo import stored
 from regard.continual.training_phase import TrainingPhase
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
@@ -103,7 +99,7 @@ class SaptNetwork(AdapterNetwork):
         return one_hot.to(weights) if self.training and not self.config.joint_training else weights
 
 
-class Sapt(Method):
+class Sapt(method.Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
     A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of

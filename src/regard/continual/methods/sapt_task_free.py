@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from regard.adapters.novelty import DRAWS, check_separable, find_known_task, nov
 from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
+from regard.continual.learner import Learner
 from regard.continual.methods import sapt_config
 from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 PORTION, SEEN = "portion/", "seen/"
 """Before the number of a portion: what was decided about it; before that of a block: how many rows it has seen."""

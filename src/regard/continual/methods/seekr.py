@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORE_INDEX
+from regard.continual.batches import Batches, ExampleRef
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
+from regard.continual.training_phase import TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"
 _TINY = 1e-8

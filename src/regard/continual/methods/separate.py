@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from regard.continual.learner import Learner
 from regard.continual.method import Method
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 class Separate(Method):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.learner import Learner
 from regard.continual.method import Method
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 TUNED, MERGED = 0, 1
 """The block that is trained, and the one that answers."""
