@@ -18,9 +18,11 @@ from typing import (
     get_type_hints,
 )
 
+import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
+from regard.continual.learner import IGNORE_INDEX
 from regard.continual.network import Network
 from regard.continual.training_phase import LossClasses, TrainingPhase
 from regard.errors import UserError, check_choice, check_int
@@ -195,8 +197,16 @@ class Method:
         return learner.epoch_batches(learner.items(task), stage)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the losses of rows: cross-entropy over the classes of each row's task."""
-        return learner.cross_entropy(network(rows), rows)
+        """Return the sum over rows of the cross-entropy over the classes of the row's task, and of the penalties."""
+        loss = learner.cross_entropy(network(rows), rows)
+        with torch.autocast(loss.device.type, enabled=False):
+            for penalty in self.penalties(learner):
+                loss = loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
+        return loss
+
+    def penalties(self, learner: Learner) -> Iterable[Tensor]:
+        """Return what is added to the loss for each label that counts: once, in the mean of a batch."""
+        return ()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Finish a task, before it is scored."""

@@ -33,7 +33,6 @@ class AGem(memory.MemoryMethod):
     supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.state.examples:
             return (learner.fine_tuning_phase(),)
         return (

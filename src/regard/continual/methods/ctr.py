@@ -79,7 +79,6 @@ class Ctr(method.Method):
         self.used = list[list[Tensor]]()
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Hold what earlier tasks use, and note the head's vectors."""
         network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         tensors = self.state.tensors
         self.used = [
@@ -93,7 +92,6 @@ class Ctr(method.Method):
         return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the plug-ins and the head."""
         correct = partial(self._transform_gradients, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
         return (learner.fine_tuning_phase(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
@@ -129,7 +127,6 @@ class Ctr(method.Method):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
         loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
             return loss
@@ -149,7 +146,6 @@ class Ctr(method.Method):
 
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep how far the tasks so far use each neuron; let go of what was held."""
         network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         network.release()
         for index, masks in enumerate(network.masks(task)):

@@ -57,7 +57,6 @@ class CtrNetwork(Network):
             layer.register_forward_hook(partial(self._plug, index))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits (row, class) of rows, each through the plug-ins as its task has them."""
         self._rows = rows
         try:
             return super().forward(rows)

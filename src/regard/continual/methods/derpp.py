@@ -44,7 +44,6 @@ class DarkExperience(memory.MemoryMethod):
     Config = DarkExperienceConfig
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, each with two of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
@@ -81,7 +80,6 @@ class DarkExperience(memory.MemoryMethod):
         return {**rows, "logits": logits, "weight": len(items) * weight[sources], "pull": len(items) * pull[sources]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the weighted sum of cross-entropies and distances."""
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
@@ -93,7 +91,6 @@ class DarkExperience(memory.MemoryMethod):
         return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task, with their logits."""
         previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
         memory.store_examples(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in previous]

@@ -59,7 +59,6 @@ class EpiNetwork(PoolNetwork):
         self.identified_tasks: Tensor | None = None
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
@@ -102,10 +101,6 @@ class EpiNetwork(PoolNetwork):
         return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits; of classes that the text's task.
-
-        As it was found, does not have, `OTHER_TASK_PENALTY` less.
-        """
         logits, identified = super().forward(rows), self._pop_identified_tasks()
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
@@ -141,14 +136,12 @@ class Epi(method.Method):
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's adapter, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
         network.start_adapter(task)
         network.owned.copy_(learner.task_classes)
         self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
         restore_class_vectors(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.training.placement import Rows
+from regard.continual.learner import Learner
 
 Labels = Literal["model", "true"]
 FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
@@ -51,20 +50,12 @@ class Ewc(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Put what is kept beside the weights that it is of."""
         parameters = _trainable_parameters(learner.network)
         for name, value in self.state.tensors.items():
             self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
 
-    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies.
-
-        And the penalty for each row that has one: once, in the mean of a batch.
-        """
-        loss = learner.cross_entropy(network(rows), rows)
-        if not self.state.tensors:
-            return loss
-        return loss + (rows["labels"] != IGNORE_INDEX).sum() * self.penalty(learner.network)
+    def penalties(self, learner: Learner) -> Iterable[Tensor]:
+        return [self.penalty(learner.network)] if self.state.tensors else []
 
     def penalty(self, network: nn.Module) -> Tensor:
         """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
@@ -77,7 +68,6 @@ class Ewc(method.Method):
         return penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add the information of the task that has been learnt to that of the others."""
         items, max_samples = learner.items(task), self.config.fisher_samples
         if len(items) > max_samples:
             indices = np.random.default_rng(learner.seed_for("memory", task)).choice(

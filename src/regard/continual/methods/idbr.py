@@ -82,7 +82,6 @@ class Idbr(method.Method):
 
     @property
     def memory_size(self) -> int:
-        """The size of the memory, which is none without replay."""
         size: int = self.config.memory_size
         return size if self.config.replay else 0
 
@@ -101,7 +100,6 @@ class Idbr(method.Method):
     # -- batches ----------------------------------------------------------------------------------------
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
         memories = [
@@ -157,7 +155,6 @@ class Idbr(method.Method):
         return weight * (config.generic_reg_weight * generic + config.specific_reg_weight * specific)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the examples that stand for the task."""
         if not self.config.replay:
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)

@@ -15,7 +15,7 @@ from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.batches import ExampleRef
 from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.learner import Learner
-from regard.continual.methods.incremental_lora import IncrementalLora
+from regard.continual.methods.lora_baselines import IncrementalLora
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
@@ -74,7 +74,6 @@ class InfLora(IncrementalLora):
     Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's adapter, and design its A."""
         super().before_task(learner, task)
         self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
         moments = self._moments(learner, task)
@@ -85,7 +84,6 @@ class InfLora(IncrementalLora):
                 down.copy_(design_down(moments[name], self.subspace(name), len(down)))
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add what the task's inputs take up to the memory of each layer."""
         fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
             memory = grow_subspace(self.subspace(name), moment, fraction)

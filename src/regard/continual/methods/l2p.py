@@ -87,13 +87,11 @@ class L2pNetwork(Network):
 
     @property
     def head(self) -> LinearHead | LabelTextHead:
-        """The classifier's."""
         head = self.classifier.head
         assert isinstance(head, (LinearHead, LabelTextHead))
         return head
 
     def train(self, mode: bool = True) -> L2pNetwork:
-        """Return the network in training, its encoder in evaluation."""
         super().train(mode)
         self.classifier.encoder.eval()
         return self
@@ -173,15 +171,12 @@ class L2p(method.Method):
             self.state.tensors[name] = value.to(network.keys.device)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return prompts, keys and head, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
         loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
         pull_loss: Tensor = (
@@ -195,7 +190,6 @@ class L2p(method.Method):
         return None if counts is None else counts / counts.sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Count the prompts that the task's rows choose, where that is to count."""
         if not self.config.frequency_penalty:
             return
         usage, frequencies = (

@@ -70,11 +70,9 @@ class Lfpt5Network(PromptNetwork):
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
 
     def count_adapters(self, tasks: int) -> int:
-        """One, however many tasks."""
         return 1
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """Return the prompt, once it is trained."""
         return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
 
@@ -107,7 +105,6 @@ class Lfpt5(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the prompt, and make what is trained on: the task's rows and those that were written."""
         network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         check_prompt_room(learner, self.config.num_virtual_tokens)
         network.start_adapter(0)
@@ -125,15 +122,12 @@ class Lfpt5(method.Method):
             self.state.tensors[name] = value.to(learner.device)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the prompt, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows and those that were written, as one set."""
         items = [ExampleRef(task, row) for row in range(len(self.new))] + [
             ExampleRef(_PAST, row) for row in range(len(self.old))
         ]
@@ -144,7 +138,6 @@ class Lfpt5(method.Method):
         )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
@@ -167,7 +160,6 @@ class Lfpt5(method.Method):
         return divergence(previous, logits, inputs["labels"])
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
         network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)

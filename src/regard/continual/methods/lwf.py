@@ -46,19 +46,16 @@ class Lwf(method.Method):
         self.answers = torch.empty(0)
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Note the logits (row, class) of the task's training rows, where there are old tasks."""
         if not task:
             return
         with learner.evaluation_mode() as network, torch.no_grad():
             self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Everything; with `warmup_head` the head before it, of every task but the first."""
         warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
         return (*warming, learner.fine_tuning_phase())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         if not learner.task or not _trains_encoder(learner):

@@ -79,7 +79,6 @@ class AdaptingNetwork(Network):
         self.remembered: ShownMemory | None = None
 
     def train(self, mode: bool = True) -> AdaptingNetwork:
-        """As ever, but for the encoder that makes keys, which stays in evaluation."""
         super().train(mode)
         self.reader.eval()
         return self
@@ -211,18 +210,15 @@ class MbPA(memory.MemoryMethod):
     Network = AdaptingNetwork
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Show the network its memory."""
         self._show_memory(learner, task)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, and every so often one of the memory."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         interval = self.config.replay_interval
         return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task, with their keys, and show them to the network."""
         network = cast(AdaptingNetwork, learner.network)
         previous = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
         memory.store_examples(learner, self.state, self.config, task)

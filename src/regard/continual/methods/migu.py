@@ -13,7 +13,7 @@ from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.batches import Batches
 from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.learner import Learner
-from regard.continual.methods.sequential_lora import SequentialLora
+from regard.continual.methods.lora_baselines import SequentialLora
 from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import Rows
 
@@ -47,7 +47,6 @@ class Migu(SequentialLora):
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Fine-tuning, each gradient masked from the second task on."""
         return (
             learner.fine_tuning_phase(
                 transform_gradients=(lambda _, __: self._transform_gradients(learner)) if task else None
@@ -65,9 +64,8 @@ class Migu(SequentialLora):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
         if not learner.task:
-            return learner.cross_entropy(network(rows), rows)
+            return super().loss(learner, network, rows)
         pool = learner.network_as(PoolNetwork).pool
 
         @torch.no_grad()
@@ -83,7 +81,7 @@ class Migu(SequentialLora):
             )
 
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
-            return learner.cross_entropy(network(rows), rows)
+            return super().loss(learner, network, rows)
 
     def _transform_gradients(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""

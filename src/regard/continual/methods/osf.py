@@ -91,7 +91,6 @@ class SubspaceLayer(nn.Module):
         return output_side, input_side
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what the layer gives."""
         output_side, input_side = self.trainable_factors()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
         inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
@@ -174,7 +173,6 @@ class Osf(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)
         network.freeze_directions(self.config.share(task, len(learner.stream)))

@@ -39,10 +39,8 @@ class PreScale(method.Method):
 
     @property
     def head(self) -> Scaling:
-        """The head that scales as the settings say."""
         scaling: Scaling = self.config.scaling
         return scaling
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """First the head, then everything."""
         return learner.probing_phase(), learner.fine_tuning_phase()

@@ -59,21 +59,17 @@ class ProgPrompt(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
         self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
         return setting_rate(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the prompt, and the head, for the budget's epochs."""
         return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Put the prompt down, and what other tasks' classes have back."""
         learner.network_as(ProgressiveNetwork).pool.fold()
         restore_class_vectors(learner, self.head_before, task)

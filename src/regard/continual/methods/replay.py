@@ -40,7 +40,6 @@ class Replay(memory.MemoryMethod):
     supports_text = True
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         if self.config.replay_mode == "merge":

@@ -57,7 +57,6 @@ class SaptNetwork(AdapterNetwork):
         return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
-        """Return the adapters, put into a model: low-rank ones, or soft prompts."""
         if config.adapter_type == "prompt":
             return PromptAdapterPool(
                 classifier.encoder,
@@ -69,7 +68,6 @@ class SaptNetwork(AdapterNetwork):
         return make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this adapter, its key, and the maps."""
         super().start_adapter(adapter)
         self.attention.use(adapter + 1)
         self.attention.set_trainable(adapter)
@@ -121,7 +119,6 @@ class Sapt(method.Method):
         self.stand_ins: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Check what is asked for, and put what is kept beside the weights."""
         if self.config.adapter_type == "prompt":
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
@@ -167,7 +164,6 @@ class Sapt(method.Method):
             learner.network_as(SaptNetwork).pool.copy(adapter, other)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the adapter with its key and the maps, each at its rate, and the head, for the budget's epochs."""
         return (learner.fine_tuning_phase(lr_multipliers=self._lr_multipliers(learner)),)
 
     def _lr_multipliers(self, learner: Learner) -> dict[str, float]:
@@ -203,10 +199,6 @@ class Sapt(method.Method):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the rows' losses.
-
-        And of what opens the gate; and λ times the divergence for each that counts.
-        """
         loss = learner.cross_entropy(network(rows), rows)
         sapt_network = learner.network_as(SaptNetwork)
         weights = sapt_network.routing_weights
@@ -227,7 +219,6 @@ class Sapt(method.Method):
         return loss + row_counts.sum() * self.reflection_loss(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the task's rows, and what stands for them."""
         if self.config.reflection == "none":
             return
         vectors = self._training_vectors(learner, task)
@@ -246,7 +237,6 @@ class Sapt(method.Method):
             tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """Return the pseudo samples that stand for a task; None where other things do."""
         return stored.stored_inputs(self.state, task)
 
     def choose_adapter(self, learner: Learner, task: int) -> int:

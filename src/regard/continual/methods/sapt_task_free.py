@@ -110,7 +110,6 @@ class SaptTaskFree(Sapt):
         ]
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the adapter's rows, and what stands for them."""
         network, state = learner.network_as(TaskFreeNetwork), self.state
         adapter, vectors = network.adapter_of(task), self._training_vectors(learner, task)
         stored_vectors, num_seen = (

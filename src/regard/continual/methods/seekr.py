@@ -14,7 +14,7 @@ from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.sequential_lora import SharedAdapterNetwork
+from regard.continual.methods.lora_baselines import SharedAdapterNetwork
 from regard.continual.training_phase import TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
@@ -65,7 +65,6 @@ class SeekrNetwork(SharedAdapterNetwork):
             self._reads = previous
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits."""
         if self._reads is None:
             return super().forward(rows)
         with capture_weights(self.classifier.encoder, self.attention_layers) as captured:
@@ -103,7 +102,6 @@ class Seekr(memory.MemoryMethod):
     # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the adapter, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
         new_examples = self._future_examples(learner, task)
@@ -112,13 +110,11 @@ class Seekr(memory.MemoryMethod):
         }
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         return memory.replay_in_batches(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the rows' losses."""
         replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)

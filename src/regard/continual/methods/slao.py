@@ -22,7 +22,6 @@ class SlaoNetwork(PoolNetwork):
     """
 
     def count_adapters(self, tasks: int) -> int:
-        """Two, however many tasks there are."""
         return 2
 
     def start_tuning(self) -> None:
@@ -66,14 +65,12 @@ class Slao(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Begin from what the task before was tuned to, its A made orthonormal."""
         network = learner.network_as(SlaoNetwork)
         network.start_tuning()
         if task:
             network.orthonormalize_down()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Merge what the task was tuned to."""
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 
 
