@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
@@ -58,6 +60,18 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
         state.examples = balance_groups(
             [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _label_of(learner, item)
         )
+
+
+def store_with(
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, name: str, compute: Callable[[Rows], Tensor]
+) -> None:
+    """Store a task's training examples, and in `state.tensors[name]` what is computed of each row when it comes in."""
+    previous = dict(zip(state.examples, state.tensors.get(name, ()), strict=True))
+    store_examples(learner, state, config, task)
+    new = [item for item in state.examples if item not in previous]
+    values = [value for rows in learner.iterate_batches(new) for value in compute(rows).cpu()]
+    value_of = previous | dict(zip(new, values, strict=True))
+    state.tensors[name] = torch.stack([value_of[item] for item in state.examples])
 
 
 def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:

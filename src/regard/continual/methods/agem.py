@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,7 @@ class AGem(memory.MemoryMethod):
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         if not self.state.examples:
             return (learner.fine_tuning_phase(),)
-        return (
-            learner.fine_tuning_phase(
-                transform_gradients=lambda network, step: self._transform_gradients(learner, network, step)
-            ),
-        )
+        return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""
@@ -60,9 +57,8 @@ class AGem(memory.MemoryMethod):
             for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
                 with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
-                for total, gradient in zip(
-                    reference, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-                ):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for total, gradient in zip(reference, gradients, strict=True):
                     if gradient is not None:
                         total += gradient
         return reference

@@ -15,6 +15,7 @@ from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
+from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.continual.training_phase import (
     MethodLearningRate,
     TrainingBudget,
@@ -22,7 +23,6 @@ from regard.continual.training_phase import (
     probing_rate,
     setting_rate,
 )
-from regard.models.heads import LinearHead
 from regard.training.placement import Rows
 
 
@@ -73,19 +73,13 @@ class Ctr(method.Method):
     Network = CtrNetwork
     incremental = False
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.head_before = (torch.empty(0), torch.empty(0))
-        self.used = list[list[Tensor]]()
-
     def before_task(self, learner: Learner, task: int) -> None:
-        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         tensors = self.state.tensors
         self.used = [
             [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
         ]
-        network.begin_task(task, self.used)
-        self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
+        learner.network_as(CtrNetwork).begin_task(task, self.used)
+        self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
@@ -107,10 +101,7 @@ class Ctr(method.Method):
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, with the `slope` (row,) of the step.
-
-        And Gumbel `noise` (row, plug-in, task, 2).
-        """
+        """Return the task's batches, with the step's `slope` (row,) and Gumbel `noise` (row, plug-in, task, 2)."""
         task_batches, per_epoch = super().batches(learner, task, phase), self._per_epoch(learner, task)
         shape = (task_batches.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
         seed = learner.seed_for("noise", task, phase.name)
@@ -118,11 +109,8 @@ class Ctr(method.Method):
         def rows(step: int) -> Rows:
             slope = slope_at(step, per_epoch, self.config.max_slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
-            return {
-                **task_batches.rows(step),
-                "slope": torch.full((task_batches.size,), slope),
-                "noise": torch.from_numpy(noise),
-            }
+            columns = {"slope": torch.full((task_batches.size,), slope), "noise": torch.from_numpy(noise)}
+            return task_batches.rows(step) | columns
 
         return Batches(task_batches.steps, task_batches.size, rows)
 
@@ -134,10 +122,7 @@ class Ctr(method.Method):
         return loss + num_rows * self.config.sparsity_weight * self._capacity_used(learner, float(rows["slope"][0]))
 
     def _capacity_used(self, learner: Learner, slope: float) -> Tensor:
-        """Return Σ m (1 − u) / Σ (1 − u) over all neurons.
-
-        U being how far earlier tasks use one (HAT's regularizer).
-        """
+        """Return Σ m (1 − u) / Σ (1 − u) over all neurons, of which earlier tasks use u (HAT's regularizer)."""
         masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
         masks_now = torch.cat([mask for pair in masks for mask in pair])
         used = [mask for pair in self.used for mask in pair]
@@ -146,19 +131,13 @@ class Ctr(method.Method):
 
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
-        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
+        network = learner.network_as(CtrNetwork)
         network.release()
         for index, masks in enumerate(network.masks(task)):
             for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        other_classes = ~learner.task_classes[task].to(head.vectors.device)
-        for value, previous in zip((head.vectors, head.bias), self.head_before, strict=True):
-            value[other_classes] = previous[other_classes]
-
-
-def _linear_head(learner: Learner) -> LinearHead:
-    return cast(LinearHead, learner.network.classifier.head)
+        restore_class_vectors(learner, self.head_before, task)
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:

@@ -109,7 +109,6 @@ class CtrNetwork(Network):
         return [plugin.specific.masks(task, self.slope) for plugin in self.typed_plugins]
 
     def release(self) -> None:
-        """End what `begin` began."""
         for plugin in self.typed_plugins:
             plugin.specific.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,22 +46,17 @@ class DarkExperience(memory.MemoryMethod):
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
+        size = learner.budget.batch_size + 2 * count
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds]
-            return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
+            dark, old = (memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds)
+            return self._rows(learner, new.at(step), dark, old, size)
 
-        return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
+        return Batches(new.steps, size, rows)
 
     def _rows(
-        self,
-        learner: Learner,
-        new: Sequence[ExampleRef],
-        dark: Sequence[ExampleRef],
-        old: Sequence[ExampleRef],
-        *,
-        size: int,
+        self, learner: Learner, new: list[ExampleRef], dark: list[ExampleRef], old: list[ExampleRef], size: int
     ) -> Rows:
         """Return the batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
 
@@ -91,20 +85,12 @@ class DarkExperience(memory.MemoryMethod):
         return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.store_examples(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in previous]
-        with learner.evaluation_mode() as network, torch.no_grad():
-            new_logits = [
-                logits for rows in learner.iterate_batches(new) for logits in _as_float32(network(rows)).cpu()
-            ]
-        logits_by_example = previous | dict(zip(new, new_logits, strict=True))
-        self.state.tensors["logits"] = torch.stack([logits_by_example[item] for item in self.state.examples])
+        def compute(rows: Rows) -> Tensor:
+            logits = learner.network(rows)
+            return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-
-def _as_float32(logits: Tensor) -> Tensor:
-    """Return the logits in float32 at least."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        with learner.evaluation_mode(), torch.no_grad():
+            memory.store_with(learner, self.state, self.config, task, "logits", compute)
 
 
 def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:

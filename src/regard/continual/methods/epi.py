@@ -12,6 +12,7 @@ from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import LoraMethod
 from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
@@ -87,21 +88,15 @@ class EpiNetwork(PoolNetwork):
         count = int(self.count)
         if not count:
             return None
-        self.identified_tasks = self._select_tasks(rows, count)
+        if not self.training and bool(self.known.any()):
+            self.identified_tasks = self.identify(rows)
+        else:
+            self.identified_tasks = torch.full_like(rows["input_ids"][:, 0], count - 1)
         return torch.nn.functional.one_hot(self.identified_tasks, count).float()
 
-    def _select_tasks(self, rows: dict[str, Tensor], count: int) -> Tensor:
-        if not self.training and bool(self.known.any()):
-            return self.identify(rows)
-        return torch.full_like(rows["input_ids"][:, 0], count - 1)
-
-    def _pop_identified_tasks(self) -> Tensor | None:
-        """Return the tasks that the last rows were taken to be of."""
-        tasks, self.identified_tasks = self.identified_tasks, None
-        return tasks
-
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        logits, identified = super().forward(rows), self._pop_identified_tasks()
+        logits = super().forward(rows)
+        identified, self.identified_tasks = self.identified_tasks, None
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
         wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -117,7 +112,7 @@ class EpiNetwork(PoolNetwork):
         self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
 
-class Epi(method.Method):
+class Epi(LoraMethod):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
     Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted
@@ -132,13 +127,11 @@ class Epi(method.Method):
 
     Config = EpiConfig
     Network = EpiNetwork
-    supports_text = True
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        network = learner.network_as(EpiNetwork)
-        network.start_adapter(task)
-        network.owned.copy_(learner.task_classes)
+        super().before_task(learner, task)
+        learner.network_as(EpiNetwork).owned.copy_(learner.task_classes)
         self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:

@@ -50,9 +50,7 @@ class Ewc(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        parameters = _trainable_parameters(learner.network)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
+        self.state.tensors = {name: value.to(learner.device) for name, value in self.state.tensors.items()}
 
     def penalties(self, learner: Learner) -> Iterable[Tensor]:
         return [self.penalty(learner.network)] if self.state.tensors else []
@@ -70,15 +68,11 @@ class Ewc(method.Method):
     def after_task(self, learner: Learner, task: int) -> None:
         items, max_samples = learner.items(task), self.config.fisher_samples
         if len(items) > max_samples:
-            indices = np.random.default_rng(learner.seed_for("memory", task)).choice(
-                len(items), max_samples, replace=False
-            )
-            items = [items[index] for index in sorted(indices)]
+            random = np.random.default_rng(learner.seed_for("memory", task))
+            items = [items[index] for index in sorted(random.choice(len(items), max_samples, replace=False))]
         seed = learner.seed_for("labels", task)
-        self.remember(
-            fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed),
-            _trainable_parameters(learner.network),
-        )
+        information = fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed)
+        self.remember(information, _trainable_parameters(learner.network))
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
@@ -122,10 +116,7 @@ def fisher_information(
 
 
 def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a label (row,) for each row of logits (row.
-
-    Class), with the probabilities that they say; or (row, token).
-    """
+    """Return labels drawn with the probabilities of the logits: (row,) of (row, class), (row, token) of words."""
     probabilities = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
     return torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 

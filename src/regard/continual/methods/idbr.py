@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -76,10 +75,6 @@ class Idbr(method.Method):
     Config = IdbrConfig
     Network = IdbrNetwork
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.previous_spaces, self.places = torch.empty(0), dict[ExampleRef, int]()
-
     @property
     def memory_size(self) -> int:
         size: int = self.config.memory_size
@@ -90,32 +85,26 @@ class Idbr(method.Method):
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
-        if not task:
-            return
-        items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
+        items = [*learner.items(task), *self.state.examples] if task else []
+        network = learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
-            self.previous_spaces = torch.cat([network.spaces(rows).float() for rows in learner.iterate_batches(items)])
-        self.places = {item: index for index, item in enumerate(items)}
+            spaces = [space for rows in learner.iterate_batches(items) for space in network.spaces(rows).float()]
+        self.previous_spaces = dict(zip(items, spaces, strict=True))
 
     # -- batches ----------------------------------------------------------------------------------------
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
-        memories = [
-            stored
-            for earlier in range(task)
-            if (stored := [item for item in self.state.examples if item.task == earlier])
-        ]
+        stored = ([item for item in self.state.examples if item.task == earlier] for earlier in range(task))
         halving = HalvesMaker.from_tokenizer(learner.tokenizer, length=budget.length, pad=learner.pad_token_id)
         seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
-        plan = ReplaySchedule(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
+        plan = ReplaySchedule(epochs, list(filter(None, stored)), interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             examples, replays = plan.at(step)
-            batch = halving.split_rows(
-                learner.rows(examples, size=budget.batch_size), np.random.default_rng([seeds[1], step])
-            )
+            batch = learner.rows(examples, size=budget.batch_size)
+            batch = halving.split_rows(batch, np.random.default_rng([seeds[1], step]))
             return {**batch, "replays": torch.full((budget.batch_size,), replays)}
 
         return Batches(plan.steps, budget.batch_size, rows)
@@ -129,7 +118,7 @@ class Idbr(method.Method):
         """
         if "halves" not in rows:
             return super().loss(learner, network, rows)
-        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), add_exchanged(rows)
+        idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)
         outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
         losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
@@ -140,15 +129,12 @@ class Idbr(method.Method):
         return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
     def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
-        """Return how far the spaces of each row.
-
-        As written, are from where they were before the task, weighed: (row,).
-        """
+        """Return how far each row's spaces, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
-        if not len(self.previous_spaces):
+        if not self.previous_spaces:
             return outputs.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        previous = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
+        previous = torch.stack([self.previous_spaces[ExampleRef(*item)] for item in items])
         shift = (outputs.spaces[:count] - previous).square()
         generic, specific = (space.mean(1) for space in shift.split(network.size, 1))
         weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
@@ -157,12 +143,11 @@ class Idbr(method.Method):
     def after_task(self, learner: Learner, task: int) -> None:
         if not self.config.replay:
             return
-        items, network = learner.items(task), cast(IdbrNetwork, learner.network)
+        items, network = learner.items(task), learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
             states = torch.cat([network.pooled_states(rows).float() for rows in learner.iterate_batches(items)])
-        count = min(
-            max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
-        )
+        count = max(1, int(self.config.memory_fraction * len(items)))
+        count = min(count, self.config.memory_size // len(learner.stream))
         indices = select_representatives(states, count, seed=learner.seed_for("memory", task))
         self.state.examples += [items[index] for index in indices]
 

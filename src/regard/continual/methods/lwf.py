@@ -41,10 +41,6 @@ class Lwf(method.Method):
 
     Config = LwfConfig
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.answers = torch.empty(0)
-
     def before_task(self, learner: Learner, task: int) -> None:
         if not task:
             return
@@ -58,24 +54,15 @@ class Lwf(method.Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
-        if not learner.task or not _trains_encoder(learner):
+        is_warmup = not any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
+        if not learner.task or is_warmup:  # in the warm-up the vectors of old classes are to get no gradient
             return loss
-        valid_rows = rows["labels"] != IGNORE_INDEX
-        earlier_logits = self.answers[rows["rows"]]
+        now, earlier = logits[:, : learner.task_classes.shape[1]], self.answers[rows["rows"]]
         old_losses = sum(
-            distillation_losses(
-                logits[:, : len(task_classes)][:, task_classes],
-                earlier_logits[:, task_classes],
-                self.config.temperature,
-            )
+            distillation_losses(now[:, task_classes], earlier[:, task_classes], self.config.temperature)
             for task_classes in learner.task_classes[: learner.task].to(logits.device)
         )
-        return loss + self.config.distillation_weight * (old_losses * valid_rows).sum()
-
-
-def _trains_encoder(learner: Learner) -> bool:
-    """Return whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
-    return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
+        return loss + self.config.distillation_weight * (old_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
 
 def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:

@@ -102,10 +102,7 @@ class AdaptingNetwork(Network):
 
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
-        """Return (row, width): the first encoder's state of the token that the head reads.
-
-        Whatever has been learnt since.
-        """
+        """Return (row, width): the first encoder's state of the token that the head reads."""
         inputs = _trim_inputs(rows)
         mask = inputs["attention_mask"].bool()
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
@@ -124,20 +121,13 @@ class AdaptingNetwork(Network):
 
     def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """Return the logits of all adapted weights, a row at a time."""
-        return torch.cat(
-            [
-                self._adapt_row(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
-                for row in range(len(near))
-            ]
-        )
+        single_rows = (_select_rows(rows, slice(row, row + 1)) for row in range(len(near)))
+        return torch.cat([self._adapt_row(*row, remembered) for row in zip(single_rows, near, strict=True)])
 
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
-        start = {
-            name: parameter.detach()
-            for name, parameter in self.classifier.named_parameters()
-            if parameter.requires_grad
-        }
+        parameters = self.classifier.named_parameters()
+        start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
         weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
             gradients = self._gradients(weights, neighbors, class_mask)
@@ -157,10 +147,7 @@ class AdaptingNetwork(Network):
         return dict(zip(leaves, gradients, strict=True))
 
     def _adapt_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits of an adapted head.
-
-        All rows at once: their encoder is the same, so one pass of it is enough.
-        """
+        """Return the logits of an adapted head, all rows at once: one pass of their encoder is enough."""
         features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
@@ -219,18 +206,13 @@ class MbPA(memory.MemoryMethod):
         return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        network = cast(AdaptingNetwork, learner.network)
-        previous = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.store_examples(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in previous]
-        keys = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
-        keys_by_example = previous | dict(zip(new, keys, strict=True))
-        self.state.tensors["keys"] = torch.stack([keys_by_example[item] for item in self.state.examples])
+        keys = learner.network_as(AdaptingNetwork).keys
+        memory.store_with(learner, self.state, self.config, task, "keys", keys)
         self._show_memory(learner, task + 1)
 
     def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
         """Give the network what is kept, of so many tasks."""
-        network = cast(AdaptingNetwork, learner.network)
+        network = learner.network_as(AdaptingNetwork)
         if not self.state.examples:
             network.remembered = None
             return

@@ -47,11 +47,8 @@ class Migu(SequentialLora):
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        return (
-            learner.fine_tuning_phase(
-                transform_gradients=(lambda _, __: self._transform_gradients(learner)) if task else None
-            ),
-        )
+        transform = (lambda _, __: self._transform_gradients(learner)) if task else None
+        return (learner.fine_tuning_phase(transform_gradients=transform),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """Return the task's rows; with each batch magnitudes are added up anew."""
@@ -72,13 +69,10 @@ class Migu(SequentialLora):
         def add(name: str, states: Tensor) -> None:
             adapters = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
-                batch_magnitudes = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
-            previous = self.sums.get(name)
-            self.sums[name] = (
-                batch_magnitudes
-                if previous is None
-                else (previous[0] + batch_magnitudes[0], previous[1] + batch_magnitudes[1])
-            )
+                down, up = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
+            if name in self.sums:
+                down, up = self.sums[name][0] + down, self.sums[name][1] + up
+            self.sums[name] = (down, up)
 
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
             return super().loss(learner, network, rows)

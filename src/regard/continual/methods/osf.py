@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +102,8 @@ class SubspaceLayer(nn.Module):
         """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
         wide = self.weight.double()
         left, values, right = torch.linalg.svd(wide, full_matrices=False)
-        for factor, frozen_factor, singular_vectors in (
-            (self.U, self.U_held, left),
-            (self.V.T, self.V_held.T, right.T),
-        ):
+        sides = ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T))
+        for factor, frozen_factor, singular_vectors in sides:
             frozen_factor.zero_()
             frozen_factor[:, :num_frozen] = singular_vectors[:, :num_frozen]
             factor.zero_()
@@ -142,12 +139,7 @@ class OsfNetwork(Network):
             layer = SubspaceLayer(encoder.get_submodule(name))
             setattr(encoder.get_submodule(parent), attribute, layer.train(encoder.training))
             layers.append(layer)
-        self._layers = tuple(layers)
-
-    @property
-    def layers(self) -> Sequence[SubspaceLayer]:
-        """The layers that are trained."""
-        return self._layers
+        self.layers = tuple(layers)
 
     def freeze_directions(self, share: float) -> None:
         """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
@@ -173,21 +165,17 @@ class Osf(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        network = learner.network
-        assert isinstance(network, OsfNetwork)
-        network.freeze_directions(self.config.share(task, len(learner.stream)))
+        learner.network_as(OsfNetwork).freeze_directions(self.config.share(task, len(learner.stream)))
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
     """Return the full names of the layers that are meant. Raises UserError."""
     if targets != ALL_LINEAR:
-        return target_layers(
-            encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]
-        )
+        names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
+        return target_layers(encoder, names)
     output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
-    names = [
-        name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not output_embeddings
-    ]
+    linear_layers = (name for name, module in encoder.named_modules() if is_linear_layer(module))
+    names = [name for name in linear_layers if encoder.get_submodule(name) is not output_embeddings]
     if not names:
         raise UserError("target_modules: expected a model with linear layers, got none")
     return names

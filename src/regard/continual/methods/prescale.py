@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.continual import method
-from regard.continual.learner import Learner
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.methods.baselines import ProbeFinetune
 
 Scaling = Literal["full", "uniform", "sink"]
 Common = Literal["list", "frequent"]
@@ -29,7 +28,7 @@ class PreScaleConfig(method.MethodConfig):
     min_document_frequency: method.Fraction = 0.5
 
 
-class PreScale(method.Method):
+class PreScale(ProbeFinetune):
     """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring).
 
     The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.
@@ -41,6 +40,3 @@ class PreScale(method.Method):
     def head(self) -> Scaling:
         scaling: Scaling = self.config.scaling
         return scaling
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        return learner.probing_phase(), learner.fine_tuning_phase()

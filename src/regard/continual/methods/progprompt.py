@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.learner import Learner
-from regard.continual.method import Method
+from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.prompt_network import (
     PromptConfig,
     PromptNetwork,
@@ -15,7 +15,6 @@ from regard.continual.prompt_network import (
     copy_class_vectors,
     restore_class_vectors,
 )
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 
 
@@ -42,7 +41,7 @@ class ProgressiveNetwork(PromptNetwork):
         return PromptPrefix(prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None])
 
 
-class ProgPrompt(Method):
+class ProgPrompt(PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
@@ -63,12 +62,6 @@ class ProgPrompt(Method):
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
         self.head_before = copy_class_vectors(learner)
-
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        return setting_rate(self.config.learning_rate)
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(ProgressiveNetwork).pool.fold()

@@ -17,21 +17,16 @@ Begins = Literal["last", "best", "nothing"]
 Reflects = Literal["real", "generated", "density", "none"]
 
 _OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
-_REFLECTS, _WRITES = (
-    RequiredSetting("reflection", ("real", "generated", "density")),
-    RequiredSetting("reflection", ("generated",)),
-)
+_LORA, _PROMPT = RequiredSetting("adapter_type", ("lora",)), RequiredSetting("adapter_type", ("prompt",))
+_TRAINS_ROUTER = RequiredSetting("freeze_router", ("false",))
+_REFLECTS = RequiredSetting("reflection", ("real", "generated", "density"))
+_WRITES = RequiredSetting("reflection", ("generated",))
 READ: dict[str, tuple[RequiredSetting, ...]] = {
     **dict.fromkeys(("init", "router_warmup_steps", "freeze_router"), (_OPEN,)),
-    **dict.fromkeys(
-        ("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (RequiredSetting("adapter_type", ("lora",)),)
-    ),
-    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (RequiredSetting("adapter_type", ("prompt",)),)),
-    **dict.fromkeys(
-        ("router_loss_weight", "entropy_weight", "load_balancing_weight"),
-        (_OPEN, RequiredSetting("freeze_router", ("false",))),
-    ),
-    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (RequiredSetting("freeze_router", ("false",)),)),
+    **dict.fromkeys(("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (_LORA,)),
+    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (_PROMPT,)),
+    **dict.fromkeys(("router_loss_weight", "entropy_weight", "load_balancing_weight"), (_OPEN, _TRAINS_ROUTER)),
+    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (_TRAINS_ROUTER,)),
     "own_weight_floor": (RequiredSetting("floor_fraction"),),
     "router_warmup_lr": (_OPEN, RequiredSetting("router_warmup_steps")),
     "floor_fraction": (RequiredSetting("own_weight_floor"),),

@@ -43,10 +43,7 @@ class SlaoNetwork(PoolNetwork):
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
-        """Return the merged adapter's A becomes the tuned one's.
-
-        Its B goes that share of the way to the tuned one's.
-        """
+        """Let the merged adapter's A be the tuned one's, and its B go that share of the way to the tuned one's."""
         for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
