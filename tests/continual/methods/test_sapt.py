@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.adapter_init import choose_initial_adapter, losses_by_adapter
+from regard.continual.adapter_network import choose_initial_adapter, losses_by_adapter
 from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.method import Method
