@@ -14,12 +14,13 @@ from regard.continual.pseudo.generator import (
     GeneratorTrainingConfig,
     SampleGenerator,
     attach_generator,
+    broadcast_texts,
     encode_samples,
     generate_inputs,
     max_sample_tokens,
 )
 from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, find_frame
-from regard.continual.pseudo.text_tensors import broadcast_from_main, pack, unpack
+from regard.continual.pseudo.stored import pack, unpack
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
@@ -209,4 +210,4 @@ def test_texts_are_packed_as_they_are() -> None:
     said = ("a\nb", "", 'ü "c"')
     assert unpack(pack(said)) == said
     assert pack(said).dtype == torch.uint8
-    assert broadcast_from_main(list(said), torch.device("cpu")) == said
+    assert broadcast_texts(said) == list(said)

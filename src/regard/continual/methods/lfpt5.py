@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.generation import decode_answers
 from regard.continual.method import Method
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
@@ -225,7 +224,7 @@ class Lfpt5(Method):
                     )
                 start = 1 if generator.is_encoder_decoder else ids.shape[1]
                 candidates = (
-                    parse_row(text, self.config.separator) for text in decode_answers(learner, token_ids[:, start:])
+                    parse_row(text, self.config.separator) for text in learner.decode_answers(token_ids[:, start:])
                 )
                 rows = [row for row in candidates if row is not None]
                 if exact:
