@@ -21,7 +21,7 @@ from regard.continual.pseudo.generator import (
 )
 from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, find_frame
 from regard.continual.pseudo.stored import pack, unpack
-from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.text_learner import TextLearner, pad_batch, sum_cross_entropy
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
@@ -120,7 +120,7 @@ def test_training_makes_what_is_to_be_said_likelier() -> None:
         def loss() -> float:
             writing.eval()
             with torch.no_grad():
-                return float(generator._loss(writing, rows))
+                return float(sum_cross_entropy(writing(rows), rows["labels"]))
 
         before = loss()
         encoded = encode_samples(learner, 0, find_frame(defined("animals")))
