@@ -167,6 +167,10 @@ class Learner:
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
 
+    def task_columns(self, task: int) -> dict[str, Any]:
+        """Return what rows of tables say of a task: its place, from 1, and its name."""
+        return {"task_index": task + 1, "task": self.stream.tasks[task].name}
+
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
-from regard.continual.state import collect_tensors, load_tensors
+from regard.continual.run_state import collect_tensors, load_tensors
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model

@@ -24,7 +24,7 @@ from regard.continual.methods.lfpt5 import (
 )
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import collect_tensors
 from regard.continual.text_learner import TextLearner, make_text_learner
 from regard.errors import UserError
 from tests.continual import small_tasks
