@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -37,7 +38,6 @@ class MemoryConfig(method.MethodConfig):
     replay_batch_size: int = 0
 
     def __post_init__(self) -> None:
-        """Check them."""
         check_int("memory_size", self.memory_size, least=1)
         check_int("replay_batch_size", self.replay_batch_size, least=0)
         check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
@@ -62,14 +62,11 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
         state.values["seen"] = num_seen + len(new_examples)
     else:
         mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
-        state.examples = balance_groups(
-            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _label_of(learner, item)
-        )
 
+        def label_of(item: ExampleRef) -> tuple[int, int]:
+            return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
-def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:
-    """Return an example's task and label."""
-    return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
+        state.examples = balance_groups([*state.examples, *mixed], capacity=config.memory_size, group=label_of)
 
 
 def update_reservoir(
@@ -80,17 +77,9 @@ def update_reservoir(
     capacity: int,
     draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """Update a reservoir, in which every example so far is with equal probability.
+    """Update a reservoir, in which every example so far is with equal probability: Algorithm R (Vitter 1985).
 
-    Args:
-        stored: Stored examples.
-        new_examples: New examples.
-        seen: Number of examples before them.
-        capacity: Size of the memory.
-        draw: Returns a random number from 0 to n − 1.
-
-    Source:
-        Algorithm R (Vitter 1985).
+    `seen`: number of examples before the new ones; `draw(n)`: a random number from 0 to n − 1.
     """
     memory = list(stored)
     for index, item in enumerate(new_examples, start=seen):
@@ -120,12 +109,9 @@ def balance_groups(
 def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
     """Divide a capacity among groups one at a time, each up to its size."""
     counts = [0] * len(sizes)
-    remaining = min(capacity, sum(sizes))
-    while remaining:
-        for index, size in enumerate(sizes):
-            if counts[index] < size and remaining:
-                counts[index] += 1
-                remaining -= 1
+    turns = (index for turn in range(max(sizes, default=0)) for index, size in enumerate(sizes) if turn < size)
+    for index in islice(turns, capacity):
+        counts[index] += 1
     return counts
 
 
@@ -136,12 +122,9 @@ class MemoryMethod(method.Method):
 
     @property
     def memory_size(self) -> int:
-        """The size of the memory."""
-        size: int = self.config.memory_size
-        return size
+        return int(self.config.memory_size)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task."""
         store_examples(learner, self.state, self.config, task)
 
 
@@ -168,12 +151,8 @@ def replay_in_batches(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
 ) -> Batches:
     """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
-    new, count, seed = (
-        schedule_task(learner, task, stage),
-        replay_batch_size(learner, config),
-        learner.seed_for("replay", task),
-    )
-    items, size = list(state.examples), learner.budget.batch_size + count
+    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    items, size, seed = list(state.examples), learner.budget.batch_size + count, learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
         return learner.rows([*new.at(step), *sample_memory(items, count, seed=seed, step=step)], size=size)
@@ -185,19 +164,13 @@ def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
-    new, count, seed = (
-        schedule_task(learner, task, stage),
-        replay_batch_size(learner, config),
-        learner.seed_for("replay", task),
-    )
-    items, size = list(state.examples), max(learner.budget.batch_size, count)
+    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    items, size, seed = list(state.examples), max(learner.budget.batch_size, count), learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
         rounds, position = divmod(step, interval + 1)
-        replays = position == interval
-        batch_items = (
-            sample_memory(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
-        )
-        return learner.rows(batch_items, size=size)
+        if position == interval:
+            return learner.rows(sample_memory(items, count, seed=seed, step=step), size=size)
+        return learner.rows(new.at(rounds * interval + position), size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)
