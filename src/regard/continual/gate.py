@@ -59,17 +59,12 @@ def measure_gate(
 
 
 def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
-    """Find tasks whose rows give their own adapter too little weight.
-
-    A gate counts as closed if the mean weight of the task's own adapter is below `CLOSED_FRACTION / num_adapters`.
+    """Return the mean weight of a task's own adapter by task name, where it is below `CLOSED_FRACTION / num_adapters`.
 
     Args:
         rows: Rows of `gate.parquet`, recorded after `tasks_trained` tasks.
         tasks_trained: Tasks trained so far. Stands in for the number of adapters if `rows` do not contain it.
         newest_only: Check only the task trained last; otherwise only the earlier ones.
-
-    Returns:
-        Mean own-adapter weight by task name, for tasks with a closed gate.
     """
     own_weights = {
         row["task"]: row["value"]

@@ -256,7 +256,7 @@ def _train(
 def _make_training_config(
     learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
 ) -> TrainingConfig:
-    """Return how a phase is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
+    """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648)."""
     budget = learner.budget
     return TrainingConfig(
         max_steps=batches.steps,

@@ -33,10 +33,7 @@ def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
 
 
 def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tuple[str, ...]:
-    """Return the inputs of a split of a task as they compare with pseudo samples: without what all its prompts have.
-
-    Of a task of classification the texts of each row, one behind the other, without a definition.
-    """
+    """Return the inputs of a split of a task without what all its prompts, or texts, have, as pseudo samples are."""
     if isinstance(task, TextTask):
         frame = find_frame(task)
         return tuple(frame.extract_input(prompt) for prompt in task.split(split).inputs)  # type: ignore[arg-type]
@@ -47,10 +44,9 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
 def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
-    White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, as
-    one that was cut, the first text is all that is there without the names of parts, and the others are empty. Where
-    parts are told by new lines alone (`wic`) one may get words of another. In a query vector, which knows no order,
-    neither changes anything.
+    White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, the
+    first text is all that is there without the names of parts, and the others are empty. Where parts are told by new
+    lines alone (`wic`) one may get words of another. In a query vector, which knows no order, neither matters.
     """
     definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
     texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]
@@ -70,10 +66,7 @@ def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...
 
 
 def find_definition(task: ClassificationTask) -> str | None:
-    """Return the definition that stands before each text of a task; None where there is none.
-
-    It is the first of two texts, where all rows have the same.
-    """
+    """Return the definition before each text of a task: the first of two texts, where all rows have the same."""
     texts = task.train.texts
     first = {row[0] for row in texts}
     return texts[0][0] if len(texts[0]) == 2 and len(texts) > 1 and len(first) == 1 else None

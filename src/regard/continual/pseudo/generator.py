@@ -29,18 +29,10 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTrainingConfig:
-    """Training and sampling of a generator; the defaults are those of SAPT (arXiv 2401.08295).
+    """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
 
-    Args:
-        steps: Training steps.
-        learning_rate: Constant learning rate.
-        batch_size: Rows in a batch.
-        r: Rank of the adapter.
-        lora_alpha: Scaling of the adapter.
-        dropout: Dropout of the adapter's inputs.
-        top_k: Tokens that are sampled from.
-        repetition_penalty: That of Transformers' `generate`.
-        max_tries: Maximum number of samples, as a multiple of the requested inputs.
+    `top_k` and `repetition_penalty` are those of Transformers' `generate`; `max_tries`: maximum number of samples, as a
+    multiple of the requested inputs.
     """
 
     steps: int = 5000
@@ -193,7 +185,7 @@ def _sample_inputs(
     recipe: GeneratorTrainingConfig,
     task: int,
 ) -> GeneratedInputs:
-    """Return samples until enough of them are inputs, or as many as are tried."""
+    """Sample until there are enough inputs, or the tries are used up."""
     inputs: list[str] = []
     num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
     while len(inputs) < count and num_samples < max_samples:

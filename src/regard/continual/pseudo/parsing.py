@@ -46,10 +46,7 @@ class PromptFrame:
 
 
 def find_frame(task: TextTask) -> PromptFrame:
-    """Return how the prompts of a task are written, as the published collections have it.
-
-    Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
-    """
+    """Return how the prompts of a task are written: as in the published collections, else behind its definition."""
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
         template = benchmark.prompt if definition else benchmark.prompt_without_definition

@@ -131,8 +131,8 @@ def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[st
 def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
     """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows.
 
-    Dev rows serve as rows that were not trained on. "generated" needs stored pseudo samples; the others then have as
-    many vectors, else as many as the method stores.
+    Dev rows are held out. "generated" needs stored pseudo samples; the others then have as many vectors, else as many
+    as the method stores.
     """
     train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
