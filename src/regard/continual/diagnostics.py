@@ -130,9 +130,9 @@ class _Means(Average):
         self.info, self.needs = statistic.info, statistic.needs
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        """Return the means of the samples; the embeddings are no layer."""
         by_site: dict[str, list[SampleValues]] = {}
-        for key, values, present in self.statistic.sample_values([layer for layer in layers if layer.layer >= 0]):
+        without_embeddings = [layer for layer in layers if layer.layer >= 0]
+        for key, values, present in self.statistic.sample_values(without_embeddings):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
             mean_key = StatisticKey(self.name, key.site, key.layer, None, ())
@@ -140,29 +140,23 @@ class _Means(Average):
         for site, layer_values in by_site.items():
             if self.by_layer:
                 yield from layer_values
-            yield _average_layers(self.name, site, layer_values)
+            is_present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
+            layer_means = torch.stack([layer.values for layer in layer_values]).masked_fill(~is_present, 0.0)
+            mean = layer_means.sum(0) / is_present.sum(0).clamp(min=1)
+            yield SampleValues(StatisticKey(self.name, site, None, None, ()), mean, is_present.any(0))
 
 
-def _average_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
-    """Return the mean of each sample over its layers."""
-    present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
-    values = torch.stack([layer.values for layer in layer_values]).masked_fill(~present, 0.0)
-    mean = values.sum(0) / present.sum(0).clamp(min=1)
-    return SampleValues(StatisticKey(name, site, None, None, ()), mean, present.any(0))
-
-
-class _SinkDegree(PerLayer):
+class _SinkDegree(ColumnMass):
     """d of the strongest columns of each head, from that of all columns."""
 
     name = "sink_degree"
-    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, top: int) -> None:
         super().__init__()
-        self.top, self.degrees = top, ColumnMass()
+        self.top = top
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        for _, degree, present in self.degrees.layer_values(layer):
+        for _, degree, present in super().layer_values(layer):
             assert present is not None
             index = topk_keys(degree, present, self.top)
             valid_mask = topk_valid(index, present)
@@ -170,19 +164,18 @@ class _SinkDegree(PerLayer):
             yield SampleValues(self.key(layer, "head"), sums / valid_mask.sum(-1).clamp(min=1), present.any(-1))
 
 
-class _TokenDegrees(PerLayer):
+class _TokenDegrees(ColumnMass):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
     name = "sink_degrees"
-    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
         super().__init__()
-        self.known, self.degrees = known, ColumnMass()
+        self.known = known
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         assert layer.token_ids is not None
-        for _, degree, present in self.degrees.layer_values(layer):
+        for _, degree, present in super().layer_values(layer):
             assert present is not None
             ids = layer.token_ids[:, : present.shape[1]].contiguous()
             index = torch.searchsorted(self.known.to(degree.device), ids).clamp(max=len(self.known) - 1)

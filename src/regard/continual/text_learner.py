@@ -139,29 +139,19 @@ def make_text_learner(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
-    encoded = encode_texts(stream, loaded.tokenizer, budget, encoder_decoder=generator.is_encoder_decoder)
-    max_tokens = maximum_length(loaded.model, loaded.tokenizer)
-    if max_tokens is not None:
-        check_text_lengths(
-            encoded.values(), max_tokens, budget.target_length, encoder_decoder=generator.is_encoder_decoder
-        )
-    network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
-    start = {name: value.clone() for name, value in network.state_dict().items()}
-    return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
-
-
-def encode_texts(
-    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
-) -> dict[tuple[int, Split], EncodedTexts]:
-    """Return the splits of each task as token ids, each text once. Raises UserError for a split without rows."""
-    encodings = {}
-    for task_index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
+    encoder_decoder, encoded = generator.is_encoder_decoder, dict[tuple[int, Split], EncodedTexts]()
+    for index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
         for split in SPLITS:
             pairs = task.split(split)
             if not len(pairs):
                 raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-            encodings[task_index, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
-    return encodings
+            encoded[index, split] = encode_pairs(pairs, loaded.tokenizer, budget, encoder_decoder=encoder_decoder)
+    max_tokens = maximum_length(loaded.model, loaded.tokenizer)
+    if max_tokens is not None:
+        check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=encoder_decoder)
+    network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:

@@ -90,7 +90,7 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
 def test_the_network_is_as_it_was_when_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     names = [name for name, _ in learner.network.named_parameters()]
-    monkeypatch.setattr(generator, "_sample_inputs", lambda *_: 1 / 0)
+    monkeypatch.setattr(generator, "_sample_texts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate_inputs(learner, 0, 3, RECIPE)
     assert [name for name, _ in learner.network.named_parameters()] == names

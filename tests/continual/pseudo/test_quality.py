@@ -9,7 +9,7 @@ import pytest
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
-from regard.continual.pseudo.files import read_pseudo
+from regard.continual.pseudo.parsing import read_pseudo
 from regard.continual.pseudo.quality import collect_rows, measure_quality, measure_task_quality
 from regard.data.instructions import read_instruction_file
 from regard.data.stream import Stream

@@ -81,10 +81,17 @@ def generate_inputs(learner: TextLearner, task: int, count: int, recipe: Generat
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
     with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
-        rows = encode_samples(learner, task, frame)
-        _train(learner, writing, rows, recipe, seed % 2**31)
-        with learner.evaluation_mode():
-            return _sample_inputs(learner, writing, frame, count, recipe, task)
+        _train(learner, writing, encode_samples(learner, task, frame), recipe, seed % 2**31)
+        inputs, num_samples, num_parsed = list[str](), 0, 0
+        batch_size = learner.budget.eval_batch_size
+        max_samples = max(recipe.max_tries * count, batch_size)
+        while len(inputs) < count and num_samples < max_samples:
+            size = min(batch_size, max_samples - num_samples)
+            samples = _sample_texts(learner, writing, size, recipe, learner.seed_for("said", task, num_samples))
+            parsed_inputs = [text for text in map(frame.parse, broadcast_texts(samples)) if text is not None]
+            num_samples, num_parsed = num_samples + size, num_parsed + len(parsed_inputs)
+            inputs = drop_duplicates([*inputs, *parsed_inputs])
+    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @contextmanager
@@ -177,26 +184,6 @@ def _train(
 # -- sampling -------------------------------------------------------------------------------------------
 
 
-def _sample_inputs(
-    learner: TextLearner,
-    writing: SampleGenerator,
-    frame: PromptFrame,
-    count: int,
-    recipe: GeneratorTrainingConfig,
-    task: int,
-) -> GeneratedInputs:
-    """Sample until there are enough inputs, or the tries are used up."""
-    inputs: list[str] = []
-    num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
-    while len(inputs) < count and num_samples < max_samples:
-        batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
-        samples = _sample_texts(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples))
-        parsed_inputs = [text for text in map(frame.parse, broadcast_texts(samples)) if text is not None]
-        num_samples, num_parsed = num_samples + batch_size, num_parsed + len(parsed_inputs)
-        inputs = drop_duplicates([*inputs, *parsed_inputs])
-    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
-
-
 @torch.no_grad()
 def _sample_texts(
     learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
@@ -205,7 +192,12 @@ def _sample_texts(
     question = learner.encode_pairs(TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))).input_ids
     ids = question.to(learner.device).expand(count, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with writing.use_adapter(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
+    with (
+        learner.evaluation_mode(),
+        writing.use_adapter(learner.device),
+        suppress_logging(),
+        torch.random.fork_rng(devices=devices),
+    ):
         torch.manual_seed(seed)
         token_ids: Tensor = cast(Any, learner.generator.encoder).generate(
             input_ids=ids,

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.files import read_as_rows, read_pseudo
 from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
-from regard.continual.pseudo.parsing import find_frame
+from regard.continual.pseudo.parsing import find_frame, read_as_rows, read_pseudo
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
@@ -56,16 +55,13 @@ def store_inputs(learner: Learner, state: MethodState, task: int, count: int, co
     if config.pseudo_samples_dir:
         state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
-        recipe = GeneratorTrainingConfig(
-            steps=int(config.generator_steps),
-            learning_rate=config.generator_lr,
-            batch_size=int(config.generator_batch_size),
-        )
+        steps, batch_size = int(config.generator_steps), int(config.generator_batch_size)
+        recipe = GeneratorTrainingConfig(steps=steps, learning_rate=config.generator_lr, batch_size=batch_size)
         generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
             raise UserError(
                 f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
-                f"samples; raise generator_steps (now {recipe.steps}), or set reflection=density or reflection=real"
+                f"samples; raise generator_steps (now {steps}), or set reflection=density or reflection=real"
             )
         state.tensors[f"{TEXTS}{task}"] = pack(generated.inputs)
         counts = {"wanted": count, **{name: getattr(generated, name) for name in ("drawn", "parsed", "distinct")}}
