@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
+from regard.continual.metrics import accuracy_matrix, compute_metrics
 from regard.continual.pseudo.quality import measure_privacies, measure_task_quality
 from regard.continual.run_state import RunState
 
@@ -24,23 +24,19 @@ def make_number(measure: str, value: float | None, x: float | None = None) -> li
 def collect_numbers(run: RunState) -> list[Number]:
     """Return scores and forgetting in both scenarios, numbers of the gate, and seconds of training."""
     numbers: list[Number] = []
-    names = {
-        "average_performance": average_performance,
-        "forgetting_rate": forgetting_from_best,
-        "learning_accuracy": learning_accuracy,
-    }
     for setting in ("cil", "til"):
-        for name, measure in names.items():
-            numbers += make_number(f"{name} {setting}", _metric(run, setting, measure))
+        metrics = _metrics(run, setting)
+        for name in ("average_performance", "forgetting_rate", "learning_accuracy"):
+            numbers += make_number(f"{name} {setting}", metrics.get(name))
     return numbers + collect_gate_numbers(run) + make_number("seconds", sum(row["seconds"] for row in run.rows["cost"]))
 
 
-def _metric(run: RunState, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
+def _metrics(run: RunState, setting: Any) -> dict[str, float | None]:
     order = "-".join(map(str, range(len(run.learner.stream))))
     rows = pd.DataFrame([row for row in run.rows["matrix"] if row["scenario"] == setting])
     if rows.empty:
-        return None
-    return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
+        return {}
+    return compute_metrics(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
 
 
 def collect_gate_numbers(run: RunState) -> list[Number]:

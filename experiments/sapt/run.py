@@ -172,7 +172,8 @@ def run_row(
     gate: list[dict[str, Any]] = []
 
     def record_gate(learner: Learner, num_tasks: int) -> None:
-        gate.extend(measure_gate(learner, method, num_tasks, rows=looked_at, scored=num_tasks == len(learner.stream)))
+        scored_tasks = None if num_tasks == len(learner.stream) else ()
+        gate.extend(measure_gate(learner, method, num_tasks, rows=looked_at, scored_tasks=scored_tasks))
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))

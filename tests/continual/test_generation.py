@@ -16,7 +16,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from regard.continual import run as running
 from regard.continual.costs import flops_per_token
-from regard.continual.generation import generate_answers
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
@@ -29,9 +28,8 @@ from regard.continual.models import (
     rebuild_network,
 )
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.scoring import score_task, score_text
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import ProgressEvent, RunState, collect_tensors
+from regard.continual.scoring import generate_answers, score_task, score_text
 from regard.continual.text_learner import TextLearner
 from regard.errors import UserError
 from tests.continual import small_tasks

@@ -20,8 +20,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method, MethodState
 from regard.continual.methods import METHODS, method_named
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import ProgressEvent, RunState, collect_tensors
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual.small_tasks import loaded, stream

@@ -25,7 +25,7 @@ from regard.continual.models import (
     rebuild_network,
 )
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import collect_tensors
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import made

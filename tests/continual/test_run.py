@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream, trim_padding
-from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import ProgressEvent, RunState, collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream

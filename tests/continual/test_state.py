@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual import state
+from regard.continual import run_state as state
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState

@@ -15,8 +15,7 @@ from regard.continual import run as running
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import RunState
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import RunState, collect_tensors
 from regard.data.stream import Stream
 from regard.training import TrainingConfig, train
 from tests.continual.small_tasks import BUDGET, loaded, stream

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import method
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+AdapterPool = LoraAdapterPool | PromptAdapterPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,61 +43,24 @@ class LoraConfig(method.MethodConfig):
             raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
-class AdapterPool(Protocol):
-    """Adapters in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
-
-    def __len__(self) -> int: ...
-
-    def reserve(self, adapters: int) -> None:
-        """Have so many adapters."""
-
-    def set_trainable(self, *adapters: int) -> None:
-        """Let these adapters be trained, and no others."""
-
-    def copy(self, adapter: int, other: int) -> None:
-        """Let an adapter be what another is."""
-
-    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """For a while, the model mixes its adapters with these weights, (row, adapter) or (adapter,)."""
-
-    def disable(self) -> AbstractContextManager[None]:
-        """For a while, the model is as it was found."""
-
-    def remove(self) -> None:
-        """Leave the model as it was found."""
-
-
-class AdapterNetwork(Network):
-    """A frozen model with adapters, and a head that is trained where it has anything to train.
-
-    `count` adapters are in use. Which of them a row gets, and how much, is for the method: `weights`.
-    """
+class FrozenModelNetwork(Network):
+    """A frozen model with a pool of adapters, `count` of them in use, and a head that is trained if it has weights."""
 
     needs_wrapper = True
+    no_lora_reason: ClassVar[str]
     count: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
-            raise UserError("lora: expected none with a method that has blocks of its own; --set r=… is theirs")
-        self._pool = (self.make_pool(classifier, config, seed),)
+            raise UserError(f"lora: expected none {self.no_lora_reason}")
+        self.pool: Any = self.make_pool(classifier, config, seed)
         self.pool.reserve(self.count_adapters(tasks))
         self.register_buffer("count", torch.tensor(0))
-        self._forced: int | None = None
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
         """Return the adapters, put into a model."""
         raise NotImplementedError
-
-    @property
-    def pool(self) -> AdapterPool:
-        """The adapters."""
-        return self._pool[0]
-
-    @property
-    def lengthens_input(self) -> bool:
-        """Whether the model reads more than a text with them, which low-rank ones do not make it."""
-        return not isinstance(self.pool, LoraAdapterPool)
 
     def count_adapters(self, tasks: int) -> int:
         """Return how many adapters so many tasks need."""
@@ -101,6 +70,31 @@ class AdapterNetwork(Network):
         """Train this adapter from now on, and no other; it and those before it are in use."""
         self.pool.set_trainable(adapter)
         self.count.fill_(adapter + 1)
+
+    def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
+        """For a while, the model has the adapters that rows get."""
+        raise NotImplementedError
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        with self.use_adapters(rows):
+            return super().forward(rows)
+
+    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
+        with self.use_adapters(rows):
+            return super().generate(rows, new_tokens)
+
+
+class AdapterNetwork(FrozenModelNetwork):
+    """Adapters that are weighed: which of them a row gets, and how much, is for the method (`weights`)."""
+
+    no_lora_reason = "with a method that has blocks of its own; --set r=… is theirs"
+    pool: AdapterPool
+    _forced: int | None = None
+
+    @property
+    def lengthens_input(self) -> bool:
+        """Whether the model reads more than a text with them, which low-rank ones do not make it."""
+        return not isinstance(self.pool, LoraAdapterPool)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """Return how much each row gets of each adapter in use, (row, adapter) or (adapter,): all of each."""
@@ -115,35 +109,21 @@ class AdapterNetwork(Network):
         finally:
             self._forced = before
 
-    def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits, with the adapters weighed."""
-        with self.pool.use_weights(self._weights(rows)):
-            return super().forward(rows)
-
-    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """Return the answers to prompts, with the adapters weighed by the prompt, once for all tokens of an answer."""
-        with self.pool.use_weights(self._weights(rows)):
-            return super().generate(rows, new_tokens)
-
-    def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+    def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
         if self._forced is None:
-            return self.weights(rows)
+            return self.pool.use_weights(self.weights(rows))
         weights = torch.zeros(int(self.count), device=self.count.device)
         weights[self._forced] = 1.0
-        return weights
+        return self.pool.use_weights(weights)
 
 
 class PoolNetwork(AdapterNetwork):
-    """A frozen model with low-rank adapters."""
+    """Low-rank adapters that are weighed."""
+
+    pool: LoraAdapterPool
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
-        """Return the adapters, put into a model."""
         return make_lora_pool(classifier, config, seed, **self.pool_options(config))
-
-    @property
-    def pool(self) -> LoraAdapterPool:
-        """The adapters."""
-        return cast(LoraAdapterPool, self._pool[0])
 
     def pool_options(self, config: Any) -> dict[str, Any]:
         """Return what else a pool is made with."""
@@ -151,7 +131,7 @@ class PoolNetwork(AdapterNetwork):
 
 
 def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
-    """Low-rank adapters in a model, as the settings have them."""
+    """Return low-rank adapters in a model, as the settings have them."""
     targets = config.target_modules
     return LoraAdapterPool(
         classifier.encoder,
@@ -161,3 +141,27 @@ def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **opti
         **options,
         seed=seed,
     )
+
+
+def losses_by_adapter(learner: Learner, task: int, adapters: Iterable[int], rows: int) -> dict[int, float]:
+    """Return the mean loss of at most so many training rows of a task under each of some adapters alone."""
+    network = learner.network
+    assert isinstance(network, AdapterNetwork)
+    items, losses = learner.sample_examples(task, "train", rows), dict[int, float]()
+    for adapter in adapters:
+        total = 0.0
+        with learner.loss_mode(), torch.no_grad(), network.use_only(adapter):
+            for batch in learner.iterate_batches(items):
+                total += float(learner.cross_entropy(network(batch), batch))
+        losses[adapter] = total / len(items)
+    return losses
+
+
+def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
+    """Return the adapter before a new one under which at most so many of the task's rows lose least.
+
+    None where the new one, which adds nothing yet, is better than all of them.
+    """
+    losses = losses_by_adapter(learner, task, range(adapter + 1), rows)
+    best = min(losses, key=lambda index: (losses[index], -index))
+    return None if best == adapter else best

@@ -33,20 +33,14 @@ def normalize_answer(text: str) -> str:
 
 
 def rouge_l_score(answer: str, reference: str) -> float:
-    """Return the Rouge-L F-measure of two texts, 0 if one has no words.
+    """Return the Rouge-L F-measure of two texts, 0 if one has no words (Lin 2004, with β = 1).
 
     Words are runs of a–z and 0–9 in lower case, so texts in other scripts have none. Words of four letters and more are
-    stemmed as by nltk (Porter 1980).
-
-    Raises:
-        UserError: nltk is not installed.
-
-    Source:
-        Lin 2004, with β = 1.
+    stemmed as by nltk (Porter 1980); raises UserError if that is not installed.
     """
-    ours, theirs = split_stems(answer), split_stems(reference)
-    common = longest_common_subsequence(ours, theirs)
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+    answer_stems, reference_stems = split_stems(answer), split_stems(reference)
+    common = longest_common_subsequence(answer_stems, reference_stems)
+    return 2 * common / (len(answer_stems) + len(reference_stems)) if common else 0.0
 
 
 def split_stems(text: str) -> list[str]:

@@ -34,8 +34,8 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    `most`: steps at the most. The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by
-    length and then dealt out, so that little padding is needed; which batch comes first is drawn again.
+    The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out, so
+    that little padding is needed; which batch comes first is drawn again.
     """
 
     def __init__(

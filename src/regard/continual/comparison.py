@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from regard.continual.metrics import check_columns, check_unique
 from regard.errors import UserError
-from regard.runs.intervals import Interval, check_confidence, holm, signed_rank_test, t_interval, t_test
+from regard.runs.intervals import check_confidence, holm, signed_rank_test, t_interval, t_test
 
 COLUMNS = ("stream", "method", "seed", "order", "scenario", "metric", "value")
 """The columns of a table of metrics."""
@@ -32,22 +34,22 @@ def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """
     check_metrics(metrics)
     check_confidence(confidence)
-    rows = []
-    for key, group in metrics.groupby(["stream", "method", "scenario", "metric"], sort=False):
-        interval = t_interval(group["value"].dropna().to_numpy(), confidence)
-        rows.append((*key, interval.n, interval.mean, interval.std, interval.ci_low, interval.ci_high))
-    return _as_floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
+    keys = ["stream", "method", "scenario", "metric"]
+    rows = [
+        {**dict(zip(keys, key, strict=True)), **asdict(t_interval(group["value"].dropna().to_numpy(), confidence))}
+        for key, group in metrics.groupby(keys, sort=False)
+    ]
+    return pd.DataFrame(rows, columns=[*SUMMARY]).astype(dict.fromkeys(SUMMARY[5:], "float64"))
 
 
 def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
-    Against one method, or, if it is None, each method against all that come before it. `n` runs of both, paired by seed
-    and order; `difference`, its `sd`, the Student t interval from `low` to `high`, and `overlaps`: whether that holds
-    0 (null where there is none). `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the same corrected
-    for the comparisons of one metric, scenario and stream; null where a test is not defined: `t_test` for one run or
-    when all differences are the same, `signed_rank` for fewer than 6 that are not 0. Two methods without a run in
-    common that defines the metric have no row. A UserError says that `against` is no method of the table.
+    Against one method, or, if it is None, each method against all that come before it. Runs are paired by seed and
+    order. `overlaps`: whether the Student t interval holds 0 (null where there is none). `t_test` and `signed_rank` are
+    the p of the paired tests, `…_holm` the same corrected for the comparisons of one metric, scenario and stream; null
+    where a test is not defined: `t_test` for one run or when all differences are the same, `signed_rank` for fewer than
+    6 that are not 0. Two methods without a run in common that defines the metric have no row.
     """
     check_metrics(metrics)
     check_confidence(confidence)
@@ -57,61 +59,34 @@ def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidenc
     rows = []
     for key, group in metrics.groupby([*PLACE], sort=False):
         rows += _compare_pairs(key, group, against, confidence)
-    table = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
-    return _as_floats(
-        table, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"
-    )
+    types = {**dict.fromkeys(DIFFERENCES[6:], "float64"), "overlaps": "boolean"}
+    return pd.DataFrame(rows, columns=[*DIFFERENCES]).astype(types)
 
 
 def check_metrics(metrics: pd.DataFrame) -> None:
     """Raise UserError if this is no table of metrics, or a run has a metric twice."""
-    missing = [name for name in COLUMNS if name not in metrics]
-    if missing:
-        raise UserError(f"metrics: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    twice = metrics[metrics.duplicated([*PLACE, "method", *PAIR])]
-    if len(twice):
-        description = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*PLACE, "method", *PAIR))
-        raise UserError(f"metrics: expected one value for each run, several are of {description}")
+    check_columns("metrics", metrics, COLUMNS)
+    check_unique("metrics: expected one value for each run", metrics, (*PLACE, "method", *PAIR))
 
 
-def _compare_pairs(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
+def _compare_pairs(
+    key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float
+) -> list[dict[str, Any]]:
     """Return the rows of one metric: each two methods, with what their tests say, alone and together."""
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]
     if against is not None:
         pairs = [(name, against) for name in names if name != against and against in values]
-    comparisons: list[tuple[str, str, Interval, float | None, float | None]] = []
+    rows = []
     for method, other in pairs:
         paired = (values[method] - values[other]).dropna().to_numpy(dtype=np.float64)
         if len(paired):
-            comparisons.append(
-                (method, other, t_interval(paired, confidence), t_test(paired), signed_rank_test(paired))
-            )
-    corrected = zip(
-        holm([comparison[3] for comparison in comparisons]),
-        holm([comparison[4] for comparison in comparisons]),
-        strict=True,
-    )
-    return [
-        (
-            *key,
-            method,
-            other,
-            interval.n,
-            interval.mean,
-            interval.std,
-            interval.ci_low,
-            interval.ci_high,
-            interval.overlaps,
-            t,
-            t_holm,
-            rank,
-            rank_holm,
-        )
-        for (method, other, interval, t, rank), (t_holm, rank_holm) in zip(comparisons, corrected, strict=True)
-    ]
-
-
-def _as_floats(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    return table.astype(dict.fromkeys(columns, "float64"))
+            interval = t_interval(paired, confidence)
+            row = {**dict(zip(PLACE, key, strict=True)), "method": method, "against": other, **asdict(interval)}
+            row |= {"difference": interval.mean, "overlaps": interval.overlaps}
+            rows.append(row | {"t_test": t_test(paired), "signed_rank": signed_rank_test(paired)})
+    for test in ("t_test", "signed_rank"):
+        for row, p_value in zip(rows, holm([row[test] for row in rows]), strict=True):
+            row[f"{test}_holm"] = p_value
+    return rows

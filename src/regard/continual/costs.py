@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
+from regard.continual.network import INPUTS
 from regard.continual.training_phase import TrainingPhase
 from regard.training import TrainResult
 
@@ -44,10 +45,7 @@ class TaskCost:
         return rows
 
     def add(self, result: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
-        """Return a phase that is done, and its FLOPs.
-
-        Steps that were taken before the run was resumed count as the others.
-        """
+        """Add a phase that is done, and its FLOPs; steps taken before the run was resumed count as the others."""
         self.seconds += result.seconds
         self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
@@ -58,21 +56,15 @@ class TaskCost:
     def row(self) -> Row:
         """Return what a row of the table of costs says of them."""
         speed = self.examples / self.seconds if self.seconds else None
-        return {
-            "seconds": self.seconds,
-            "hook_seconds": self.hooks,
-            "flops": self.flops,
-            "steps": self.steps,
-            "examples_per_second": speed,
-        }
+        row = {"seconds": self.seconds, "hook_seconds": self.hooks, "flops": self.flops, "steps": self.steps}
+        return {**row, "examples_per_second": speed}
 
 
 def trim_padding(rows: Rows) -> Rows:
     """Return the rows without the columns that are padding in all of them, in texts and in answers."""
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
-    wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
-    trimmed: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
+    trimmed = {**rows, **{name: rows[name][:, :width] for name in INPUTS if name in rows}}
     if rows["labels"].dim() > 1:
         answered = (rows["labels"] != IGNORE_INDEX).any(0).nonzero()
         trimmed["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
@@ -90,10 +82,10 @@ def count_examples(rows: Rows) -> int:
 
 
 def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a phase.
+    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase.
 
-    They are of the loss and its gradient. What a phase does to that gradient is `flops_per_transform`; what a network
-    does before it answers (`mbpa++` adapts itself to each text) is of scoring, and counted nowhere.
+    What a phase does to that gradient is `flops_per_transform`; what a network does before it answers (`mbpa++` adapts
+    itself to each text) is of scoring, and counted nowhere.
     """
     learner.network.train()
     rows = _first_rows(learner, batches)
@@ -104,7 +96,7 @@ def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float
 
 
 def flops_per_transform(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
-    """Floating-point operations of what a phase does to the gradient of a step (`Stage.correct`), at its first step."""
+    """Return the FLOPs of what a phase does to the gradient of a step, at its first step."""
     if stage.transform_gradients is None:
         return 0.0
     learner.network.train()

@@ -53,16 +53,19 @@ def diagnose(
 ) -> pd.DataFrame:
     """Return the diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
 
-    `batches` are inputs of the encoder, padded on either side: `input_ids` and what goes with them. `common` are the
-    ids of common tokens (`regard.data.common_tokens`). `statistics` are some of `DIAGNOSTICS`, and `sink_degree`, the
-    average outer degree of the sinks. Each value is a mean over heads and samples, in the unit of `regard.statistics`;
-    a layer's hidden states are those it gives; the row of all layers is their mean. Sinks are the strongest column of
-    each head; of statistics of sinks there is also the mean over all layers with the five strongest as sinks, under
-    the name with `_top5` behind it. The standard error is over samples, null of fewer than two.
+    Each value is a mean over heads and samples, in the unit of `regard.statistics`; a layer's hidden states are those
+    it gives; the row of all layers is their mean. Sinks are the strongest column of each head; of statistics of sinks
+    there is also the mean over all layers with the five strongest as sinks, under the name with `_top5` behind it. The
+    standard error is over samples, null of fewer than two. Modes, gradients and random state of the encoder stay.
 
-    The encoder may be in the middle of its training: its modes, its gradients and the state of chance are left as they
-    are, and nothing is dropped out. Raises UserError for an unknown statistic, no samples, and a model that has no
-    stack of attention layers, or a decoder beside its encoder.
+    Args:
+        encoder: The encoder.
+        batches: Its inputs, padded on either side: `input_ids` and what goes with them.
+        common: Ids of common tokens (`regard.data.common_tokens`).
+        statistics: Some of `DIAGNOSTICS`, and `sink_degree`, the average outer degree of the sinks.
+
+    Raises:
+        UserError: A statistic is unknown, there are no samples, or the model is no encoder with attention layers.
     """
     unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:
@@ -78,11 +81,10 @@ def diagnose(
 
 
 def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """Return the average outer degree d of each token in each layer: which tokens are sinks.
+    """Return the average outer degree d of each token in each layer: which tokens are sinks. See `diagnose`.
 
     One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
-    and over the `n` samples that have it, with the standard error of the last mean. Batches and errors are those of
-    `diagnose`.
+    and over the `n` samples that have it, with the standard error of the last mean.
     """
     samples = list(batches)
     ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
@@ -128,9 +130,9 @@ class _Means(Average):
         self.info, self.needs = statistic.info, statistic.needs
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        """Return the means of the samples; the embeddings are no layer."""
         by_site: dict[str, list[SampleValues]] = {}
-        for key, values, present in self.statistic.sample_values([layer for layer in layers if layer.layer >= 0]):
+        without_embeddings = [layer for layer in layers if layer.layer >= 0]
+        for key, values, present in self.statistic.sample_values(without_embeddings):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
             mean_key = StatisticKey(self.name, key.site, key.layer, None, ())
@@ -138,30 +140,23 @@ class _Means(Average):
         for site, layer_values in by_site.items():
             if self.by_layer:
                 yield from layer_values
-            yield _average_layers(self.name, site, layer_values)
+            is_present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
+            layer_means = torch.stack([layer.values for layer in layer_values]).masked_fill(~is_present, 0.0)
+            mean = layer_means.sum(0) / is_present.sum(0).clamp(min=1)
+            yield SampleValues(StatisticKey(self.name, site, None, None, ()), mean, is_present.any(0))
 
 
-def _average_layers(name: str, site: str, layer_values: Sequence[SampleValues]) -> SampleValues:
-    """Return the mean of each sample over its layers."""
-    present = torch.stack([layer.present for layer in layer_values if layer.present is not None])
-    values = torch.stack([layer.values for layer in layer_values]).masked_fill(~present, 0.0)
-    return SampleValues(
-        StatisticKey(name, site, None, None, ()), values.sum(0) / present.sum(0).clamp(min=1), present.any(0)
-    )
-
-
-class _SinkDegree(PerLayer):
+class _SinkDegree(ColumnMass):
     """d of the strongest columns of each head, from that of all columns."""
 
     name = "sink_degree"
-    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, top: int) -> None:
         super().__init__()
-        self.top, self.degrees = top, ColumnMass()
+        self.top = top
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        for _, degree, present in self.degrees.layer_values(layer):
+        for _, degree, present in super().layer_values(layer):
             assert present is not None
             index = topk_keys(degree, present, self.top)
             valid_mask = topk_valid(index, present)
@@ -169,24 +164,21 @@ class _SinkDegree(PerLayer):
             yield SampleValues(self.key(layer, "head"), sums / valid_mask.sum(-1).clamp(min=1), present.any(-1))
 
 
-class _TokenDegrees(PerLayer):
+class _TokenDegrees(ColumnMass):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
     name = "sink_degrees"
-    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
         super().__init__()
-        self.known, self.degrees = known, ColumnMass()
+        self.known = known
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         assert layer.token_ids is not None
-        for _, degree, present in self.degrees.layer_values(layer):
+        for _, degree, present in super().layer_values(layer):
             assert present is not None
-            index = torch.searchsorted(
-                self.known.to(degree.device), layer.token_ids[:, : present.shape[1]].contiguous()
-            )
-            index = index.clamp(max=len(self.known) - 1)
+            ids = layer.token_ids[:, : present.shape[1]].contiguous()
+            index = torch.searchsorted(self.known.to(degree.device), ids).clamp(max=len(self.known) - 1)
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
             sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, index, mean)
             count = torch.zeros_like(sums).scatter_add_(1, index, present.double())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,9 @@ Verdict = Literal["dropped", "maybe", "kept"]
 class ForgottenTask:
     """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
 
-    `before` is the score just after the task was learnt (the best score since then would be chosen for being high, and
-    what chance put into it would count as a drop), `after` the last one, `drop` = `before` − `after`, with its interval
-    from `ci_low` to `ci_high`. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of
-    each run. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    `before` is the score just after the task was learnt (the best score since then would be chosen for being high),
+    `after` the last one. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of each run.
+    `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
     """
 
     stream: str
@@ -43,11 +42,7 @@ class ForgottenTask:
 def check(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """Return the old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
-
-    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none;
-    `explain_nothing_to_check` says whether that is because there was nothing to look at.
-    """
+    """Return the old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`."""
     return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
 
 
@@ -70,8 +65,11 @@ def find_drops(
     tasks = []
     for (stream, method, task), falls in _collect_falls(scores, scenario).items():
         before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
-        low, high = _drop_interval(falls, confidence)
-        drop = before - after
+        drop, n = before - after, min(fall.n for fall in falls)
+        over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
+        low, high = over_runs.ci_low, over_runs.ci_high
+        if over_runs.n < 2 or over_runs.std == 0:
+            low, high = (100 * bound for bound in fall_interval(before / 100, after / 100, n, confidence))
         tasks.append(
             ForgottenTask(
                 stream=stream,
@@ -83,9 +81,9 @@ def find_drops(
                 drop=drop,
                 ci_low=low,
                 ci_high=high,
-                n=min(fall.n for fall in falls),
+                n=n,
                 seeds=tuple(fall.seed for fall in falls),
-                verdict=_verdict(drop, low, margin),
+                verdict="dropped" if low > margin else "maybe" if drop > margin else "kept",
             )
         )
     return tasks
@@ -104,8 +102,7 @@ def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til"
     return "nothing to check: no task was scored just after it was learnt"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fall:
+class _Fall(NamedTuple):
     """One task in one run: its score just after it was learnt, and its last."""
 
     seed: int
@@ -115,7 +112,7 @@ class _Fall:
 
 
 def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
-    """Stream and method, seed, and matrix of every run that has scores in the scenario."""
+    """Return stream and method, seed, and matrix of every run that has scores in the scenario."""
     return [
         ((stream, method), int(seed), accuracy_matrix(run, scenario))
         for (stream, method, seed, _), run in split_runs(scores)
@@ -124,25 +121,12 @@ def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tu
 
 
 def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
-    """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
+    """Return, by stream, method and task, the falls of the runs in which the task is old, and was scored twice."""
     falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
     for (stream, method), seed, matrix in _collect_matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
             before, after = float(matrix.learned[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
-                fall = _Fall(seed=seed, before=before, after=after, n=int(matrix.rows[j]))
+                fall = _Fall(seed, before, after, int(matrix.rows[j]))
                 falls_by_task.setdefault((stream, method, task), []).append(fall)
     return falls_by_task
-
-
-def _drop_interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
-    over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
-    if over_runs.n > 1 and over_runs.std > 0:
-        return over_runs.ci_low, over_runs.ci_high
-    before, after = (float(np.mean([getattr(fall, name) for fall in falls])) / 100 for name in ("before", "after"))
-    low, high = fall_interval(before, after, min(fall.n for fall in falls), confidence)
-    return 100 * low, 100 * high
-
-
-def _verdict(drop: float, low: float, margin: float) -> Verdict:
-    return "dropped" if low > margin else "maybe" if drop > margin else "kept"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from regard.adapters.reflection import divergence
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
@@ -18,12 +17,18 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
 
 Row = dict[str, Any]
+GateValue = tuple[str, int | None, float]
 CLOSED_FRACTION = 0.5
 """A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
 
 
 def measure_gate(
-    learner: Learner, method: Method, tasks_trained: int, *, rows: int = 100, scored: bool = True
+    learner: Learner,
+    method: Method,
+    tasks_trained: int,
+    *,
+    rows: int = 100,
+    scored_tasks: Collection[int] | None = None,
 ) -> list[Row]:
     """Return what the gate gives after `tasks_trained` tasks, on at most `rows` dev rows of each.
 
@@ -35,19 +40,18 @@ def measure_gate(
     - strength: λ in the training of the newest task;
     - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
     - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
-      the task's own adapter alone, and with the newest adapter of another task alone.
+      the task's own adapter alone, and with the newest adapter of another task alone; of `scored_tasks`, None: of all.
     """
-    network = learner.network
-    if not isinstance(network, SaptNetwork):
+    if not isinstance(learner.network, SaptNetwork):
         return []
     table: list[Row] = []
     for task in range(tasks_trained):
-        task_columns = {"after_task": tasks_trained, "task_index": task + 1, "task": learner.stream.tasks[task].name}
         values = _measure_weights(learner, method, task, rows)
         if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
             values.append(("strength", None, method.reflection_strength(task)))
-        if scored:
-            values += score_adapters(learner, task, tasks_trained)
+        if scored_tasks is None or task in scored_tasks:
+            values += _score_adapters(learner, task, tasks_trained)
+        task_columns = {"after_task": tasks_trained, **learner.task_columns(task)}
         table += [
             {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
         ]
@@ -55,17 +59,12 @@ def measure_gate(
 
 
 def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
-    """Find tasks whose rows give their own adapter too little weight.
-
-    A gate counts as closed if the mean weight of the task's own adapter is below `CLOSED_FRACTION / num_adapters`.
+    """Return the mean weight of a task's own adapter by task name, where it is below `CLOSED_FRACTION / num_adapters`.
 
     Args:
         rows: Rows of `gate.parquet`, recorded after `tasks_trained` tasks.
         tasks_trained: Tasks trained so far. Stands in for the number of adapters if `rows` do not contain it.
         newest_only: Check only the task trained last; otherwise only the earlier ones.
-
-    Returns:
-        Mean own-adapter weight by task name, for tasks with a closed gate.
     """
     own_weights = {
         row["task"]: row["value"]
@@ -80,45 +79,32 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
     }
 
 
-def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
+def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[GateValue]:
     """Return what the gate gives the rows of a task."""
-    network = learner.network
-    assert isinstance(network, SaptNetwork)
+    network, items = learner.network_as(SaptNetwork), learner.sample_examples(task, "dev", max_rows)
     with learner.evaluation_mode(), torch.no_grad():
-        vectors = torch.cat(
-            [
-                network.vectors(batch)
-                for batch in learner.iterate_batches(learner.sample_examples(task, "dev", max_rows), "dev")
-            ]
-        )
+        vectors = torch.cat([network.vectors(batch) for batch in learner.iterate_batches(items, "dev")])
         scores = network.attention.scores(vectors)
-    own_adapter = network.adapter_of(task)
-    shares: Tensor = scores.softmax(-1)
+    own_adapter, shares = network.adapter_of(task), scores.softmax(-1)
     mean = shares.mean(0).tolist()
-    entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
-    weight_values = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]
-    values: list[tuple[str, int | None, float]] = [
-        *weight_values,
-        ("own_adapter_weight", own_adapter + 1, mean[own_adapter]),
-        ("entropy", None, entropy),
-    ]
+    values: list[GateValue] = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]
+    values.append(("own_adapter_weight", own_adapter + 1, mean[own_adapter]))
+    values.append(("entropy", None, float(-(shares * scores.log_softmax(-1)).sum(-1).mean())))
     target = method.state.tensors.get(f"{TARGET}{own_adapter}")
     if target is not None:
         values.append(("reflection", None, float(divergence(target.to(scores), scores))))
     return values
 
 
-def score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
-    """Return how right a task's rows are with other weights than the gate's."""
-    network = learner.network
-    assert isinstance(network, SaptNetwork)
+def _score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[GateValue]:
+    """Return how right a task's rows are, with the gate's weights and with others."""
+    network = learner.network_as(SaptNetwork)
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
-    scores: list[tuple[str, int | None, float]] = [
-        ("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)
-    ]
-    for name, adapter in (("own_adapter_score", own_adapter), ("last_adapter_score", others[0] if others else None)):
-        if adapter is not None:
-            with network.use_only(adapter):
-                scores.append((name, adapter + 1, score_task(learner, task, tasks_trained=tasks_trained).til))
+    scores: list[GateValue] = [("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)]
+    alone = [("own_adapter_score", own_adapter)]
+    alone += [("last_adapter_score", adapter) for adapter in others[:1]]
+    for name, adapter in alone:
+        with network.use_only(adapter):
+            scores.append((name, adapter + 1, score_task(learner, task, tasks_trained=tasks_trained).til))
     return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TypeVar
 
@@ -56,22 +56,18 @@ def compute_gradients(
             total = sum(_add_gradients(sums, trainable, loss(module, rows), count(rows)) for rows in batches)
             if not total:
                 raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
-            for target, parameter in zip(_split(gradients[index], trainable), sums, strict=True):
+            targets = gradients[index].split([parameter.numel() for parameter in trainable])
+            for target, parameter in zip(targets, sums, strict=True):
                 target.copy_(parameter.flatten() / total)
     return gradients
 
 
 def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
-    """Return the count, with the gradients of a sum of losses added to those of the batches before it."""
+    """Add the gradients of a sum of losses to those of the batches before it; return the count."""
     for total, gradient in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
         if gradient is not None:
             total += gradient
     return count
-
-
-def _split(flat: Tensor, trainable: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Return the part of each parameter in a vector of all."""
-    yield from flat.split([parameter.numel() for parameter in trainable])
 
 
 def compute_interference(
@@ -80,8 +76,7 @@ def compute_interference(
     """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
 
     A step that lowers the loss of one task changes that of another by −rate × dot. The cosine with a gradient of zero
-    is NaN. Beside the gradients there is a slice of them in float64, and no copy. Raises UserError where there are
-    none, or of unequal lengths.
+    is NaN. Raises UserError where there are no gradients, or of unequal lengths.
     """
     if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
         shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"
@@ -99,10 +94,9 @@ def make_interference_table(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
     positions: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """Return the interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
+    """Return the interference of each pair of tasks, a task with itself included, each once, as rows of `COLUMNS`.
 
-    `positions` are the places of the tasks in their order (None: 1, 2, …); `position_a` is that of the task that stands
-    first among the gradients, and each pair is there once.
+    `positions` are the places of the tasks in their order (None: 1, 2, …).
     """
     dot, cosine = compute_interference(gradients)
     task_indices = list(range(1, len(dot) + 1)) if positions is None else list(positions)

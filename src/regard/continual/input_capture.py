@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -18,15 +18,15 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 @contextmanager
 def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
-    """For a while, `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
+    """For a while, call `callback(name, states)` with what each adapted layer reads, (token, inputs), when it does.
 
     The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that what is
     added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
     """
-    masks = _Masks(network, rows)
+    mask_of = _make_masks(network, rows)
 
     def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        mask = masks.mask_of(name)
+        mask = mask_of(name)
 
         def hook(_: nn.Module, args: tuple[Tensor]) -> None:
             states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
@@ -42,25 +42,21 @@ def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback
             handle.remove()
 
 
-class _Masks:
-    """Which tokens (row, token) of what a layer reads are real and count."""
+def _make_masks(network: PoolNetwork, rows: dict[str, Tensor]) -> Callable[[str], Tensor]:
+    """Return a function of a layer's name: which tokens (row, token) of what it reads are real and count."""
+    labels, model = rows["labels"], cast(Any, network.classifier)
+    answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
+    has_encoder = model.config.head == "text" and bool(model.is_encoder_decoder)
+    prompt_mask = rows["attention_mask"].bool()
+    if model.config.head == "text" and not has_encoder:
+        prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask
+    prompt_mask = prompt_mask & answer_mask.any(1, keepdim=True)
 
-    def __init__(self, network: PoolNetwork, rows: dict[str, Tensor]) -> None:
-        labels, attention_mask = rows["labels"], rows["attention_mask"].bool()
-        answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
-        valid_rows = answer_mask.any(1, keepdim=True)
-        model: Any = network.classifier
-        self.prompt_mask, self.answer_mask = attention_mask & valid_rows, answer_mask
-        self.has_encoder = model.config.head == "text" and bool(model.is_encoder_decoder)
-        if model.config.head == "text" and not self.has_encoder:
-            self.prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & valid_rows
-
-    def mask_of(self, name: str) -> Tensor:
-        """Return the mask of a layer's inputs by its name.
-
-        Only decoder layers beside an encoder read answers; their keys and values of cross-attention read the prompt.
-        """
+    def mask_of(name: str) -> Tensor:
+        """Only decoder layers beside an encoder read answers, but for keys and values of cross-attention."""
         path = name.split(".")
-        if not self.has_encoder or "encoder" in path:
-            return self.prompt_mask
-        return self.answer_mask if path[-1] in _QUERIES or not _CROSS.intersection(path) else self.prompt_mask
+        if not has_encoder or "encoder" in path:
+            return prompt_mask
+        return answer_mask if path[-1] in _QUERIES or not _CROSS.intersection(path) else prompt_mask
+
+    return mask_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,18 +29,10 @@ _UNLIKELY = -1e30
 class Learner:
     """State of a run, as the hooks of a method see it.
 
-    Args:
-        stream: The tasks.
-        network: The trained network.
-        budget: Training budget of every method.
-        tokenizer: The tokenizer.
-        seed: Seed of the run.
-        start: Weights before the first task.
-        encoded: Token ids of each split of each task.
-        device: Device of the network.
-        task: Index of the current task.
-        loss_classes: Classes that a row is contrasted with: those of its own "task", or all "seen" so far. The latter
-            is for the label-text head: among the classes of its own task alone, a text is never held apart from others.
+    `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `task`: the index
+    of the current task. `loss_classes`: classes that a row is contrasted with, those of its own "task", or all "seen"
+    so far. The latter is for the label-text head: among the classes of its own task alone, a text is never held apart
+    from others.
     """
 
     stream: Stream
@@ -55,7 +47,6 @@ class Learner:
     loss_classes: LossClasses = "task"
 
     def __post_init__(self) -> None:
-        """Note which classes each task has, (task, class)."""
         self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for task in range(len(self.stream)):
             self.task_classes[task, list(self.stream.class_indices(task))] = True
@@ -69,44 +60,32 @@ class Learner:
 
     def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains everything, with the budget's epochs and rate."""
-        defaults = {
-            "name": "fine-tuning",
-            "num_epochs": self.budget.num_epochs,
-            "learning_rate": self.budget.learning_rate,
-        }
-        return TrainingPhase(**{**defaults, **changes})
+        epochs, rate = self.budget.num_epochs, self.budget.learning_rate
+        return replace(TrainingPhase(name="fine-tuning", num_epochs=epochs, learning_rate=rate), **changes)
 
     def probing_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains the head alone."""
-        defaults = {
-            "name": "probing",
-            "num_epochs": self.budget.num_probing_epochs,
-            "learning_rate": self.budget.probing_learning_rate,
-        }
-        return TrainingPhase(**{**defaults, "trains": "head", **changes})
+        epochs, rate = self.budget.num_probing_epochs, self.budget.probing_learning_rate
+        phase = TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head")
+        return replace(phase, **changes)
 
-    def epoch_batches(
-        self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
-    ) -> Batches:
+    def epoch_batches(self, items: Sequence[ExampleRef], stage: TrainingPhase) -> Batches:
         """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        make, epochs = rows or self.rows, self.schedule(items, stage)
-        return Batches(
-            epochs.steps, self.budget.batch_size, lambda step: make(epochs.at(step), size=self.budget.batch_size)
-        )
+        epochs, size = self.schedule(items, stage), self.budget.batch_size
+        return Batches(epochs.steps, size, lambda step: self.rows(epochs.at(step), size=size))
 
     def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
     ) -> Epochs:
         """Schedule each example once an epoch, shuffled by the seed, in at most as many steps as the budget grants."""
+        max_steps = self.budget.max_steps.get(self.stream.tasks[self.task].name)
         return Epochs(
             items,
             [self.length(item) for item in items] if lengths is None else lengths,
             size=self.budget.batch_size,
             epochs=stage.num_epochs,
             seed=self.seed_for("batches", self.task, stage.name),
-            max_steps=self.budget.max_steps.get(self.stream.tasks[self.task].name)
-            if stage.respects_max_steps
-            else None,
+            max_steps=max_steps if stage.respects_max_steps else None,
         )
 
     # -- rows -------------------------------------------------------------------------------------------
@@ -131,11 +110,9 @@ class Learner:
         """Return the examples as a batch, padded to the longest of them.
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
-        classes of the stream; `tasks` and `rows` (row,), the example itself. With `size` the first examples fill up
-        what is missing, labeled −100: they count for nothing.
+        classes of the stream; `tasks` and `rows` (row,). The first examples, labeled −100, fill it up to `size`.
         """
-        missing = max(0, (size or 0) - len(items))
-        padded_items = [*items, *[items[number % len(items)] for number in range(missing)]]
+        padded_items = [items[number % len(items)] for number in range(max(len(items), size or 0))]
         batch = self._collate(padded_items, split)
         batch["labels"][len(items) :] = IGNORE_INDEX
         return batch
@@ -151,10 +128,8 @@ class Learner:
         for task in set(tasks.tolist()):
             of_task, encoded = tasks == task, self.encoded[task, split]
             task_rows, task_width = rows[of_task], min(width, encoded.length)
-            ids[of_task, :task_width], mask[of_task, :task_width] = (
-                encoded.input_ids[task_rows, :task_width],
-                encoded.attention_mask[task_rows, :task_width],
-            )
+            ids[of_task, :task_width] = encoded.input_ids[task_rows, :task_width]
+            mask[of_task, :task_width] = encoded.attention_mask[task_rows, :task_width]
             if encoded.token_type_ids is not None:
                 types[of_task, :task_width], has_types = encoded.token_type_ids[task_rows, :task_width], True
             labels[of_task] = torch.tensor(self.stream.class_indices(task))[encoded.labels[task_rows]]
@@ -167,13 +142,16 @@ class Learner:
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
 
+    def task_columns(self, task: int) -> dict[str, Any]:
+        """Return what rows of tables say of a task: its place, from 1, and its name."""
+        return {"task_index": task + 1, "task": self.stream.tasks[task].name}
+
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Return the sum of the cross-entropies over the classes that `among` says; rows labeled −100 add nothing."""
-        return nn.functional.cross_entropy(
-            self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum"
-        )
+        """Return the sum of the cross-entropies, after `mask_logits`; rows labeled −100 add nothing."""
+        masked = self.mask_logits(logits, rows["tasks"])
+        return nn.functional.cross_entropy(masked, rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum")
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """Mask the logits (row, class) of classes that a row is not contrasted with.
@@ -186,16 +164,12 @@ class Learner:
         return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
     def contrast_mask(self, tasks: Tensor) -> Tensor:
-        """Return (row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
-        task_classes = self.task_classes.to(tasks.device)[tasks]
-        return (
-            task_classes
-            if self.loss_classes == "task"
-            else task_classes | self.seen_classes(self.task).to(tasks.device)
-        )
+        """Return (row, class): the classes that rows of these tasks are contrasted with, by `loss_classes`."""
+        classes = self.task_classes.to(tasks.device)[tasks]
+        return classes if self.loss_classes == "task" else classes | self.seen_classes(self.task).to(tasks.device)
 
     def seen_classes(self, task: int) -> Tensor:
-        """(class,): which classes a task, or one before it, has."""
+        """Return (class,): which classes a task, or one before it, has."""
         return self.task_classes[: task + 1].any(0)
 
     # -- the rest ---------------------------------------------------------------------------------------
@@ -257,7 +231,7 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
 
 
 def _check_task(task: ClassificationTask) -> None:
-    """Raise UserError if a task whose classes or rows are not as they should be."""
+    """Raise UserError if a task has too few classes, no rows, or labels that are none of its classes."""
     count = len(task.labels)
     if count < 2:
         raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import islice
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,12 +13,10 @@ from torch import Tensor
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import MethodState
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.learner import Learner
+from regard.continual.method import MethodState
+from regard.continual.training_phase import TrainingPhase
+from regard.training.placement import Rows
 
 StoragePolicy = Literal["reservoir", "balanced"]
 
@@ -57,9 +56,11 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
         state.values["seen"] = num_seen + len(new_examples)
     else:
         mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
-        state.examples = balance_groups(
-            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _label_of(learner, item)
-        )
+
+        def label_of(item: ExampleRef) -> tuple[int, int]:
+            return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
+
+        state.examples = balance_groups([*state.examples, *mixed], capacity=config.memory_size, group=label_of)
 
 
 def store_with(
@@ -74,11 +75,6 @@ def store_with(
     state.tensors[name] = torch.stack([value_of[item] for item in state.examples])
 
 
-def _label_of(learner: Learner, item: ExampleRef) -> tuple[int, int]:
-    """Return an example's task and label."""
-    return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
-
-
 def update_reservoir(
     stored: Sequence[ExampleRef],
     new_examples: Sequence[ExampleRef],
@@ -87,17 +83,9 @@ def update_reservoir(
     capacity: int,
     draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """Update a reservoir, in which every example so far is with equal probability.
+    """Update a reservoir, in which every example so far is with equal probability: Algorithm R (Vitter 1985).
 
-    Args:
-        stored: Stored examples.
-        new_examples: New examples.
-        seen: Number of examples before them.
-        capacity: Size of the memory.
-        draw: Returns a random number from 0 to n − 1.
-
-    Source:
-        Algorithm R (Vitter 1985).
+    `seen`: number of examples before the new ones; `draw(n)`: a random number from 0 to n − 1.
     """
     memory = list(stored)
     for index, item in enumerate(new_examples, start=seen):
@@ -127,12 +115,9 @@ def balance_groups(
 def allocate(sizes: Sequence[int], capacity: int) -> list[int]:
     """Divide a capacity among groups one at a time, each up to its size."""
     counts = [0] * len(sizes)
-    remaining = min(capacity, sum(sizes))
-    while remaining:
-        for index, size in enumerate(sizes):
-            if counts[index] < size and remaining:
-                counts[index] += 1
-                remaining -= 1
+    turns = (index for turn in range(max(sizes, default=0)) for index, size in enumerate(sizes) if turn < size)
+    for index in islice(turns, capacity):
+        counts[index] += 1
     return counts
 
 
@@ -143,12 +128,9 @@ class MemoryMethod(method.Method):
 
     @property
     def memory_size(self) -> int:
-        """The size of the memory."""
-        size: int = self.config.memory_size
-        return size
+        return int(self.config.memory_size)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task."""
         store_examples(learner, self.state, self.config, task)
 
 
@@ -175,12 +157,8 @@ def replay_in_batches(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
 ) -> Batches:
     """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
-    new, count, seed = (
-        schedule_task(learner, task, stage),
-        replay_batch_size(learner, config),
-        learner.seed_for("replay", task),
-    )
-    items, size = list(state.examples), learner.budget.batch_size + count
+    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    items, size, seed = list(state.examples), learner.budget.batch_size + count, learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
         return learner.rows([*new.at(step), *sample_memory(items, count, seed=seed, step=step)], size=size)
@@ -192,19 +170,13 @@ def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
-    new, count, seed = (
-        schedule_task(learner, task, stage),
-        replay_batch_size(learner, config),
-        learner.seed_for("replay", task),
-    )
-    items, size = list(state.examples), max(learner.budget.batch_size, count)
+    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    items, size, seed = list(state.examples), max(learner.budget.batch_size, count), learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
         rounds, position = divmod(step, interval + 1)
-        replays = position == interval
-        batch_items = (
-            sample_memory(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
-        )
-        return learner.rows(batch_items, size=size)
+        if position == interval:
+            return learner.rows(sample_memory(items, count, seed=seed, step=step), size=size)
+        return learner.rows(new.at(rounds * interval + position), size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)

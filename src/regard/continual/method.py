@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORE_INDEX
+from regard.continual.batches import Batches, ExampleRef
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import LossClasses, TrainingPhase
+from regard.continual.training_phase import LossClasses, MethodLearningRate, TrainingBudget, TrainingPhase
 from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import MethodLearningRate, TrainingBudget
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 EvaluationScope = Literal["seen", "own", "end"]
 
@@ -63,11 +48,7 @@ class MethodConfig:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
-        """Parse settings given as values or texts.
-
-        Raises:
-            UserError: A name or a value is invalid.
-        """
+        """Parse settings given as values or texts. Raises UserError for an invalid name or value."""
         hints, valid_names = get_type_hints(cls), [config_field.name for config_field in dataclasses.fields(cls)]
         unknown = [name for name in values if name not in valid_names]
         if unknown:
@@ -124,16 +105,46 @@ def check_number(name: str, value: Any, *, min_value: float, max_value: float = 
         raise UserError(f"{name}: expected a number of at least {min_value:g}{upper_text}, got {value!r}")
 
 
+EMPTY = "none"
+"""What a text that is not set is called."""
+
+
+class RequiredSetting(NamedTuple):
+    """That a setting is one of some values; without values, that it is a number above 0."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value of that setting is as it is to be."""
+        return _format_value(value) in self.values if self.values else value > 0
+
+    def __str__(self) -> str:
+        """As a user would write it."""
+        return f"{self.name}={' or '.join(self.values)}" if self.values else f"{self.name} above 0"
+
+
+def check_required(config: MethodConfig, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
+    """Raise UserError if a setting is not as by default, and nothing will read it."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in (name for name in conditions if getattr(config, name) != defaults[name]):
+        for requirement in conditions[name]:
+            value = getattr(config, requirement.name)
+            if not requirement.holds(value):
+                raise UserError(
+                    f"{name}: expected {requirement}, which reads it, got {requirement.name}={_format_value(value)}"
+                )
+
+
+def _format_value(value: Any) -> str:
+    return EMPTY if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass
 class MethodState:
-    """State of a method between tasks, saved and restored with the network.
+    """State of a method between tasks, saved and restored with the network; `values`: others that JSON can hold.
 
     It counts as `memory_bytes` in a run's costs.
-
-    Args:
-        examples: Stored training examples.
-        tensors: Stored tensors.
-        values: Other values that JSON can hold.
     """
 
     examples: list[ExampleRef] = field(default_factory=list)

@@ -7,8 +7,8 @@ count from 1; a_0j is the score before any training. What a run does not define 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -44,9 +44,12 @@ LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 class Matrix:
     """The scores of one run in one scenario.
 
-    `tasks`: the T tasks that were learnt so far, in order; `scores`, (T + 1, T), in per cent: row i after i tasks, row
-    0 before any training, column j the task at position j + 1, NaN what was not scored (above the diagonal all but the
-    task about to be learnt); `rows`: how many test rows each task has; `planned`: how many tasks the run has in all.
+    Args:
+        tasks: The T tasks that were learnt so far, in order.
+        scores: (T + 1, T), in per cent: row i after i tasks, row 0 before any training, column j the task at position
+            j + 1, NaN what was not scored (above the diagonal all but the task about to be learnt).
+        rows: Number of test rows of each task.
+        planned: Number of tasks that the run has in all.
     """
 
     tasks: tuple[str, ...]
@@ -78,125 +81,67 @@ class Matrix:
         return np.diagonal(self.scores)
 
 
-def average_performance(matrix: Matrix) -> float | None:
-    """AP, also called ACC: 1/T Σ_j a_Tj (SAPT, arXiv 2401.08295; pre-scaling, arXiv 2410.05648)."""
-    return _mean_or_none(matrix.final)
-
-
-def forgetting_from_best(matrix: Matrix) -> float | None:
-    """F.Ra: 1/(T−1) Σ_{j<T} (max_{j≤i<T} a_ij − a_Tj) (Chaudhry et al. 2018, arXiv 1801.10112; SAPT)."""
-    tasks = len(matrix)
-    best = np.array([matrix.scores[j + 1 : tasks, j].max() for j in range(tasks - 1)])
-    return _mean_or_none(best - matrix.final[:-1])
-
-
-def backward_transfer(matrix: Matrix) -> float | None:
-    """BWT: 1/(T−1) Σ_{j<T} (a_Tj − a_jj) (Lopez-Paz and Ranzato 2017, arXiv 1706.08840). SAPT's script divides by T."""
-    return _mean_or_none((matrix.final - matrix.learned)[:-1])
-
-
-def forgetting(matrix: Matrix) -> float | None:
-    """FGT: 1/(T−1) Σ_{j<T} (a_jj − a_Tj) = −BWT (pre-scaling)."""
-    return _mean_or_none((matrix.learned - matrix.final)[:-1])
-
-
-def forward_transfer(matrix: Matrix, separate: Mapping[str, float]) -> float | None:
-    """FWT: 1/T Σ_j (a_jj − ã_j), ã_j the score of a model trained on j alone (SAPT, whose script takes a constant)."""
-    return _mean_or_none(matrix.learned - _scores_in_order(matrix, separate))
-
-
-def learning_accuracy(matrix: Matrix) -> float | None:
-    """1/T Σ_j a_jj: how well each task is learnt when it comes (Riemer et al. 2019, arXiv 1810.11910)."""
-    return _mean_or_none(matrix.learned)
-
-
-def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
-    """1/T Σ_j (a*_j − a_jj), a*_j the score of the model trained on all tasks at once (after Chaudhry et al. 2018).
-
-    There the model for the j-th task is trained on the first j, here on all T. Against models trained on each task
-    alone it would be −FWT.
-    """
-    return _mean_or_none(_scores_in_order(matrix, joint) - matrix.learned)
-
-
-def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | None:
-    """1/(T−1) Σ_{j>1} (a_(j−1)j − b_j), b_j the score without any training, or by chance (Lopez-Paz and Ranzato 2017).
-
-    There it is called FWT.
-    """
-    return _mean_or_none((matrix.before_learning - _scores_in_order(matrix, initial))[1:])
-
-
-def area_under_curve(matrix: Matrix) -> float | None:
-    """1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)."""
-    return _mean_or_none(np.array([matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """The measures of one run, in points of per cent; None those that it does not define.
+def compute_metrics(
+    matrix: Matrix,
+    *,
+    separate: Mapping[str, float] | None = None,
+    joint: Mapping[str, float] | None = None,
+    initial: Mapping[str, float] | None = None,
+) -> dict[str, float | None]:
+    """Return the measures over the tasks learnt so far by name, in points of per cent; None those not defined.
 
     With one task there is no forgetting and no backward transfer; without the scores of other methods no forward
     transfer and no intransigence; a run that scored only at its end, as `joint`, has its average performance alone.
+
+    Args:
+        matrix: The scores.
+        separate: Scores, by name of task, of models trained on each alone.
+        joint: Scores of a model trained on all.
+        initial: Scores of an untrained model, or by chance.
     """
-
-    average_performance: float | None
-    forgetting_rate: float | None
-    forgetting: float | None
-    bwt: float | None
-    fwt: float | None
-    learning_accuracy: float | None
-    intransigence: float | None
-    zero_shot_transfer: float | None
-    area: float | None
-
-    @classmethod
-    def of(
-        cls,
-        matrix: Matrix,
-        *,
-        separate: Mapping[str, float] | None = None,
-        joint: Mapping[str, float] | None = None,
-        initial: Mapping[str, float] | None = None,
-    ) -> Metrics:
-        """Return the measures over the tasks learnt so far.
-
-        Scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all, `initial` of
-        an untrained one, or chance.
-        """
-        return cls(
-            average_performance=average_performance(matrix),
-            forgetting_rate=forgetting_from_best(matrix),
-            forgetting=forgetting(matrix),
-            bwt=backward_transfer(matrix),
-            fwt=forward_transfer(matrix, separate or {}),
-            learning_accuracy=learning_accuracy(matrix),
-            intransigence=intransigence(matrix, joint or {}),
-            zero_shot_transfer=zero_shot_transfer(matrix, initial or {}),
-            area=area_under_curve(matrix),
-        )
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return the measures by name, in the order of `TITLES`."""
-        return asdict(self)
+    best = np.array([matrix.scores[j + 1 : len(matrix), j].max() for j in range(len(matrix) - 1)])
+    averages = [matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]
+    values = {
+        # AP, also called ACC: 1/T Σ_j a_Tj (SAPT, arXiv 2401.08295; pre-scaling, arXiv 2410.05648)
+        "average_performance": matrix.final,
+        # F.Ra: 1/(T−1) Σ_{j<T} (max_{j≤i<T} a_ij − a_Tj) (Chaudhry et al. 2018, arXiv 1801.10112; SAPT)
+        "forgetting_rate": best - matrix.final[:-1],
+        # FGT: 1/(T−1) Σ_{j<T} (a_jj − a_Tj) = −BWT (pre-scaling)
+        "forgetting": (matrix.learned - matrix.final)[:-1],
+        # 1/(T−1) Σ_{j<T} (a_Tj − a_jj) (Lopez-Paz and Ranzato 2017, arXiv 1706.08840); SAPT's script divides by T
+        "bwt": (matrix.final - matrix.learned)[:-1],
+        # 1/T Σ_j (a_jj − ã_j), ã_j the score of a model trained on j alone (SAPT, whose script takes a constant)
+        "fwt": matrix.learned - _scores_in_order(matrix, separate),
+        # 1/T Σ_j a_jj: how well each task is learnt when it comes (Riemer et al. 2019, arXiv 1810.11910)
+        "learning_accuracy": matrix.learned,
+        # 1/T Σ_j (a*_j − a_jj), a*_j the score of the model trained on all tasks, not on the first j as in Chaudhry
+        # et al. 2018. Against models trained on each task alone it would be −FWT.
+        "intransigence": _scores_in_order(matrix, joint) - matrix.learned,
+        # 1/(T−1) Σ_{j>1} (a_(j−1)j − b_j), b_j the initial score (Lopez-Paz and Ranzato 2017, who call it FWT)
+        "zero_shot_transfer": (matrix.before_learning - _scores_in_order(matrix, initial))[1:],
+        # 1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)
+        "area": np.array(averages),
+    }
+    return {name: _mean_or_none(points) for name, points in values.items()}
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
-    A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
-    score is there twice, none is of the scenario, a task that was learnt has none. The models of `separate` are changed
-    by no later task: their scores stand for all rows that come after.
+    The models of `separate` are changed by no later task: their scores stand for all rows that come after.
+
+    Raises:
+        UserError: The rows are invalid, of several runs, or not of the scenario, or a learnt task has no score.
     """
     check_scores(frame)
-    problems = frame[[*RUN]].drop_duplicates()
-    if len(problems) > 1:
-        raise UserError(f"matrix: expected the rows of one run, got those of {len(problems)}")
+    runs = frame[[*RUN]].drop_duplicates()
+    if len(runs) > 1:
+        raise UserError(f"matrix: expected the rows of one run, got those of {len(runs)}")
     return _make_matrix(frame, scenario)
 
 
 def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None = None) -> pd.DataFrame:
-    """The measures of every run: `stream, method, seed, order, scenario, metric, value`, null what is not defined.
+    """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
     What a run is held against are the rows of `separate` and `joint` with its stream, seed and scenario, of the same
     order if there are such, else the mean over the orders. `initial` are scores by name of task of an untrained model,
@@ -206,13 +151,15 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
     for key, run in split_runs(scores):
+        stream, _, seed, order = key
         for scenario in run["scenario"].unique():
             matrix = _make_matrix(run, scenario)
-            values = (
-                dict.fromkeys(TITLES)
-                if not matrix.finished
-                else _compute_metrics(matrix, scores, key, scenario, initial)
-            )
+            values: dict[str, float | None] = dict.fromkeys(TITLES)
+            if matrix.finished:
+                like = scores[(scores["stream"] == stream) & (scores["seed"] == seed)]
+                like = like[like["scenario"] == scenario]
+                separate, joint = (_last_scores(like[like["method"] == name], order) for name in (SEPARATE, JOINT))
+                values = compute_metrics(matrix, separate=separate, joint=joint, initial=initial)
             rows += [(*key, scenario, name, value) for name, value in values.items()]
     return pd.DataFrame(rows, columns=[*RUN, "scenario", "metric", "value"]).astype({"value": "float64"})
 
@@ -222,11 +169,24 @@ def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str]
     yield from scores.groupby([*RUN], sort=False)
 
 
+def check_columns(table_name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise UserError if a table lacks columns."""
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise UserError(f"{table_name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
+
+
+def check_unique(expected: str, table: pd.DataFrame, key: Sequence[str]) -> None:
+    """Raise UserError if several rows of a table share a key."""
+    repeated = table[table.duplicated([*key])]
+    if len(repeated):
+        values = ", ".join(f"{name} {repeated.iloc[0][name]}" for name in key)
+        raise UserError(f"{expected}, several are of {values}")
+
+
 def check_scores(scores: pd.DataFrame) -> None:
     """Raise UserError if these are no rows of matrix.parquet."""
-    missing = [name for name in COLUMNS if name not in scores]
-    if missing:
-        raise UserError(f"matrix: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    check_columns("matrix", scores, COLUMNS)
     if scores.empty:
         raise UserError("matrix: expected at least one row, the table is empty")
     for name in COLUMNS:
@@ -237,10 +197,7 @@ def check_scores(scores: pd.DataFrame) -> None:
         if len(outside):
             limit = f"of at least {low}" if high == np.inf else f"from {low} to {high}"
             raise UserError(f"matrix: expected {name} {limit}, got {outside.iloc[0]}")
-    twice = scores[scores.duplicated([*RUN, "scenario", "after_task", "task_index"])]
-    if len(twice):
-        problem = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
-        raise UserError(f"matrix: expected each score once, several are of {problem}")
+    check_unique("matrix: expected each score once", scores, (*RUN, "scenario", "after_task", "task_index"))
 
 
 def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
@@ -249,10 +206,12 @@ def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
         raise UserError(f"scenario: expected one that was scored ({scored}), got {scenario}")
-    planned, tasks_trained = _count_planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
-    if max(tasks_trained, int(rows["task_index"].max())) > planned:
-        last = max(tasks_trained, int(rows["task_index"].max()))
-        raise UserError(f"matrix: expected {planned} tasks as in the order {rows['order'].iloc[0]}, got a task {last}")
+    order, tasks_trained = str(rows["order"].iloc[0]), int(rows["after_task"].max())
+    if not re.fullmatch(r"\d+(-\d+)*", order):
+        raise UserError(f'order: expected numbers of tasks as in "2-0-1", got {order!r}')
+    planned, last = order.count("-") + 1, max(tasks_trained, int(rows["task_index"].max()))
+    if last > planned:
+        raise UserError(f"matrix: expected {planned} tasks as in the order {order}, got a task {last}")
     rows = rows[rows["task_index"] <= tasks_trained]
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
     if tasks["task_index"].tolist() != list(range(1, tasks_trained + 1)) or tasks["task"].duplicated().any():
@@ -262,54 +221,26 @@ def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
         )
     scores = np.full((tasks_trained + 1, tasks_trained), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
-    if run["method"].iloc[0] == SEPARATE:
-        scores = _carry_over(scores)
+    if run["method"].iloc[0] == SEPARATE:  # a task's score stands after every later task, where there is none
+        i, j = np.indices(scores.shape)
+        learned = np.broadcast_to(np.diagonal(scores, offset=-1), scores.shape)
+        scores = np.where((i > j) & np.isnan(scores), learned, scores)
     names = tuple(map(str, tasks["task"]))
     return Matrix(tasks=names, scores=scores, rows=tasks["n"].to_numpy(dtype=np.int64), planned=planned)
 
 
-def _carry_over(scores: Floats) -> Floats:
-    """Return the scores with each task's own after every later task, where there is none."""
-    i, j = np.indices(scores.shape)
-    own = np.broadcast_to(np.diagonal(scores, offset=-1), scores.shape)
-    return np.where((i > j) & np.isnan(scores), own, scores)
-
-
-def _count_planned(order: str) -> int:
-    if not re.fullmatch(r"\d+(-\d+)*", order):
-        raise UserError(f'order: expected numbers of tasks as in "2-0-1", got {order!r}')
-    return order.count("-") + 1
-
-
-def _compute_metrics(
-    matrix: Matrix,
-    scores: pd.DataFrame,
-    key: tuple[str, str, int, str],
-    scenario: str,
-    initial: Mapping[str, float] | None,
-) -> dict[str, float | None]:
-    stream, _, seed, order = key
-    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["scenario"] == scenario)]
-    separate, joint = (_last_scores(_select_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
-    return Metrics.of(matrix, separate=separate, joint=joint, initial=initial).as_dict()
-
-
-def _select_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
-    """Return the rows of the order if there are such, else all."""
+def _last_scores(rows: pd.DataFrame, order: str) -> dict[str, float]:
+    """Return the last score of each learnt task: of the rows of the order if there are such, else the mean over all."""
     same = rows[rows["order"] == order]
-    return rows if same.empty else same
-
-
-def _last_scores(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the last score of each task that was learnt, the mean over orders if the rows have several."""
+    rows = rows if same.empty else same
     tasks_trained = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
     last = tasks_trained.drop_duplicates(["order", "task"], keep="last")
     return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
 
 
-def _scores_in_order(matrix: Matrix, scores: Mapping[str, float]) -> Floats:
+def _scores_in_order(matrix: Matrix, scores: Mapping[str, float] | None) -> Floats:
     """Return the scores in the order of the matrix; NaN for a task that has none."""
-    return np.array([scores.get(task, np.nan) for task in matrix.tasks])
+    return np.array([(scores or {}).get(task, np.nan) for task in matrix.tasks])
 
 
 def _mean_or_none(values: Floats) -> float | None:

@@ -19,7 +19,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
-from regard.continual.state import collect_tensors, load_tensors
+from regard.continual.run_state import collect_tensors, load_tensors
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
@@ -68,14 +68,15 @@ class TaskDeltas:
         now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
         path = delta_path(self.folder, tasks_trained)
+        draft = path.with_suffix(".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(changed, path.with_suffix(".part"))
-            checksums = {**_checksums(self.folder), path.name: sha256_of_file(path.with_suffix(".part"))}
+            save_file(changed, draft)
+            checksums = {**_checksums(self.folder), path.name: sha256_of_file(draft)}
             write_file(self.folder / INDEX, json.dumps(seal({"files": checksums})))
-            path.with_suffix(".part").replace(path)
+            draft.replace(path)
         except (OSError, SafetensorError) as error:
-            path.with_suffix(".part").unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
@@ -107,15 +108,11 @@ def _read_delta(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
 
 
 def add_model_hash(loaded: Loaded) -> Loaded:
-    """Return the model with a hash of the weights that are used.
-
-    Where no file tells of them: of a language model all.
-    """
+    """Return the model with a hash of its weights if no file has one: of a language model all, else the encoder's."""
     if loaded.sha256 is not None:
         return loaded
-    return replace(
-        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
-    )
+    sha256 = sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
+    return replace(loaded, sha256=sha256)
 
 
 def _hash_encoder(loaded: Loaded) -> str:
@@ -137,8 +134,10 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
-    base_hashes = (loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded))
-    if metadata["base"]["sha256"] not in (base_hashes[:2] if metadata["head"] == GeneratorConfig.head else base_hashes):
+    base_hashes = [loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded)]
+    if metadata["head"] == GeneratorConfig.head:
+        base_hashes = base_hashes[:2]
+    if metadata["base"]["sha256"] not in base_hashes:
         raise UserError(
             f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
             f"{str(metadata['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
@@ -168,10 +167,7 @@ def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
-    """Return the tasks that a model has been trained on when `tasks_trained` have come.
-
-    Models of their own on the last of them.
-    """
+    """Return the tasks that a model has been trained on when `tasks_trained` have come."""
     scope = method_named(name).evaluation_scope
     if scope == "end":
         return tasks if tasks_trained == len(tasks) else []
@@ -181,9 +177,8 @@ def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name:
 def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """Return a method's network, by its name and settings."""
     method_class = method_named(method["name"])
-    return method_class.Network(
-        classifier, tasks=tasks, config=method_class.Config.parse(method["settings"]), seed=seed
-    )
+    config = method_class.Config.parse(method["settings"])
+    return method_class.Network(classifier, tasks=tasks, config=config, seed=seed)
 
 
 def export_network(
@@ -191,41 +186,38 @@ def export_network(
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
-    Of tasks from text to text it is the language model itself, which Transformers loads as such, with adapters added to
-    its weights.
-
-    Where the method's network has more than the classifier, all of it is written as well, for `load_network`; and alone
-    where the classifier is nothing without it, as that of L2P without its prompts: then Transformers' loading is
-    refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
-    `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
+    Of tasks from text to text it is the language model itself, with adapters added to its weights. Where the method's
+    network has more than the classifier, all of it is written as well, for `load_network`; and alone where the
+    classifier is nothing without it, as that of L2P without its prompts: then Transformers' loading is refused. Of
+    MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With `overwrite` it
+    may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (target / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with suppress_logging():
-            if isinstance(cast(nn.Module, network.classifier), Generator):
-                network.classifier.config.part_of = metadata["method"]["name"] if network.needs_wrapper else None
+            part_of = metadata["method"]["name"] if network.needs_wrapper else None
+            if part_of is None or isinstance(cast(nn.Module, network.classifier), Generator):
+                network.classifier.config.part_of = part_of
                 network.classifier.save_pretrained(target)
-            elif network.needs_wrapper:
-                config = deepcopy(network.classifier.config)
-                config.part_of, config.architectures = metadata["method"]["name"], [Classifier.__name__]
-                config.save_pretrained(target)
             else:
-                network.classifier.save_pretrained(target)
+                config = deepcopy(network.classifier.config)
+                config.part_of, config.architectures = part_of, [Classifier.__name__]
+                config.save_pretrained(target)
         tokenizer.save_pretrained(target)
         if type(network) is not Network:
             save_file(collect_tensors(network), target / NETWORK)
             method_metadata = {"method": metadata["method"], "tasks": len(metadata["tasks"]), "seed": metadata["seed"]}
-            method_metadata |= {"lora": network.classifier.config.lora}
+            method_metadata["lora"] = network.classifier.config.lora
             (target / METHOD).write_text(json.dumps(method_metadata, indent=1) + "\n", encoding="utf-8")
     return Path(folder)
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """Return the network that `export_network` wrote, which computes logits as its method does. Raises UserError.
+    """Return the network that `export_network` wrote, which computes logits as its method does.
 
     It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
-    model has them.
+    model has them. Raises UserError where the folder is none of such a network, or damaged.
     """
     folder = Path(folder)
     metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
@@ -245,23 +237,16 @@ def load_network(folder: str | Path) -> nn.Module:
 
 
 def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
-    """Return the classifier or generator that `export_network` wrote.
-
-    Where there is a network around it, only how it is built.
-    """
-    model_type = AutoConfig.from_pretrained(folder).model_type
-    if model_type != ClassifierConfig.model_type:
-        generator = (
-            Generator.from_pretrained(folder)
-            if metadata is None
-            else Generator.empty(folder, lora=metadata.get("lora"))
-        )
-        return cast(Classifier, cast(Any, generator))
-    config = ClassifierConfig.from_pretrained(folder)
-    classifier: Classifier = (
-        Classifier.from_pretrained(folder, config=config) if metadata is None else Classifier(config)
-    )
-    return classifier
+    """Return the classifier or generator that `export_network` wrote; without its weights if a network has them."""
+    classifier: Any
+    if AutoConfig.from_pretrained(folder).model_type == ClassifierConfig.model_type:
+        config = ClassifierConfig.from_pretrained(folder)
+        classifier = Classifier.from_pretrained(folder, config=config) if metadata is None else Classifier(config)
+    elif metadata is None:
+        classifier = Generator.from_pretrained(folder)
+    else:
+        classifier = Generator.empty(folder, lora=metadata.get("lora"))
+    return cast(Classifier, classifier)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -16,12 +16,9 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
 class Network(nn.Module):
     """A classifier, as methods train it; a method that needs more around it has a network of its own.
 
-    Of a stream of tasks from text to text the classifier is a `regard.models.generator.Generator`, a row's input its
-    prompt, and its labels the answer, token by token.
-
-    `tasks`: how many tasks there will be; `config`: the method's. All weights that it will ever have are there from
-    the start, so that saving and restoring needs to know nothing more; weights that a new network draws are drawn from
-    `seed`. `apart`: whether the classifier, without the rest of the network, does not answer as the network does.
+    Of a stream of tasks from text to text the classifier is a `regard.models.generator.Generator`. All weights for
+    `tasks` tasks are there from the start; new ones are drawn from `seed`. `needs_wrapper`: whether the classifier,
+    without the rest of the network, does not answer as the network does.
     """
 
     needs_wrapper: ClassVar[bool] = False
@@ -37,10 +34,7 @@ class Network(nn.Module):
         return logits
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """Return the answers (row, token) to prompts.
-
-        Of rows of a stream from text to text; at most so many tokens each.
-        """
+        """Return the answers (row, token) to the prompts of rows, at most so many tokens each."""
         generator = cast(Generator, cast(nn.Module, self.classifier))
         return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 

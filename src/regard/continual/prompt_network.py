@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
-from regard.continual.network import Network
-from regard.errors import UserError
+from regard.continual.adapter_network import FrozenModelNetwork
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -44,52 +43,21 @@ class PromptPrefix(NamedTuple):
     real: Tensor | None = None
 
 
-class PromptNetwork(Network):
-    """A frozen model with soft prompts, and a head that is trained where it has anything to train.
+class PromptNetwork(FrozenModelNetwork):
+    """Soft prompts; which of them stand before a row is for the method (`make_prefix`)."""
 
-    `count` adapters are in use. Which of them stand before a row is for the method: `before`.
-    """
+    no_lora_reason = "beside soft prompts, which leave the model as it is"
+    pool: PromptAdapterPool
 
-    needs_wrapper: ClassVar[bool] = True
-    count: Tensor
-
-    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
-        if classifier.config.lora:
-            raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
-        options = {
-            "num_virtual_tokens": config.num_virtual_tokens,
-            "encoder_hidden_size": config.encoder_hidden_size,
-            "residual": config.residual,
-        }
-        self.pool = PromptAdapterPool(classifier.encoder, **options, seed=seed)
-        self.pool.reserve(self.count_adapters(tasks))
-        self.register_buffer("count", torch.tensor(0))
-
-    def count_adapters(self, tasks: int) -> int:
-        """Return how many adapters so many tasks need."""
-        return tasks
-
-    def start_adapter(self, adapter: int) -> None:
-        """Train this adapter from now on, and no other; it and those before it are in use."""
-        self.pool.set_trainable(adapter)
-        self.count.fill_(adapter + 1)
+    def make_pool(self, classifier: Classifier, config: Any, seed: int) -> PromptAdapterPool:
+        options = {name: getattr(config, name) for name in ("num_virtual_tokens", "encoder_hidden_size", "residual")}
+        return PromptAdapterPool(classifier.encoder, **options, seed=seed)
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """Return what stands before rows; None where there is nothing yet."""
         raise NotImplementedError
 
-    def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits, with the prompts before the texts."""
-        with self._prompted(rows):
-            return super().forward(rows)
-
-    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
-        """Return the answers, with the prompts before what they answer."""
-        with self._prompted(rows):
-            return super().generate(rows, new_tokens)
-
-    def _prompted(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
+    def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
         prefix = self.make_prefix(rows)
         return self.pool.use_weights(None) if prefix is None else self.pool.prepend(prefix.prompts, prefix.real)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard import training
-from regard.continual import state
 from regard.continual.batches import Batches
 from regard.continual.costs import (
     TaskCost,
@@ -25,11 +24,11 @@ from regard.continual.costs import (
     time_hook,
     trim_padding,
 )
-from regard.continual.gate import measure_gate, score_adapters
+from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
-from regard.continual.run_state import ProgressEvent, Row, RunState
-from regard.continual.scoring import Score, score_task
+from regard.continual.run_state import ProgressEvent, Row, RunState, restore_state, save
+from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
 from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps, train_only
 from regard.data.stream import Stream
@@ -44,7 +43,6 @@ from regard.runs.provenance import peak_memory, reset_peak
 from regard.runs.rank import is_main_process
 from regard.training import TrainingConfig
 
-Rows = dict[str, Tensor]
 Diagnose = Callable[[Learner, int], list[Row]]
 """Looks at the network on a task (its number), and gives rows of `statistic`, `layer`, `value`, `standard_error`."""
 LABEL_WORDS = 500
@@ -64,8 +62,7 @@ def make_learner(
     """Return a run before its first task: the stream encoded, and a network over a copy of the model.
 
     `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
-    classes that were seen so far. For tasks from text to text the model is a language model, and the method one that
-    learns such. Raises UserError.
+    classes that were seen so far. Raises UserError where stream, method, model and head do not fit.
     """
     if stream.text:
         if head is not None:
@@ -74,13 +71,12 @@ def make_learner(
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     head_name = head or method.head
+    first_ids = encoded[0, "train"].input_ids
     classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
         head=head_name,
-        common=_find_common_tokens(method, loaded.tokenizer, encoded[0, "train"].input_ids)
-        if head_name == "sink"
-        else (),
+        common=_find_common_tokens(method, loaded.tokenizer, first_ids) if head_name == "sink" else (),
         lora=lora,
         label_words=LABEL_WORDS if head_name == "labels" else 0,
         seed=seed,
@@ -115,7 +111,7 @@ def run_stream(
             then, and nothing else that hooks have set.
         checkpoint_every: Steps between checkpoints within a task; by default none.
         diagnose: Returns diagnostics of the network on a task.
-        gated: Dev rows of each task on which the gate is measured.
+        gated: Dev rows of each task on which the gate is measured; 0 for none.
         on_progress: Called with the progress of training.
         on_task: Called after each task in every process, before its state is written; in a resumed run for the
             remaining tasks, perhaps again for one of them.
@@ -125,23 +121,32 @@ def run_stream(
         UserError: The run cannot be resumed, or a phase has nothing to train.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
-    fingerprint = _fingerprint(learner, method)
-    if checkpoint_dir is not None and not resume:
+    fingerprint, tasks_trained = _fingerprint(learner, method), 0
+    if checkpoint_dir is not None and resume:
+        restored = restore_state(checkpoint_dir, learner.network, fingerprint)
+        if restored is not None:
+            tasks_trained, method.state, rows = restored
+            run.rows = {name: rows.get(name, []) for name in run.rows}
+    elif checkpoint_dir is not None:
         _remove_checkpoints(checkpoint_dir)
-    tasks_trained = _resume(run, checkpoint_dir, fingerprint) if resume and checkpoint_dir is not None else 0
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
         hook_seconds = time_hook(method.before_task, learner, task)
-        _evaluate_before(run, diagnose)
+        if method.evaluation_scope == "seen":
+            _add_scores(run, [task], tasks_trained=task, cil=False)
+        _add_diagnostics(run, diagnose, tasks_trained=task)
         cost = _train(run, checkpoint_dir, resume, checkpoint_every, on_progress)
         hook_seconds += time_hook(method.after_task, learner, task)
-        _check_memory_size(method)
+        num_stored = len(method.state.examples)
+        assert num_stored <= method.memory_size, f"{num_stored} examples kept, {method.memory_size} declared"
         cost |= {"hook_seconds": hook_seconds + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
         run.rows["cost"].append({**cost, **measure_memory(learner, method)})
         _evaluate_after(run, diagnose)
-        _add_gate(run, gated)
+        if gated:
+            scored_tasks = None if task + 1 == len(learner.stream) else (task,)
+            run.rows["gate"] += measure_gate(learner, method, task + 1, rows=gated, scored_tasks=scored_tasks)
         run.peak_memory = max(run.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
@@ -163,10 +168,7 @@ def _remove_checkpoints(checkpoint_dir: Path) -> None:
 
 
 def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
-    """Return the tokens that count as common for scaling sinks.
-
-    By list, or because many texts of the first task have one.
-    """
+    """Return the common tokens for scaling sinks: those of a list, or those that many texts of the first task have."""
     if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
@@ -198,23 +200,12 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resume(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> int:
-    """Go on as after the last saved task. Returns how many tasks were trained."""
-    restored = state.restore_state(checkpoint_dir, run.learner.network, identity)
-    if restored is None:
-        return 0
-    tasks_trained, run.method.state, rows = restored
-    run.rows = {name: rows.get(name, []) for name in run.rows}
-    return tasks_trained
-
-
 def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
     """Write the state after the current task, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
         if is_main_process():
-            tasks_trained = run.learner.task + 1
             rows = {**run.rows, "identity": identity}
-            state.save(checkpoint_dir, tasks_trained, run.learner.network, run.method.state, rows)
+            save(checkpoint_dir, run.learner.task + 1, run.learner.network, run.method.state, rows)
             shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 
@@ -232,7 +223,7 @@ def _train(
     save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> Row:
-    """Return every phase of the task at hand; what it cost."""
+    """Train every phase of the task at hand, and return what they cost."""
     learner, method, cost = run.learner, run.method, TaskCost()
     for index, phase in enumerate(method.phases(learner, learner.task)):
         start = time.perf_counter()
@@ -259,13 +250,13 @@ def _train(
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         cost.add(result, batches, a_token=a_token, a_step=a_step)
-    return {**_task_columns(learner, learner.task), **cost.row()}
+    return {**learner.task_columns(learner.task), **cost.row()}
 
 
 def _make_training_config(
     learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
 ) -> TrainingConfig:
-    """Return how a phase is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
+    """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648)."""
     budget = learner.budget
     return TrainingConfig(
         max_steps=batches.steps,
@@ -301,86 +292,33 @@ def _make_step_callback(
     return report
 
 
-# -- what is found --------------------------------------------------------------------------------------
-
-
-def _task_columns(learner: Learner, task: int) -> Row:
-    return {"task_index": task + 1, "task": learner.stream.tasks[task].name}
-
-
-def _evaluate_before(run: RunState, diagnose: Diagnose | None) -> None:
-    """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
-    learner, task = run.learner, run.learner.task
-    if run.method.evaluation_scope == "seen":
-        _add_score(run, task, score_task(learner, task, tasks_trained=task), tasks_trained=task, cil=False)
-    _add_diagnostics(run, diagnose, tasks_trained=task)
+# -- evaluation -----------------------------------------------------------------------------------------
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
-    """Return the scores and diagnostics after the task at hand."""
-    learner, task, method = run.learner, run.learner.task, run.method
-    tasks_trained = task + 1
-    if method.evaluation_scope == "end" and tasks_trained < len(learner.stream):
+    """Add the scores and diagnostics after the task at hand."""
+    task, scope = run.learner.task, run.method.evaluation_scope
+    if scope == "end" and task + 1 < len(run.learner.stream):
         return
-    previous_rows = [
-        row for row in run.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"
-    ]
-    run.rows["matrix"] += [{**row, "after_task": tasks_trained} for row in previous_rows]
-    for scored_task in (task,) if method.evaluation_scope == "own" else range(tasks_trained):
-        _add_score(
-            run,
-            scored_task,
-            score_task(learner, scored_task, tasks_trained=tasks_trained),
-            tasks_trained=tasks_trained,
-            cil=method.incremental,
-        )
-    _add_diagnostics(run, diagnose, tasks_trained=tasks_trained)
+    if scope == "own":
+        previous_rows = [row for row in run.rows["matrix"] if row["after_task"] == task]
+        run.rows["matrix"] += [{**row, "after_task": task + 1} for row in previous_rows]
+    scored_tasks = [task] if scope == "own" else range(task + 1)
+    _add_scores(run, scored_tasks, tasks_trained=task + 1, cil=run.method.incremental)
+    _add_diagnostics(run, diagnose, tasks_trained=task + 1)
 
 
-def _add_score(run: RunState, task: int, score: Score, *, tasks_trained: int, cil: bool) -> None:
-    values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
-    run.rows["matrix"] += [
-        {
-            "after_task": tasks_trained,
-            **_task_columns(run.learner, task),
-            "scenario": scenario,
-            "score": value,
-            "n": score.n,
-        }
-        for scenario, value in values.items()
-    ]
+def _add_scores(run: RunState, tasks: Iterable[int], *, tasks_trained: int, cil: bool) -> None:
+    for task in tasks:
+        score = score_task(run.learner, task, tasks_trained=tasks_trained)
+        values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
+        row = {"after_task": tasks_trained, **run.learner.task_columns(task)}
+        run.rows["matrix"] += [
+            {**row, "scenario": scenario, "score": value, "n": score.n} for scenario, value in values.items()
+        ]
 
 
 def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained: int) -> None:
     if diagnose is not None:
-        task = run.learner.task
-        run.rows["diagnostics"] += [
-            {"after_task": tasks_trained, **_task_columns(run.learner, task), **row}
-            for row in diagnose(run.learner, task)
-        ]
-
-
-def _add_gate(run: RunState, rows: int) -> None:
-    """Return what the gate does after the task at hand.
-
-    How right rows are without it, of the task, at the end of all.
-    """
-    if not rows:
-        return
-    learner, tasks_trained = run.learner, run.learner.task + 1
-    last = tasks_trained == len(learner.stream)
-    gate_table = measure_gate(learner, run.method, tasks_trained, rows=rows, scored=last)
-    if gate_table and not last:
-        task_columns = {"after_task": tasks_trained, **_task_columns(learner, learner.task)}
-        values = score_adapters(learner, learner.task, tasks_trained)
-        gate_table += [
-            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
-        ]
-    run.rows["gate"] += gate_table
-
-
-def _check_memory_size(method: Method) -> None:
-    """Return a method that keeps more than it says has a mistake."""
-    assert len(method.state.examples) <= method.memory_size, (
-        f"{len(method.state.examples)} examples kept, {method.memory_size} declared"
-    )
+        row = {"after_task": tasks_trained, **run.learner.task_columns(run.learner.task)}
+        run.rows["diagnostics"] += [{**row, **values} for values in diagnose(run.learner, run.learner.task)]

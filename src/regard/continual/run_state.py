@@ -1,19 +1,28 @@
-"""How far a run is, and what it has given so far."""
+"""How far a run is and what it has given so far, and its state on disk between two tasks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from regard.adapters.lora import LoraAdapters
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.method import Method
+from regard.continual.method import Method, MethodState
+from regard.errors import UserError
+from regard.runs.snapshots import Snapshots
+from regard.runs.work_dir import check_same_identity
 
 Row = dict[str, Any]
-
-
+NETWORK, METHOD = "network.safetensors", "method.safetensors"
 TABLES = ("matrix", "cost", "diagnostics", "gate")
 """The tables that a run gives."""
 
@@ -32,10 +41,7 @@ class ProgressEvent:
 
 @dataclass(eq=False)
 class RunState:
-    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end.
-
-    `peak`: MiB at the most, of all tasks and what was seen of them; see `peak_memory`.
-    """
+    """What a run gave: rows of its tables, and its network as it is at the end; `peak_memory` is in MiB."""
 
     learner: Learner
     method: Method
@@ -46,3 +52,73 @@ class RunState:
     def network(self) -> nn.Module:
         """The network after the last task."""
         return self.learner.network
+
+
+def snapshots_in(folder: Path) -> Snapshots:
+    """Return the states of a run, by the number of tasks trained."""
+    return Snapshots(folder, name="after")
+
+
+def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, rows: Mapping[str, Any]) -> None:
+    """Write the state after `num_tasks` tasks; `rows`: the tables so far, and the run's `identity` under that name."""
+
+    def write(path: Path) -> None:
+        save_file(collect_tensors(network), path / NETWORK)
+        save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, path / METHOD)
+
+    record = {
+        "examples": [list(example) for example in state.examples],
+        "values": state.values,
+        "rows": rows,
+        "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+    }
+    snapshots_in(folder).save(num_tasks, write, record)
+
+
+def restore_state(
+    folder: Path, network: nn.Module, identity: Mapping[str, Any]
+) -> tuple[int, MethodState, dict[str, Any]] | None:
+    """Load the last good state into the network, which gets its weights of then, and trains what it trained then.
+
+    Returns:
+        How many tasks were trained, what the method kept, and the rows so far; None where there is no state.
+
+    Raises:
+        UserError: All states are damaged, or they are of a run of another identity.
+    """
+    latest = snapshots_in(folder).latest()
+    if latest is None:
+        return None
+    path, record = latest
+    rows = dict(record["rows"])
+    check_same_identity(rows.pop("identity"), json.loads(json.dumps(identity)))
+    try:
+        load_tensors(network, load_file(path / NETWORK))
+        tensors = load_file(path / METHOD)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot resume: {path} cannot be read: {' '.join(str(error).split())}") from error
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in record["trained"])
+    for module in network.modules():
+        if isinstance(module, LoraAdapters):
+            module.reopen()
+    state = MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
+    return snapshots_in(folder).index_of(path), state, rows
+
+
+def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return the network's weights and buffers on the CPU, tied ones once, by their first name."""
+    names: dict[Tensor, str] = {}
+    for name, value in network.state_dict(keep_vars=True).items():
+        names.setdefault(value, name)
+    return {name: value.detach().cpu().contiguous() for value, name in names.items()}
+
+
+@torch.no_grad()
+def load_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give the network these weights, which are those of `collect_tensors`, or some of them."""
+    tensors = network.state_dict(keep_vars=True)
+    for name, value in weights.items():
+        if name not in tensors or tensors[name].shape != value.shape:
+            raise UserError(f"resume: expected the network of this run, {name} does not fit it")
+        tensors[name].copy_(value)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.shared import SharedAdapters
 from regard.continual.adapter_network import AdapterPool
@@ -21,11 +20,10 @@ from regard.models.pretrained import load
 
 
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-    """Return the blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
+    """Return the adapters of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
     `model`: that model, which is changed in place, or its name. An adapter has the name of its task, or of several with
-    "+" between them where they share it. Hidden states and weights are those of the network that `load_network` reads,
-    whose head is none of it. Raises UserError for a network of another method, and for another model.
+    "+" between them where they share it. Raises UserError for a network of another method, and for another model.
     """
     network = load_network(folder)
     if not isinstance(network, SaptNetwork):
@@ -41,28 +39,19 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     for number, task in enumerate(tasks):
         owners[network.adapter_of(number)].append(task)
     adapters = SharedAdapters(model, **_pool_options(network.config, pool, within))
-    adapters.restore(
-        [
-            ("+".join(task["name"] for task in tasks_of_adapter), {"tasks": tasks_of_adapter})
-            for tasks_of_adapter in owners
-        ],
-        used,
-    )
-    for source, tasks_of_adapter in zip(
-        _adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True
-    ):
-        tasks_of_adapter.data.copy_(source)
+    adapters.restore([("+".join(task["name"] for task in shared), {"tasks": shared}) for shared in owners], used)
+    for source, target in zip(_adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True):
+        target.data.copy_(source)
     weights = network.attention.state_dict()
     adapters.attention.load_state_dict({name: weights[name] for name in adapters.attention.state_dict()})
     return adapters
 
 
 def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
-    """Return what a pool in a model is made with to be like one in a part of it, whose names have that before them."""
+    """Return what a pool in a model is made with to be like one in a part of it, whose names begin with `within`."""
     names = ("adapter_type", "router_hidden_size", "projection_order")
     if isinstance(pool, PromptAdapterPool):
         return {name: getattr(config, name) for name in (*names, "num_virtual_tokens", "encoder_hidden_size")}
-    assert isinstance(pool, LoraAdapterPool)
     options = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")}
     return options | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
 
@@ -72,15 +61,11 @@ def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
     if isinstance(pool, PromptAdapterPool):
         pool.fold()
         return [pool.prompts.P[index] for index in range(blocks)]
-    assert isinstance(pool, LoraAdapterPool)
     return [parameter for index in range(blocks) for parameter in pool.parameters_of(index)]
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
-    """Return what stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
-
-    Raises UserError where the network was built on other weights.
-    """
+    """Return the prefix that names in the network's encoder have in the model. Raises UserError for other weights."""
     encoder: nn.Module = network.classifier.encoder
     candidates = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
     name, base = candidates[0] if candidates else ("", model)

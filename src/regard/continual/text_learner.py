@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -19,17 +20,17 @@ from regard.models.generator import Generator
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 
-NO_TASK = -1
-"""The number of the task of rows that are of none in the stream."""
-
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """Rows as token ids: N prompts and, for each, the answer that is trained on.
+    """Rows as token ids: prompts and, for each, the answer that is trained on.
 
-    `input_ids`: (N, P) int64; `attention_mask`: (N, P) bool, false at padding, which is on the right. `answers`: (N, T)
-    int64, each with its end, −100 behind it. `labels`: (N,), which rows of the task have the same answer. `truncated`:
-    how many prompts or answers did not fit and were cut.
+    Args:
+        input_ids: Prompts (row, token), int64.
+        attention_mask: (row, token), false at padding, which is on the right.
+        answers: Answers (row, token), int64, each with its end, −100 behind it.
+        labels: (row,), which rows of the task have the same answer.
+        truncated: How many prompts or answers did not fit and were cut.
     """
 
     input_ids: Tensor
@@ -42,8 +43,16 @@ class EncodedTexts:
         return len(self.input_ids)
 
     def lengths(self) -> Tensor:
-        """(N,): tokens of each row, its answer among them."""
+        """(row,): tokens of each row, its answer among them."""
         return self.attention_mask.sum(1) + (self.answers != IGNORE_INDEX).sum(1)
+
+    def prompt(self, row: int) -> Tensor:
+        """Return the prompt (token,) of a row."""
+        return self.input_ids[row][self.attention_mask[row]]
+
+    def answer(self, row: int) -> Tensor:
+        """Return the answer (token,) of a row."""
+        return self.answers[row][self.answers[row] != IGNORE_INDEX]
 
 
 @dataclass(eq=False)
@@ -55,50 +64,57 @@ class TextLearner(Learner):
     """
 
     def __post_init__(self) -> None:
-        """There are no classes to note."""
         self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
+
+    @property
+    def generator(self) -> Generator:
+        """The language model of the network."""
+        return cast(Generator, cast(nn.Module, self.network.classifier))
 
     def encoded_split(self, task: int, split: Split) -> EncodedTexts:
         """Return a split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
+    def encode_pairs(self, pairs: TextPairs, **limits: int) -> EncodedTexts:
+        """Return rows as token ids, as the model reads them; `limits` are used in place of the budget's."""
+        budget = replace(self.budget, **limits)  # type: ignore[arg-type]  # `length` or `target_length`
+        return encode_pairs(pairs, self.tokenizer, budget, encoder_decoder=self.generator.is_encoder_decoder)
+
     def length(self, item: ExampleRef) -> int:
-        """Return how many tokens a training example has, its answer among them."""
         return int(self.encoded_split(item.task, "train").lengths()[item.row])
 
     def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """Return the examples as a batch.
-
-        `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token).
-        """
+        """Return the examples as a batch: `input_ids`, `attention_mask` of prompts and `labels`, all (row, token)."""
         tasks, rows = torch.tensor(items).unbind(1)
-        encodings = [self.encoded_split(item.task, split) for item in items]
-        prompts = [
-            encoding.input_ids[row][encoding.attention_mask[row]] for encoding, row in zip(encodings, rows, strict=True)
-        ]
-        answers = [
-            encoding.answers[row][encoding.answers[row] != IGNORE_INDEX]
-            for encoding, row in zip(encodings, rows, strict=True)
-        ]
+        prompts = [self.encoded_split(task, split).prompt(row) for task, row in items]
+        answers = [self.encoded_split(task, split).answer(row) for task, row in items]
         return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Return the sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
-        wide_logits = self.mask_logits(logits, rows["tasks"])
-        return nn.functional.cross_entropy(
-            wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-        )
+        return sum_cross_entropy(logits, rows["labels"])
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """Return the logits (row, token, word) as they are: every task may say every word."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
+    def decode_answers(self, ids: Tensor) -> list[str]:
+        """Return the texts of answers (row, token), each as far as its end."""
+        ends = set(self.generator.end_token_ids)
+        answers = [list(takewhile(lambda token: token not in ends, row)) for row in ids.tolist()]
+        return [self.tokenizer.decode(answer, skip_special_tokens=True).strip() for answer in answers]
+
+
+def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies of answers (row, token), in float32 at least; −100 adds nothing."""
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(
+        wide_logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+
 
 def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
-    """Return prompts and answers of ids padded on the right.
-
-    `input_ids`, `attention_mask`, `labels`, all (row, token).
-    """
+    """Return `input_ids`, `attention_mask` and `labels` (row, token) of prompts and answers, padded on the right."""
     ids = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORE_INDEX)
@@ -117,81 +133,58 @@ def make_text_learner(
     seed: int,
     lora: Mapping[str, Any] | None = None,
 ) -> TextLearner:
-    """Return a run over tasks from text to text before its first.
-
-    The stream encoded, a network over a copy of the model.
-    """
+    """Return a run over tasks from text to text before its first; see `regard.continual.run.make_learner`."""
     if not method.supports_text:
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
-    encoded = encode_texts(stream, loaded.tokenizer, budget, encoder_decoder=generator.is_encoder_decoder)
+    encoder_decoder, encoded = generator.is_encoder_decoder, dict[tuple[int, Split], EncodedTexts]()
+    for index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
+        for split in SPLITS:
+            pairs = task.split(split)
+            if not len(pairs):
+                raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
+            encoded[index, split] = encode_pairs(pairs, loaded.tokenizer, budget, encoder_decoder=encoder_decoder)
     max_tokens = maximum_length(loaded.model, loaded.tokenizer)
-    check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=generator.is_encoder_decoder)
+    if max_tokens is not None:
+        check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=encoder_decoder)
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
 
 
-def encode_texts(
-    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
-) -> dict[tuple[int, Split], EncodedTexts]:
-    """Return the splits of each task as token ids, each text once. Raises UserError for a split without rows."""
-    encodings = {}
-    for task_index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
-        for split in SPLITS:
-            pairs = task.split(split)
-            if not len(pairs):
-                raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-            encodings[task_index, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
-    return encodings
-
-
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
-    `encoder_decoder`: of a model with an encoder for prompts: special tokens then stand around both, as its
-    tokenizer puts them. Else a prompt has those before it, and an answer none. An answer ends with the token that ends
-    a text, also where it was cut. Raises UserError for a prompt without tokens.
+    A model with an encoder for prompts (`encoder_decoder`) has special tokens around both, as its tokenizer puts them.
+    Else a prompt has those before it, and an answer none. An answer ends with the token that ends a text, also where it
+    was cut. Raises UserError for a prompt without tokens.
     """
-    end = tokenizer.eos_token_id
-    prompts = [_end_prompt(ids, end, encoder_decoder) for ids in _tokenize(tokenizer, pairs.inputs)]
-    answers = [
-        _end_answer(ids, end)
-        for ids in _tokenize(tokenizer, [references[0] for references in pairs.targets], special=encoder_decoder)
-    ]
+    end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
+    prompts = _tokenize(tokenizer, pairs.inputs)
+    if not encoder_decoder:  # the answer goes on where the prompt ends
+        prompts = [ids[:-1] if ids[-1:] == [end] else ids for ids in prompts]
+    answers = _tokenize(tokenizer, first_references, special=encoder_decoder)
+    answers = [ids if ids[-1:] == [end] else [*ids, end] for ids in answers]
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)
     if empty is not None:
         raise UserError(f"stream: expected prompts with words, {pairs.inputs[empty]!r} has no token")
-    truncated = sum(len(ids) > budget.length for ids in prompts) + sum(
-        len(ids) > budget.target_length for ids in answers
-    )
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    limits = ((prompts, budget.length), (answers, budget.target_length))
+    truncated = sum(len(ids) > limit for texts, limit in limits for ids in texts)
     padded = pad_batch(
         [torch.tensor(_truncate(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
         [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
-        pad,
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end,
     )
-    answer_classes = {
-        text: index for index, text in enumerate(dict.fromkeys(references[0] for references in pairs.targets))
-    }
-    labels = torch.tensor([answer_classes[references[0]] for references in pairs.targets])
+    answer_classes = {text: index for index, text in enumerate(dict.fromkeys(first_references))}
+    labels = torch.tensor([answer_classes[text] for text in first_references])
     return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
 
 
 def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
     token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
     return token_ids
-
-
-def _end_prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
-    """Return a prompt's tokens; one that is to go on has no end."""
-    return ids if encoder_decoder or ids[-1:] != [end] else ids[:-1]
-
-
-def _end_answer(ids: list[int], end: int) -> list[int]:
-    return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
@@ -202,25 +195,13 @@ def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
 
 
 def check_text_lengths(
-    encodings: Iterable[EncodedTexts], max_tokens: int | None, answer_tokens: int, *, encoder_decoder: bool
+    encodings: Iterable[EncodedTexts], max_tokens: int, answer_tokens: int, *, encoder_decoder: bool
 ) -> None:
     """Raise UserError if a prompt, in decoder-only models with its answer, has more tokens than the model takes."""
     longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
-    if max_tokens is None:
-        return
+    limit_text = f"expected at most {max_tokens} tokens, which this model takes, got"
     if answer_tokens > max_tokens:
-        raise UserError(
-            f"target_length: expected at most {max_tokens} tokens, which this model takes, got {answer_tokens}"
-        )
+        raise UserError(f"target_length: {limit_text} {answer_tokens}")
     if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
         answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
-        raise UserError(
-            f"length: expected at most {max_tokens} tokens, which this model takes, "
-            f"got a prompt of {longest}{answer_text}"
-        )
-
-
-def encode_task(learner: TextLearner, task: TextTask, split: Split) -> EncodedTexts:
-    """Encode a split of a task, which need not be one of the stream."""
-    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
-    return encode_pairs(task.split(split), learner.tokenizer, learner.budget, encoder_decoder=encoder_decoder)
+        raise UserError(f"length: {limit_text} a prompt of {longest}{answer_text}")

@@ -24,8 +24,7 @@ class TrainingBudget:
     of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
     `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
     tasks from text to text. `max_steps`: steps on a task's own batches in a phase at most, by the task's name (steps
-    that replay come besides, and `joint` has no limit); of tasks that are not named, as many as the epochs come to. See
-    the section on training of prescale's paper.
+    that replay come besides, and `joint` has no limit).
     """
 
     num_epochs: int = 3
@@ -68,7 +67,7 @@ def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
 
 
 def count_warmup_steps(budget: TrainingBudget, steps: int) -> int:
-    """Steps of linear warm-up of a phase."""
+    """Return the steps of linear warm-up of a phase."""
     return math.ceil(budget.warmup_ratio * steps)
 
 

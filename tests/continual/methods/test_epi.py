@@ -21,7 +21,7 @@ from regard.continual.methods.epi import (
     make_whitening,
 )
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import collect_tensors, load_tensors
+from regard.continual.run_state import collect_tensors, load_tensors
 from regard.continual.text_learner import make_text_learner
 from regard.errors import UserError
 from tests.continual import small_text_tasks

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import collect_tensors
 from tests.continual.methods.adapter_networks import copied, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 

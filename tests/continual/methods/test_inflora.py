@@ -20,7 +20,7 @@ from regard.continual.methods.inflora import (
     grow_subspace,
 )
 from regard.continual.run import run_stream
-from regard.continual.state import restore_state, save
+from regard.continual.run_state import restore_state, save
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import fill, learnt, made, moved, of_block, precise
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
-from regard.continual.methods import lfpt5
 from regard.continual.methods.lfpt5 import (
     GENERATED,
     PROMPT,
@@ -25,8 +24,8 @@ from regard.continual.methods.lfpt5 import (
 )
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
-from regard.continual.state import collect_tensors
-from regard.continual.text_learner import make_text_learner
+from regard.continual.run_state import collect_tensors
+from regard.continual.text_learner import TextLearner, make_text_learner
 from regard.errors import UserError
 from tests.continual import small_tasks
 from tests.continual.small_text_tasks import BUDGET, Kind, loaded, stream
@@ -247,7 +246,7 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
         drawn.append(ids)
         return ["animals : cat say : quick a cat"]
 
-    monkeypatch.setattr(lfpt5, "decode_answers", said)
+    monkeypatch.setattr(TextLearner, "decode_answers", said)
     method.after_task(learner, 0)
     inputs, _ = method.state.values[GENERATED][0]
     assert (len(inputs), len(drawn)) == (1, 1)

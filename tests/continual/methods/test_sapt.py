@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.adapter_init import choose_initial_adapter, losses_by_adapter
+from regard.continual.adapter_network import choose_initial_adapter, losses_by_adapter
 from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -190,7 +190,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
             method.before_task(learner, task)
             method.place_adapter(learner, task)
             method.after_task(learner, task)
-        rows = measure_gate(learner, method, 3, scored=False)
+        rows = measure_gate(learner, method, 3, scored_tasks=())
         own.append([row["value"] for row in rows if row["statistic"] == "own_adapter_weight"])
     assert min(own[1]) > 0.6
     assert max(own[0]) < 0.6
@@ -286,7 +286,7 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         learner.network_as(SaptNetwork).attention.norm.bias.copy_(
             20 * learner.network_as(SaptNetwork).attention.keys[0]
         )
-    found = measure_gate(learner, method, 3, scored=False)
+    found = measure_gate(learner, method, 3, scored_tasks=())
     names = [task.name for task in learner.stream.tasks]
     assert list(find_closed_gates(found, 3, newest_only=True)) == [names[2]]
     own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_adapter_weight"}
@@ -307,7 +307,7 @@ def test_the_open_gate_learns_the_words() -> None:
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
     assert len(at_once) == 3
-    rows = measure_gate(learner, method, 3, scored=False)
+    rows = measure_gate(learner, method, 3, scored_tasks=())
     own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
     assert min(own) > 0.2
 

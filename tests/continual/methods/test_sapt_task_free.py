@@ -20,8 +20,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig, TaskFreeNetwork
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import RunState
-from regard.continual.state import collect_tensors
+from regard.continual.run_state import RunState, collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text_tasks
@@ -283,7 +282,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     assert method.state.values == before.state.values
     assert all(torch.equal(value, collect_tensors(ran.network)[name]) for name, value in after[-1].items())
     assert ran.rows["matrix"] == expected.rows["matrix"]
-    assert measure_gate(learner, method, 3, scored=False) == measure_gate(expected.learner, before, 3, scored=False)
+    assert measure_gate(learner, method, 3, scored_tasks=()) == measure_gate(
+        expected.learner, before, 3, scored_tasks=()
+    )
 
 
 def test_texts_are_learnt_as_well() -> None:

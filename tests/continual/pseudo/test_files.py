@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.continual.pseudo.files import find_definition, read_as_rows, read_pseudo, real_inputs
+from regard.continual.pseudo.parsing import find_definition, read_as_rows, read_pseudo, real_inputs
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError

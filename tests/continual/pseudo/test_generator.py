@@ -14,13 +14,14 @@ from regard.continual.pseudo.generator import (
     GeneratorTrainingConfig,
     SampleGenerator,
     attach_generator,
+    broadcast_texts,
     encode_samples,
     generate_inputs,
     max_sample_tokens,
 )
 from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, find_frame
-from regard.continual.pseudo.text_tensors import broadcast_from_main, pack, unpack
-from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.pseudo.stored import pack, unpack
+from regard.continual.text_learner import TextLearner, pad_batch, sum_cross_entropy
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
@@ -89,7 +90,7 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
 def test_the_network_is_as_it_was_when_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     names = [name for name, _ in learner.network.named_parameters()]
-    monkeypatch.setattr(generator, "_sample_inputs", lambda *_: 1 / 0)
+    monkeypatch.setattr(generator, "_sample_texts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate_inputs(learner, 0, 3, RECIPE)
     assert [name for name, _ in learner.network.named_parameters()] == names
@@ -119,7 +120,7 @@ def test_training_makes_what_is_to_be_said_likelier() -> None:
         def loss() -> float:
             writing.eval()
             with torch.no_grad():
-                return float(generator._loss(writing, rows))
+                return float(sum_cross_entropy(writing(rows), rows["labels"]))
 
         before = loss()
         encoded = encode_samples(learner, 0, find_frame(defined("animals")))
@@ -138,7 +139,9 @@ def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
             for place, token in enumerate(ids):
                 if token != IGNORE_INDEX:
                     expected = expected - logits[row, place].log_softmax(-1)[token]
-        assert float(generator._loss(writing, rows).detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+        assert float(sum_cross_entropy(writing(rows), rows["labels"]).detach()) == pytest.approx(
+            float(expected.detach()), rel=1e-5
+        )
 
 
 @pytest.mark.sample(1)
@@ -209,4 +212,4 @@ def test_texts_are_packed_as_they_are() -> None:
     said = ("a\nb", "", 'ü "c"')
     assert unpack(pack(said)) == said
     assert pack(said).dtype == torch.uint8
-    assert broadcast_from_main(list(said), torch.device("cpu")) == said
+    assert broadcast_texts(said) == list(said)

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
-from regard.continual.pseudo.text_tensors import broadcast_from_main
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, broadcast_texts, generate_inputs
 from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
 
@@ -20,7 +19,7 @@ def main(out: Path) -> None:
     method.place_adapter(learner, 0)
     found = generate_inputs(texts(learner), 0, 4, GeneratorTrainingConfig(steps=10, learning_rate=2e-2, batch_size=8))
     rank = dist.get_rank()
-    told = broadcast_from_main([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
+    told = broadcast_texts([f"{rank} says é"] * (rank + 1))
     (out / f"found-{rank}.json").write_text(json.dumps({"written": found, "told": told}))
     dist.destroy_process_group()
 

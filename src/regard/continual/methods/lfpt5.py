@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.generation import decode_answers
 from regard.continual.learner import Learner
 from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
@@ -186,7 +185,7 @@ class Lfpt5(PromptMethod):
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
                 start = 1 if generator.is_encoder_decoder else ids.shape[1]
-                for text in decode_answers(learner, token_ids[:, start:]):
+                for text in learner.decode_answers(token_ids[:, start:]):
                     row = parse_row(text, self.config.separator)
                     if row is not None and text_task.metric == "exact-match":
                         answer = answers.get(normalize_answer(row[1]))

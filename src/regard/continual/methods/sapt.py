@@ -13,8 +13,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
-from regard.continual.adapter_init import choose_initial_adapter
-from regard.continual.adapter_network import AdapterNetwork, AdapterPool, make_lora_pool
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool, choose_initial_adapter, make_lora_pool
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig

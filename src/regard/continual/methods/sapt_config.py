@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from regard.adapters.attention import ProjectionOrder
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.required_settings import EMPTY, RequiredSetting, check_required
+from regard.continual.method import EMPTY, RequiredSetting, check_required
 from regard.errors import UserError
 
 Block = Literal["lora", "prompt"]

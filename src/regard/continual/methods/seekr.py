@@ -146,8 +146,8 @@ class Seekr(memory.MemoryMethod):
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
         observations = self._observe(learner, self._future_examples(learner, task), with_gradients=True)
         if observations:
-            changes = [(after.attention - self.earlier[item].attention).square() for item, after in observations.items()]
-            change = torch.stack([squares.mean((-1, -2)) for squares in changes]).mean(0)
+            changes = [after.attention - self.earlier[item].attention for item, after in observations.items()]
+            change = torch.stack([difference.square().mean((-1, -2)) for difference in changes]).mean(0)
             slope = torch.stack([observation.squares for observation in observations.values()]).mean(0)
             self.state.tensors[IMPORTANCE] = self._importance(learner) + head_importance(change, slope)
         memory.store_examples(learner, self.state, self.config, task)

@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def frechet_distance(vectors: Tensor, reference: Tensor) -> float:
-    """|μ − μ'|² + tr(C + C' − 2 (C C')^½) of two sets of vectors (row, width), each of two and more (1706.08500).
+    """Return |μ − μ'|² + tr(C + C' − 2 (C C')^½) of two sets of vectors (row, width), each of at least two.
 
-    With C = XᵀX of centerd rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
-    X'ᵀ, so that no root of a matrix is taken, and few rows of great width do no harm.
+    With C = XᵀX of centered rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
+    X'ᵀ, so that no root of a matrix is taken, and few rows of great width do no harm (arXiv 1706.08500).
     """
     first, second = vectors.double(), reference.double()
     means = (first.mean(0) - second.mean(0)).square().sum()
-    centerd = [(sample - sample.mean(0)) / (len(sample) - 1) ** 0.5 for sample in (first, second)]
-    shared = torch.linalg.svdvals(centerd[0] @ centerd[1].T).sum()
-    return float((means + sum(sample.square().sum() for sample in centerd) - 2 * shared).clamp_min(0))
+    centered = [(sample - sample.mean(0)) / (len(sample) - 1) ** 0.5 for sample in (first, second)]
+    shared = torch.linalg.svdvals(centered[0] @ centered[1].T).sum()
+    return float((means + sum(sample.square().sum() for sample in centered) - 2 * shared).clamp_min(0))
 
 
 def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | None:
@@ -30,12 +30,12 @@ def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | Non
 
 
 class PrivacyMeasures(NamedTuple):
-    """How near vectors are to training rows, beside rows that were not trained on.
+    """How near vectors that stand for a task are to training rows, beside held-out rows.
 
-    `nearest_distances`: the median distance of what stands for a task to the nearest training row, over that of
-    held-out rows; None where the latter is 0. `closer`: how likely one of them is nearer to a training row than a
-    held-out row is, one half where they are as far, 1 for copies. `membership`: how likely a training row is nearer to
-    one of them than a held-out row is: what someone who has them can tell, one half for nothing.
+    `nearest`: the median distance to the nearest training row, over that of held-out rows; None where the latter is 0.
+    `closer`: how likely one is nearer to a training row than a held-out row is, one half where they are as far, 1 for
+    copies. `membership`: how likely a training row is nearer to one of them than a held-out row is, one half if they
+    tell nothing.
     """
 
     nearest: float | None
@@ -45,10 +45,8 @@ class PrivacyMeasures(NamedTuple):
 
 def measure_privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) -> PrivacyMeasures:
     """Return what vectors that stand for a task (row, width) give away of its training rows; Euclidean distances."""
-    stand_in_distances, held_out_distances = (
-        nearest_distances(stand_ins, train_vectors),
-        nearest_distances(held_out, train_vectors),
-    )
+    stand_in_distances = nearest_distances(stand_ins, train_vectors)
+    held_out_distances = nearest_distances(held_out, train_vectors)
     median = float(held_out_distances.median())
     return PrivacyMeasures(
         nearest=float(stand_in_distances.median()) / median if median else None,

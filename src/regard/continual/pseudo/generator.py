@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,14 +15,13 @@ from regard import training
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.generation import decode_answers
 from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, PromptFrame, drop_duplicates, find_frame
-from regard.continual.pseudo.text_tensors import broadcast_from_main
-from regard.continual.text_learner import EncodedTexts, TextLearner, encode_pairs, pad_batch
+from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch, sum_cross_entropy
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
+from regard.runs import distributed as processes
 from regard.runs.quiet import suppress_logging
 from regard.training import TrainingConfig
 from regard.training.placement import Rows
@@ -29,18 +29,10 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTrainingConfig:
-    """Training and sampling of a generator; the defaults are those of SAPT (arXiv 2401.08295).
+    """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
 
-    Args:
-        steps: Training steps.
-        learning_rate: Constant learning rate.
-        batch_size: Rows in a batch.
-        r: Rank of the adapter.
-        lora_alpha: Scaling of the adapter.
-        dropout: Dropout of the adapter's inputs.
-        top_k: Tokens that are sampled from.
-        repetition_penalty: That of Transformers' `generate`.
-        max_tries: Maximum number of samples, as a multiple of the requested inputs.
+    `top_k` and `repetition_penalty` are those of Transformers' `generate`; `max_tries`: maximum number of samples, as a
+    multiple of the requested inputs.
     """
 
     steps: int = 5000
@@ -68,19 +60,16 @@ class SampleGenerator(nn.Module):
 
     def __init__(self, generator: Generator, pool: LoraAdapterPool) -> None:
         super().__init__()
-        self.generator, self._pool = generator, (pool,)
+        self.generator, self._pool = generator, pool
 
-    @contextmanager
-    def use_adapter(self, device: torch.device) -> Iterator[None]:
+    def use_adapter(self, device: torch.device) -> AbstractContextManager[None]:
         """For a while, the model has this adapter, and no other."""
-        with self._pool[0].use_weights(torch.ones(1, device=device)):
-            yield
+        return self._pool.use_weights(torch.ones(1, device=device))
 
     def forward(self, rows: Rows) -> Tensor:
         """Return the logits (row, token, word)."""
         with self.use_adapter(rows["input_ids"].device):
-            output: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
-        return cast(Any, output).logits
+            return self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
 
 
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
@@ -92,27 +81,33 @@ def generate_inputs(learner: TextLearner, task: int, count: int, recipe: Generat
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
     with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
-        rows = encode_samples(learner, task, frame)
-        _train(learner, writing, rows, recipe, seed % 2**31)
-        with learner.evaluation_mode():
-            return _sample_inputs(learner, writing, frame, count, recipe, task)
+        _train(learner, writing, encode_samples(learner, task, frame), recipe, seed % 2**31)
+        inputs, num_samples, num_parsed = list[str](), 0, 0
+        batch_size = learner.budget.eval_batch_size
+        max_samples = max(recipe.max_tries * count, batch_size)
+        while len(inputs) < count and num_samples < max_samples:
+            size = min(batch_size, max_samples - num_samples)
+            samples = _sample_texts(learner, writing, size, recipe, learner.seed_for("said", task, num_samples))
+            parsed_inputs = [text for text in map(frame.parse, broadcast_texts(samples)) if text is not None]
+            num_samples, num_parsed = num_samples + size, num_parsed + len(parsed_inputs)
+            inputs = drop_duplicates([*inputs, *parsed_inputs])
+    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @contextmanager
 def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, seed: int) -> Iterator[SampleGenerator]:
     """For a while, the block of a generator stands in the place of the network's; then all is as it was."""
-    encoder: Any = network.classifier.encoder
     trainable = [(member, member.requires_grad) for member in network.parameters()]
     modes = [(member, member.training) for member in network.modules()]
     target_modules = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
     options: dict[str, Any] = {"r": recipe.r, "lora_alpha": recipe.lora_alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.disable():
-            pool = LoraAdapterPool(encoder, target_modules=target_modules, **options)
+            pool = LoraAdapterPool(network.classifier.encoder, target_modules=target_modules, **options)
             pool.reserve(1)
             pool.set_trainable(0)
             try:
-                yield SampleGenerator(cast(Generator, cast(nn.Module, network.classifier)), pool)
+                yield SampleGenerator(cast(Any, network.classifier), pool)
             finally:
                 pool.remove()
     finally:
@@ -139,21 +134,13 @@ def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> Encod
     """Return a task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.extract_input(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
     pairs = TextPairs(inputs=(QUESTION,) * len(inputs), targets=tuple((frame.make_sample(text),) for text in inputs))
-    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
-    max_tokens = max_sample_tokens(learner)
-    return encode_pairs(
-        pairs, learner.tokenizer, replace(learner.budget, target_length=max_tokens), encoder_decoder=encoder_decoder
-    )
+    return learner.encode_pairs(pairs, target_length=max_sample_tokens(learner))
 
 
 def max_sample_tokens(learner: TextLearner) -> int:
-    """Return how many tokens a sample has at most.
-
-    Those of a prompt, as far as the model takes them behind the question.
-    """
-    generator = cast(Generator, cast(nn.Module, learner.network.classifier))
-    max_tokens = maximum_length(generator.encoder, learner.tokenizer)
-    if max_tokens is None or generator.is_encoder_decoder:
+    """Return the most tokens of a sample: those of a prompt, as far as the model takes them behind the question."""
+    max_tokens = maximum_length(learner.generator.encoder, learner.tokenizer)
+    if max_tokens is None or learner.generator.is_encoder_decoder:
         return learner.budget.length
     return min(learner.budget.length, max_tokens - len(learner.tokenizer(QUESTION)["input_ids"]))
 
@@ -161,82 +148,40 @@ def max_sample_tokens(learner: TextLearner) -> int:
 def _train(
     learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
 ) -> None:
-    """Train the adapter."""
-    items = [ExampleRef(0, row) for row in range(len(rows))]
-    steps_per_epoch = -(-len(items) // recipe.batch_size)
-    epochs = Epochs(
-        items, rows.lengths().tolist(), size=recipe.batch_size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed
-    )
+    """Train the adapter, by AdamW at a constant rate without decay."""
+    items, size = [ExampleRef(0, row) for row in range(len(rows))], recipe.batch_size
+    steps_per_epoch = -(-len(items) // size)
+    epochs = Epochs(items, rows.lengths().tolist(), size=size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed)
 
     def make_batch(step: int) -> Rows:
         step_items = epochs.at(step)
-        rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch_size)]
-        questions = [rows.input_ids[row][rows.attention_mask[row]] for row in rows_of_batch]
-        samples = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in rows_of_batch]
-        padded = pad_batch(questions, samples, learner.pad_token_id)
+        rows_of_batch = [step_items[index % len(step_items)].row for index in range(size)]
+        padded = pad_batch([*map(rows.prompt, rows_of_batch)], [*map(rows.answer, rows_of_batch)], learner.pad_token_id)
         padded["labels"][len(step_items) :] = IGNORE_INDEX
         return padded
 
     training.train(
         writing,
-        _make_training_config(learner, recipe, seed),
+        TrainingConfig(
+            max_steps=recipe.steps,
+            batch_size=size,
+            micro_batch_size=learner.budget.micro_batch_size,
+            learning_rate=recipe.learning_rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            betas=(0.9, 0.999),
+            precision=learner.budget.precision,  # type: ignore[arg-type]  # checked by the plan
+            seed=seed,
+            logging_steps=recipe.steps,
+        ),
         batch=make_batch,
-        loss=_loss,
+        loss=lambda network, inputs: sum_cross_entropy(network(inputs), inputs["labels"]),
         count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
 
 
-def _make_training_config(learner: TextLearner, recipe: GeneratorTrainingConfig, seed: int) -> TrainingConfig:
-    """Return how a generator is trained: AdamW at a constant rate, without decay."""
-    return TrainingConfig(
-        max_steps=recipe.steps,
-        batch_size=recipe.batch_size,
-        micro_batch_size=learner.budget.micro_batch_size,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        betas=(0.9, 0.999),
-        precision=learner.budget.precision,  # type: ignore[arg-type]  # checked by the plan
-        seed=seed,
-        logging_steps=recipe.steps,
-    )
-
-
-def _loss(network: nn.Module, rows: Rows) -> Tensor:
-    """Return the sum of the cross-entropies of what is to be said."""
-    logits = network(rows)
-    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss: Tensor = nn.functional.cross_entropy(
-        wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
-    return loss
-
-
 # -- sampling -------------------------------------------------------------------------------------------
-
-
-def _sample_inputs(
-    learner: TextLearner,
-    writing: SampleGenerator,
-    frame: PromptFrame,
-    count: int,
-    recipe: GeneratorTrainingConfig,
-    task: int,
-) -> GeneratedInputs:
-    """Return samples until enough of them are inputs, or as many as are tried."""
-    inputs: list[str] = []
-    num_samples, num_parsed, max_samples = 0, 0, max(recipe.max_tries * count, learner.budget.eval_batch_size)
-    while len(inputs) < count and num_samples < max_samples:
-        batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
-        samples = broadcast_from_main(
-            _sample_texts(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples)),
-            learner.device,
-        )
-        parsed_inputs = [text for text in map(frame.parse, samples) if text is not None]
-        num_samples, num_parsed = num_samples + batch_size, num_parsed + len(parsed_inputs)
-        inputs = drop_duplicates([*inputs, *parsed_inputs])
-    return GeneratedInputs(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @torch.no_grad()
@@ -244,16 +189,17 @@ def _sample_texts(
     learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
 ) -> list[str]:
     """Return so many samples."""
-    generator, model = writing.generator, cast(Any, writing.generator.encoder)
-    pairs = TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))
-    question = encode_pairs(
-        pairs, learner.tokenizer, learner.budget, encoder_decoder=generator.is_encoder_decoder
-    ).input_ids
+    question = learner.encode_pairs(TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))).input_ids
     ids = question.to(learner.device).expand(count, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with writing.use_adapter(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
+    with (
+        learner.evaluation_mode(),
+        writing.use_adapter(learner.device),
+        suppress_logging(),
+        torch.random.fork_rng(devices=devices),
+    ):
         torch.manual_seed(seed)
-        token_ids: Tensor = model.generate(
+        token_ids: Tensor = cast(Any, learner.generator.encoder).generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
@@ -261,4 +207,12 @@ def _sample_texts(
             repetition_penalty=recipe.repetition_penalty,
             max_new_tokens=max_sample_tokens(learner),
         )
-    return decode_answers(learner, token_ids[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])
+    return learner.decode_answers(token_ids[:, 1 if learner.generator.is_encoder_decoder else ids.shape[1] :])
+
+
+def broadcast_texts(texts: Sequence[str]) -> list[str]:
+    """Return the texts of the first process, in all of them."""
+    if processes.world_size() == 1:
+        return list(texts)
+    first: list[str] = json.loads(processes.all_gather_bytes(json.dumps(list(texts)).encode())[0])
+    return first

@@ -1,12 +1,16 @@
-"""What a generator of pseudo samples is asked and answers, and how an input stands in the prompts of its task."""
+"""Inputs of tasks and of their pseudo samples: in prompts, in generated texts, in files, and as rows of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
-from regard.data.stream import TextTask
+from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI, InstructionTask
+from regard.data.stream import ClassificationTask, TextTask
+from regard.errors import UserError
 
 QUESTION = "__gen__"
 INPUT_MARK = "__inp__"
@@ -46,10 +50,7 @@ class PromptFrame:
 
 
 def find_frame(task: TextTask) -> PromptFrame:
-    """Return how the prompts of a task are written, as the published collections have it.
-
-    Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
-    """
+    """Return how the prompts of a task are written: as in the published collections, else behind its definition."""
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
         template = benchmark.prompt if definition else benchmark.prompt_without_definition
@@ -75,3 +76,65 @@ def plain_text(text: str) -> str:
 def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
     min_length = len(before) + len(after)
     return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
+    """Return the inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
+
+    Raises UserError for a file that is not there, is none of Instances with an input, or has none.
+    """
+    path = Path(folder) / task / "train.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        inputs = [row["input"].strip() for row in content["Instances"]]
+    except FileNotFoundError:
+        raise UserError(f"pseudo: expected pseudo samples of {task!r} in {path}, there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"pseudo: expected JSON with 'Instances' of 'input' in {path}: {error!r}") from None
+    unique_inputs = drop_duplicates(text for text in inputs if text)
+    if not unique_inputs:
+        raise UserError(f"pseudo: expected inputs of {task!r} in {path}, got none")
+    return tuple(unique_inputs)
+
+
+def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tuple[str, ...]:
+    """Return the inputs of a split of a task without what all its prompts, or texts, have, as pseudo samples are."""
+    if isinstance(task, TextTask):
+        frame = find_frame(task)
+        return tuple(frame.extract_input(prompt) for prompt in task.split(split).inputs)  # type: ignore[arg-type]
+    skipped = 0 if find_definition(task) is None else 1
+    return tuple(" ".join(texts[skipped:]) for texts in task.split(split).texts)  # type: ignore[arg-type]
+
+
+def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
+
+    White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, the
+    first text is all that is there without the names of parts, and the others are empty. Where parts are told by new
+    lines alone (`wic`) one may get words of another. In a query vector, which knows no order, neither matters.
+    """
+    definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
+    texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]
+    if definition is None:
+        return tuple(texts_by_row)
+    return tuple((definition, " ".join(texts).strip()) for texts in texts_by_row)
+
+
+def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
+    """Return an input as the texts of a row."""
+    match = re.match(instruction_task.pattern.replace(r"\s*\n", r"\s+"), text, re.DOTALL | re.IGNORECASE)
+    if match:
+        return tuple(template.format(*match.groups()) for template in instruction_task.texts)
+    names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", instruction_task.pattern.replace(r"\s*", " ").replace(r"\n", " "))
+    remainder = re.sub(rf"\b(?:{'|'.join(names)})s?:", " ", text, flags=re.IGNORECASE) if names else text
+    return (plain_text(remainder), *("" for _ in instruction_task.texts[1:]))
+
+
+def find_definition(task: ClassificationTask) -> str | None:
+    """Return the definition before each text of a task: the first of two texts, where all rows have the same."""
+    texts = task.train.texts
+    first = {row[0] for row in texts}
+    return texts[0][0] if len(texts[0]) == 2 and len(texts) > 1 and len(first) == 1 else None

@@ -12,7 +12,7 @@ from regard.adapters.reflection import Density
 from regard.continual.pseudo import stored
 from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
 from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
-from regard.continual.pseudo.files import find_definition, read_as_rows, real_inputs
+from regard.continual.pseudo.parsing import find_definition, read_as_rows, real_inputs
 from regard.continual.pseudo.two_sample import run_two_sample_test
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
@@ -48,9 +48,9 @@ def measure_quality(
     test = run_two_sample_test(real_texts, pseudo_texts, seed)
     copied = CopiedRuns(pseudo_texts, train_texts)
     return {
-        "two_sample_accuracy": None if test is None else test.accuracy,
-        "two_sample_p": None if test is None else test.p_value,
-        "two_sample_rows": None if test is None else test.rows,
+        "two_sample_accuracy": test and test.accuracy,
+        "two_sample_p": test and test.p_value,
+        "two_sample_rows": test and test.rows,
         "duplicates": duplicate_fraction(pseudo_texts),
         "near_duplicates": near_duplicate_fraction(pseudo_texts),
         **{f"copied_{words}grams": copied.copied_fraction(words) for words in RUN_LENGTHS},
@@ -62,7 +62,7 @@ def measure_quality(
 
 
 def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, float]:
-    """Lengths and vocabularies."""
+    """Return lengths and vocabularies."""
     real_words = {word for text in real for word in text.split()}
     pseudo_words = [text.split() for text in pseudo]
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -80,33 +80,23 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
 # -- of a run -------------------------------------------------------------------------------------------
 
 
-def summarize_task_quality(learner: Learner, method: Method, task: int) -> Row:
-    """Return a row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
-
-    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and
-    `frechet`, of their query vectors from those of the task's training rows.
-    """
-    measures = measure_task_quality(learner, method, task)
-    names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
-    return {"task": learner.stream.tasks[task].name, **{name: measures[name] for name in names}}
-
-
 def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
-    """Return rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
+    """Return rows of `task_index`, `task`, `statistic` and `value` for each learnt task that has pseudo samples.
 
-    The statistics are those of `measure_task_quality`; and where the samples keep an attention in place, of
-    `measure_privacies` with the stand-in's name before each, as "generated membership".
+    The statistics are those of `measure_task_quality`, and where the network has query vectors, of `measure_privacies`
+    with the stand-in's name before each, as "generated membership".
     """
     rows: list[Row] = []
     for task in range(tasks_trained):
         if method.pseudo_inputs(task) is None:
             continue
-        measures: dict[str, float | None] = measure_task_quality(learner, method, task)
+        measures = measure_task_quality(learner, method, task)
         private_of = measure_privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
             measures |= {f"{name} {field}": value for field, value in private._asdict().items()}
-        task_columns = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
-        rows += [{**task_columns, "statistic": field, "value": value} for field, value in measures.items()]
+        rows += [
+            {**learner.task_columns(task), "statistic": field, "value": value} for field, value in measures.items()
+        ]
     return rows
 
 
@@ -117,39 +107,32 @@ def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[st
     generator; `frechet`, the distance from training rows; `real_frechet`, that of as many training rows from the
     others. Distances need a network with query vectors.
     """
-    inputs = method.pseudo_inputs(task)
+    inputs, stream_task = method.pseudo_inputs(task), learner.stream.tasks[task]
     if inputs is None:
-        raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
-    seed = learner.seed_for("quality", task)
-    stream_task = learner.stream.tasks[task]
-    plain_inputs = inputs
+        raise UserError(f"quality: expected pseudo samples of {stream_task.name!r}, none were kept")
+    seed, texts = learner.seed_for("quality", task), inputs
     if isinstance(stream_task, ClassificationTask):
-        plain_inputs = tuple(" ".join(texts).strip() for texts in _without_definition(stream_task, inputs))
+        skipped = 0 if find_definition(stream_task) is None else 1
+        texts = tuple(" ".join(row[skipped:]).strip() for row in read_as_rows(stream_task, inputs))
     measures = {
         "kept": len(inputs),
         **method.state.values.get(f"{stored.TEXTS}{task}", {}),
-        **measure_quality(real_inputs(stream_task, "dev"), plain_inputs, real_inputs(stream_task), seed),
+        **measure_quality(real_inputs(stream_task, "dev"), texts, real_inputs(stream_task), seed),
     }
-    if not hasattr(learner.network, "vectors"):
-        return measures
-    pseudo_vectors, train_vectors = (
-        stored.compute_query_vectors(learner, task, inputs),
-        compute_vectors(learner, task, "train"),
-    )
-    return {
-        **measures,
-        "frechet": frechet_distance(train_vectors, pseudo_vectors)
-        if min(len(pseudo_vectors), len(train_vectors)) > 1
-        else None,
-        "real_frechet": split_frechet_distance(train_vectors, len(pseudo_vectors), seed),
-    }
+    if hasattr(learner.network, "vectors"):
+        pseudo_vectors = stored.compute_query_vectors(learner, task, inputs)
+        train_vectors = compute_vectors(learner, task, "train")
+        comparable = min(len(pseudo_vectors), len(train_vectors)) > 1
+        measures["frechet"] = frechet_distance(train_vectors, pseudo_vectors) if comparable else None
+        measures["real_frechet"] = split_frechet_distance(train_vectors, len(pseudo_vectors), seed)
+    return measures
 
 
 def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
     """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows.
 
-    Dev rows serve as rows that were not trained on. "generated" needs stored pseudo samples; the others then have as
-    many vectors, else as many as the method stores.
+    Dev rows are held out. "generated" needs stored pseudo samples; the others then have as many vectors, else as many
+    as the method stores.
     """
     train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
@@ -168,9 +151,3 @@ def compute_vectors(learner: Learner, task: int, split: Split) -> Tensor:
     items = learner.sample_examples(task, split, len(learner.encoded[task, split]))
     with torch.no_grad():
         return torch.cat([network.vectors(rows) for rows in learner.iterate_batches(items, split)])
-
-
-def _without_definition(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return inputs as the texts that an encoder reads, without a definition."""
-    skipped = 0 if find_definition(task) is None else 1
-    return [texts[skipped:] for texts in read_as_rows(task, inputs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -9,20 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.files import read_as_rows, read_pseudo
 from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
-from regard.continual.pseudo.parsing import find_frame
-from regard.continual.pseudo.text_tensors import pack, unpack
-from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
+from regard.continual.pseudo.parsing import find_frame, read_as_rows, read_pseudo
+from regard.continual.text_learner import TextLearner, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
-from regard.data.stream import TextPairs, TextTask
+from regard.data.stream import ClassificationTask, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from regard.continual.learner import Learner
     from regard.continual.method import MethodState
 
@@ -51,23 +48,20 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
 def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
-    `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, `_lr`
-    and `_batch`). Of the stream's last task none are written, since nothing comes that they would be needed for. Raises
-    UserError where a generator has written nothing, or files have nothing, that can be used.
+    `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, …).
+    Of the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
+    has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
         state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
-        recipe = GeneratorTrainingConfig(
-            steps=int(config.generator_steps),
-            learning_rate=config.generator_lr,
-            batch_size=int(config.generator_batch_size),
-        )
+        steps, batch_size = int(config.generator_steps), int(config.generator_batch_size)
+        recipe = GeneratorTrainingConfig(steps=steps, learning_rate=config.generator_lr, batch_size=batch_size)
         generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
             raise UserError(
                 f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
-                f"samples; raise generator_steps (now {recipe.steps}), or set reflection=density or reflection=real"
+                f"samples; raise generator_steps (now {steps}), or set reflection=density or reflection=real"
             )
         state.tensors[f"{TEXTS}{task}"] = pack(generated.inputs)
         counts = {"wanted": count, **{name: getattr(generated, name) for name in ("drawn", "parsed", "distinct")}}
@@ -82,9 +76,14 @@ def stored_inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
 
 def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
     """Return the query vectors (row, width) of inputs of a task, each read as the task's rows are."""
-    network: Any = learner.network
+    network, batch_size = cast(Any, learner.network), learner.budget.eval_batch_size
+    batches = (
+        _encode(learner, task, inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)
+    )
     with torch.no_grad():
-        return torch.cat([network.vectors(rows) for rows in _iterate_batches(learner, task, inputs)])
+        return torch.cat(
+            [network.vectors({name: value.to(learner.device) for name, value in batch.items()}) for batch in batches]
+        )
 
 
 def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
@@ -95,28 +94,27 @@ def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple
     return tuple(texts[index] for index in indices)
 
 
-def _iterate_batches(learner: Learner, task: int, inputs: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Return inputs as batches on the device."""
-    batch_size = learner.budget.eval_batch_size
-    for start in range(0, len(inputs), batch_size):
-        batch = _encode(learner, task, inputs[start : start + batch_size])
-        yield {name: value.to(learner.device) for name, value in batch.items()}
-
-
 def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
     """Return inputs as a batch; their answers, which nothing sees, are none."""
-    task_of_stream, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
-    if isinstance(task_of_stream, TextTask):
-        frame = find_frame(task_of_stream)
-        pairs = TextPairs(
-            inputs=tuple(map(frame.make_prompt, inputs)), targets=(task_of_stream.train.targets[0],) * len(inputs)
-        )
-        encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
-        encoded = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
-        prompts = [ids[mask] for ids, mask in zip(encoded.input_ids, encoded.attention_mask, strict=True)]
-        return pad_batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad_token_id)
-    texts = read_as_rows(task_of_stream, inputs)
-    encoded_texts = encode(
-        "sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural"
-    )
-    return {"input_ids": encoded_texts.input_ids, "attention_mask": encoded_texts.attention_mask}
+    stream_task = learner.stream.tasks[task]
+    if isinstance(learner, TextLearner):
+        assert isinstance(stream_task, TextTask)
+        prompts = tuple(map(find_frame(stream_task).make_prompt, inputs))
+        targets = (stream_task.train.targets[0],) * len(inputs)
+        encoded = learner.encode_pairs(TextPairs(inputs=prompts, targets=targets))
+        answers = [torch.tensor([IGNORE_INDEX])] * len(inputs)
+        return pad_batch([encoded.prompt(row) for row in range(len(inputs))], answers, learner.pad_token_id)
+    texts = read_as_rows(cast(ClassificationTask, stream_task), inputs)
+    examples = Examples(texts=texts, labels=(0,) * len(texts))
+    rows = encode("sequence", examples, learner.tokenizer, learner.budget.length, "natural")
+    return {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
+
+
+def pack(texts: Sequence[str]) -> Tensor:
+    """Return the texts as bytes (uint8), so that they are counted and saved as all that is stored."""
+    return torch.frombuffer(bytearray(json.dumps(list(texts), ensure_ascii=False).encode()), dtype=torch.uint8)
+
+
+def unpack(packed: Tensor) -> tuple[str, ...]:
+    """Return the texts that `pack` was given."""
+    return tuple(json.loads(packed.cpu().numpy().tobytes()))

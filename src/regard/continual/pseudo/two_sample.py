@@ -24,9 +24,9 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class TwoSample(NamedTuple):
-    """The share of `rows` texts, held out of training, that a classifier puts right, and how likely as many are.
+    """The share of `rows` texts, held out of training, that a classifier puts right.
 
-    `p_value`: that of so many or more if the sorts were alike, each right with probability one half.
+    `p_value`: how likely so many or more are if the sorts were alike, each right with probability one half.
     """
 
     accuracy: float
@@ -53,13 +53,13 @@ def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -
         return None
     inputs = hash_features([text for text, _ in rows])
     weights, offset = fit_logistic_regression(inputs[is_train], labels[is_train])
-    num_correct = ((inputs[~is_train] @ weights + offset > 0) == (labels[~is_train] > 0)).sum()
+    num_correct = int(((inputs[~is_train] @ weights + offset > 0) == (labels[~is_train] > 0)).sum())
     held_out = int((~is_train).sum())
-    return TwoSample(int(num_correct) / held_out, binomial_tail(int(num_correct), held_out), held_out)
+    return TwoSample(num_correct / held_out, binomial_tail(num_correct, held_out), held_out)
 
 
 def hash_features(texts: Sequence[str]) -> Tensor:
-    """(text, column): 1 + log of how often a text has the words and pairs hashed to a column, of length one."""
+    """Return (text, column): 1 + log of how often a text has the words and pairs hashed to a column, normalized."""
     counts = torch.zeros(len(texts), COLUMNS, dtype=torch.float64)
     for row, text in enumerate(texts):
         words = _WORDS.findall(text)
@@ -70,10 +70,9 @@ def hash_features(texts: Sequence[str]) -> Tensor:
 
 
 def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression of labels 0 and 1 (row,) on rows (row, column).
+    """Return weights (column,) and offset of a logistic regression of labels 0 and 1 (row,) on rows (row, column).
 
-    Returns:
-        Weights (column,) and offset with the smallest ½‖w‖² + strength · Σ of the rows' losses.
+    They have the smallest ½‖w‖² + strength · Σ of the rows' losses.
     """
     weights = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -105,9 +104,6 @@ def _sample_texts(texts: Sequence[str], count: int, random: torch.Generator) -> 
 def _select_training_texts(sorts: Sequence[Sequence[str]], random: torch.Generator) -> set[str]:
     """Return half of the texts that are of the first sort alone, of the second, and of both."""
     first, second = (dict.fromkeys(texts) for texts in sorts)
-    groups = (
-        [text for text in first if text not in second],
-        [text for text in second if text not in first],
-        [text for text in first if text in second],
-    )
+    first_only, both = [text for text in first if text not in second], [text for text in first if text in second]
+    groups = (first_only, [text for text in second if text not in first], both)
     return {text for group in groups for text in _sample_texts(group, (len(group) + 1) // 2, random)}
