@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.models.classifier import Classifier
 from regard.models.generator import Generator
+from regard.models.heads import pool_states
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
@@ -32,6 +33,12 @@ class Network(nn.Module):
         names = TEXT_INPUTS if isinstance(cast(nn.Module, self.classifier), Generator) else INPUTS
         logits: Tensor = self.classifier(**{name: rows[name] for name in names if name in rows}).logits
         return logits
+
+    def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
+        """Return the state (row, width) of each text that the head reads."""
+        mask = rows["attention_mask"].bool()
+        states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
+        return pool_states(states, mask, cast(Any, self.classifier).head.pooling)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
         """Return the answers (row, token) to the prompts of rows, at most so many tokens each."""

@@ -66,10 +66,7 @@ class AGem(memory.MemoryMethod):
 
 @torch.no_grad()
 def project_gradient(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
-    """Take out of a gradient, in place, its part along a reference that it points against (arXiv 1812.00420, eq. 11).
-
-    Both are one vector in the same pieces.
-    """
+    """Take out of a gradient, in place, its part along a reference that it points against (the paper's equation 11)."""
     dot = sum(float((part * reference_part).sum()) for part, reference_part in zip(gradient, reference, strict=True))
     square = sum(float(part.square().sum()) for part in reference)
     if dot < 0 and square > 0:

@@ -37,13 +37,8 @@ class CtrNetwork(Network):
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = find_end_layers(classifier.encoder)
-        sizes = Sizes(
-            config.adapter_size,
-            config.capsule_size,
-            config.capsule_hidden_size,
-            config.num_transfer_capsules,
-            config.num_filters,
-        )
+        capsules = config.capsule_size, config.capsule_hidden_size, config.num_transfer_capsules
+        sizes = Sizes(config.adapter_size, *capsules, config.num_filters)
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.inflora import ThresholdFormula, apply_formula
+from regard.continual.methods.inflora import InfLoraConfig, apply_formula
+from regard.continual.methods.lora_baselines import LoraMethod
 from regard.continual.methods.o_lora import overlap_penalty
 from regard.models.classifier import Classifier
 
@@ -23,23 +24,18 @@ LAYERS = ("down", "up", "key")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GainLoraConfig(LoraConfig):
-    """Settings of GainLoRA: those of low-rank adapters, and of the gates.
+class GainLoraConfig(InfLoraConfig):
+    """Settings of GainLoRA: those of adapters and of the stored subspace, here of the gates' inputs, and of the gates.
 
     The defaults are the authors' for T5. `orthogonality_weight` is that of O-LoRA: the authors' code of both together
     is not released.
 
     Args:
         gate_hidden_size: Features between the first two layers of a gate.
-        threshold: ε, the share of the inputs that the stored directions hold after the first task. It grows linearly to
-            1.
-        threshold_formula: What the share is of, see `InfLoraConfig`.
         orthogonality_weight: λ of O-LoRA's penalty.
     """
 
     gate_hidden_size: method.PositiveInt = 100
-    threshold: method.Fraction = 0.995
-    threshold_formula: ThresholdFormula = "released"
     orthogonality_weight: method.NonNegative = 0.5
 
 
@@ -142,7 +138,7 @@ class GainNetwork(PoolNetwork):
             self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
 
 
-class GainLora(method.Method):
+class GainLora(LoraMethod):
     """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
     Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers
@@ -159,7 +155,6 @@ class GainLora(method.Method):
 
     Config = GainLoraConfig
     Network = GainNetwork
-    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(GainNetwork)

@@ -96,12 +96,6 @@ class IdbrNetwork(Network):
         """Return the generic and the specific space of rows: (row, 2 × size)."""
         return self.head.spaces(self.pooled_states(rows))
 
-    def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the states (row, width) that the spaces are made of."""
-        mask = rows["attention_mask"].bool()
-        states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
-        return pool_states(states, mask, self.head.pooling)
-
     def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
         """Return what `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]

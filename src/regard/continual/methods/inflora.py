@@ -51,11 +51,7 @@ class InputSubspace(NamedTuple):
     def complement_projection(self) -> Tensor:
         """(inputs, inputs): the projection on what no earlier task takes up."""
         projection = self.basis @ self.basis.T
-        return (
-            projection
-            if self.free
-            else torch.eye(len(projection), dtype=projection.dtype, device=projection.device) - projection
-        )
+        return projection if self.free else torch.eye(len(projection)).to(projection) - projection
 
 
 class InfLora(IncrementalLora):
@@ -134,11 +130,10 @@ def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Ten
     Returns:
         Squares (direction,), largest first, and directions (inputs, direction); directions without inputs are left out.
     """
+    outside_moment = moment
     if memory is not None:
         projection = memory.complement_projection()
         outside_moment = projection @ moment @ projection
-    else:
-        outside_moment = moment
     squares, vectors = torch.linalg.eigh((outside_moment + outside_moment.T) / 2)
     squares, vectors = squares.flip(0), vectors.flip(1)
     significant = squares > _NOTHING * moment.trace()

@@ -71,7 +71,11 @@ class L2pNetwork(Network):
     def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
-        _check_classifier(classifier)
+        if classifier.config.lora:
+            raise UserError("lora: expected none with l2p, which leaves the encoder as it is")
+        if not reads_input_embeddings(encoder):
+            expected = "one that reads embeddings in place of tokens (inputs_embeds), which l2p puts its prompts among"
+            raise UserError(f"model: expected {expected}, got {type(encoder).__name__}")
         encoder.requires_grad_(False)
         encoder.eval()
         table: Any = encoder.get_input_embeddings()
@@ -101,10 +105,8 @@ class L2pNetwork(Network):
 
         The query is the state that the classifier reads from the text alone: of [CLS], or of the last token.
         """
-        mask = rows["attention_mask"].bool()
         with torch.no_grad():
-            states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
-            query = pool_states(states, mask, self.head.pooling).to(self.keys.dtype)
+            query = self.pooled_states(rows).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
@@ -185,19 +187,3 @@ class L2p(PromptMethod):
                 selected = network.choose(rows, frequencies).numbers
                 usage += torch.bincount(selected.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
-
-
-# -- what a model can do ----------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _check_classifier(classifier: Classifier) -> None:
-    """Raise UserError if the encoder is adapted, or embeddings in place of tokens give it another text."""
-    encoder = classifier.encoder
-    if classifier.config.lora:
-        raise UserError("lora: expected none with l2p, which leaves the encoder as it is")
-    if not reads_input_embeddings(encoder):
-        raise UserError(
-            f"model: expected one that reads embeddings in place of tokens (inputs_embeds), which l2p puts its prompts "
-            f"among, got {type(encoder).__name__}"
-        )

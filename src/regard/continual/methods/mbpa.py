@@ -47,14 +47,7 @@ class MbPAConfig(memory.MemoryConfig):
 
 @dataclass(frozen=True, eq=False)
 class ShownMemory:
-    """A memory as the network needs it.
-
-    Args:
-        rows: The stored examples as a batch.
-        keys: Keys of shape (row, width).
-        class_mask: Classes of each row's task, of shape (row, class).
-        tasks_trained: Number of tasks that the memory is of.
-    """
+    """The memory of `tasks_trained` tasks: its rows, their keys (row, width), their tasks' classes (row, class)."""
 
     rows: Rows
     keys: Tensor
@@ -163,9 +156,7 @@ class AdaptingNetwork(Network):
 
     def _features(self, rows: Rows) -> Tensor:
         """Return (row, width): what the head reads, in float32 at least."""
-        mask = rows["attention_mask"].bool()
-        states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
-        features = pool_states(states, mask, self._head.pooling)
+        features = self.pooled_states(rows)
         return features.to(torch.promote_types(features.dtype, torch.float32))
 
 

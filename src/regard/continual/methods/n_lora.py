@@ -46,16 +46,11 @@ class NLora(IncrementalLora):
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)
-        non_square = [
-            name
-            for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
-            if layer.adapters.inputs != layer.adapters.outputs
-        ]
+        layers = learner.network_as(PoolNetwork).pool.layers
+        non_square = [name for name, layer in layers.items() if layer.adapters.inputs != layer.adapters.outputs]
         if non_square and self.config.penalized_product == "released":
-            raise UserError(
-                "penalized_product: expected update, since "
-                f"{non_square[0]} gives another number of features than it reads"
-            )
+            problem = f"{non_square[0]} gives another number of features than it reads"
+            raise UserError(f"penalized_product: expected update, since {problem}")
 
     def penalties(self, learner: Learner) -> Iterator[Tensor]:
         if self.config.sparsity_weight:

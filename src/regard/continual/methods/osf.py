@@ -61,7 +61,8 @@ class SubspaceLayer(nn.Module):
         super().__init__()
         inputs, outputs = weight_shape(layer)
         self.base_layer, narrow = layer, min(inputs, outputs)
-        weight = self._begin().detach()
+        matrix: Tensor = layer.weight  # type: ignore[assignment]  # as linear layers have
+        weight = (matrix if isinstance(layer, nn.Linear) else matrix.T).detach()
         options: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
         self.register_buffer("kept", weight.to(options["dtype"], copy=True))
         self.register_buffer("U_held", torch.zeros(outputs, narrow, **options))
@@ -111,11 +112,6 @@ class SubspaceLayer(nn.Module):
         self.S.zero_()
         self.S[num_frozen:] = values[num_frozen:]
         self.kept.copy_((left[:, :num_frozen] * values[:num_frozen]) @ right[:num_frozen])
-
-    def _begin(self) -> Tensor:
-        """Return the matrix of the layer below, (outputs, inputs)."""
-        weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as linear layers have
-        return weight if isinstance(self.base_layer, nn.Linear) else weight.T
 
 
 class OsfNetwork(Network):

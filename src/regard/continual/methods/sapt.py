@@ -167,10 +167,7 @@ class Sapt(method.Method):
         return (learner.fine_tuning_phase(lr_multipliers=multipliers),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows; with the floor under their own adapter's weight while it warms up.
-
-        The next adapter is put in place here, when the task has been scored without it.
-        """
+        """Put the next adapter in place, now that the task has been scored without it, and return the task's rows."""
         self.place_adapter(learner, task)
         task_batches = super().batches(learner, task, phase)
         config = self.config

@@ -46,40 +46,15 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SaptConfig(LoraConfig):
-    """Settings of SAPT: those of its adapters, router, gate and reflection memory.
+    """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
 
     Args:
-        adapter_type: "lora" (see `LoraConfig`) or "prompt" (see `regard.adapters.prompt_adapters`).
-        num_virtual_tokens: Tokens of a soft prompt.
-        encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
-        router_hidden_size: Features between the two projections that make a query, see `SharedAttention`.
         projection_order: See `SharedAttention`.
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
-        detach_old: Pass no gradient through adapters of earlier tasks, as in the authors' code.
-        adapter_lr_multiplier: Multiplies the learning rate of adapters.
-        key_lr_multiplier: Multiplies the learning rate of keys.
-        projection_lr_multiplier: Multiplies the learning rate of the projections that make queries.
-        gate: "published", or "open": the router is taught the rows of a task before its adapter is trained.
-        init: What a new adapter is with the open gate: a copy of the "last" one, of the "best" one, or "nothing".
-        init_samples: Rows on which the best one is found.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
-        router_warmup_lr: Learning rate of these steps.
         router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
-        own_weight_floor: Least weight of the task's own adapter at the first step.
-        floor_fraction: Share of the steps in which that floor falls linearly to 0.
-        entropy_weight: Weight of the entropy of a row's weights.
         load_balancing_weight: Weight of −log of each adapter's weight, the mean over adapters.
-        freeze_router: Do not train the router together with the adapter.
         joint_training: Train adapters under the weights that select them; without it, each alone.
-        reflection: What stands for earlier tasks: query vectors of "real" rows, of "generated" texts, samples of a
-            "density", or "none".
-        memory_size: Number of query vectors for a task; 0 for a `memory_fraction` of its rows.
-        memory_fraction: Share of a task's rows, at `memory_size` 0.
-        density_rank: Directions of the density.
-        generator_steps: Steps that train the adapter which generates texts.
-        generator_lr: Learning rate of these steps.
-        generator_batch_size: Batch size of these steps.
-        pseudo_samples_dir: Folder of texts to read in place of generating them.
         reflection_weight: λ of the published gate, of the mean over tasks of their divergence.
         gradient_balance: Where above 0, λ is such that the norm of its gradient in the projections is this many times
             that of the task's loss.

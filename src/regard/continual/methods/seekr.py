@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
@@ -46,15 +48,12 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
 class SeekrNetwork(SharedAdapterNetwork):
     """A frozen model with one adapter, whose attention can be read, `find_attention_layers` being its layers."""
 
-    _attention_layers: tuple[AttentionLayer, ...] = ()
     _reads: list[CapturedWeights] | None = None
 
-    @property
+    @cached_property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """The attention layers, in the order of a forward."""
-        if not self._attention_layers:
-            self._attention_layers = tuple(find_attention_layers(self.classifier.encoder))
-        return self._attention_layers
+        return tuple(find_attention_layers(self.classifier.encoder))
 
     @contextmanager
     def record_attention(self) -> Iterator[list[CapturedWeights]]:
@@ -243,16 +242,11 @@ def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
     return torch.stack(means).mean()
 
 
-@contextmanager
-def _require_embedding_gradients(table: nn.Module) -> Iterator[None]:
-    """For a while, what the table gives has a gradient, where any has: so has the attention of every layer."""
-    handle = table.register_forward_hook(
+def _require_embedding_gradients(table: nn.Module) -> RemovableHandle:
+    """While the handle is open, what the table gives has a gradient, where any has: so has the attention of layers."""
+    return table.register_forward_hook(
         lambda module, args, states: states.requires_grad_() if torch.is_grad_enabled() else states
     )
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _tensor_name(kind: str, item: ExampleRef) -> str:
