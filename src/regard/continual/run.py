@@ -180,23 +180,16 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
+    tasks = [dict(task.sha256) for task in stream.tasks]
+    lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.config.to_dict(),
         "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,
-        "stream": {
-            "name": stream.name,
-            "order": list(stream.order),
-            "tasks": [dict(task.sha256) for task in stream.tasks],
-        },
-        "model": {
-            "base": config.lineage.get("base"),
-            "sha256": config.lineage.get("sha256"),
-            "lora": config.lora,
-            "head": config.head,
-        },
+        "stream": {"name": stream.name, "order": list(stream.order), "tasks": tasks},
+        "model": {**lineage, "lora": config.lora, "head": config.head},
     }
 
 
@@ -225,6 +218,7 @@ def _train(
 ) -> Row:
     """Train every phase of the task at hand, and return what they cost."""
     learner, method, cost = run.learner, run.method, TaskCost()
+    phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
     for index, phase in enumerate(method.phases(learner, learner.task)):
         start = time.perf_counter()
         batches = method.batches(learner, learner.task, phase)
@@ -240,9 +234,7 @@ def _train(
                 batch=cost.count_batches(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
-                folder=None
-                if checkpoint_dir is None or save_steps is None
-                else _phases_dir(checkpoint_dir, learner.task) / f"stage-{index}",
+                folder=None if phases_dir is None else phases_dir / f"stage-{index}",
                 resume=resume and save_steps is not None,
                 on_progress=_make_step_callback(learner, phase, on_progress),
                 correct=phase.transform_gradients,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.continual.method import Method
-from regard.continual.prompt_network import (
+from regard.continual.adapter_network import (
     PromptConfig,
     PromptNetwork,
     PromptPrefix,
@@ -16,6 +15,7 @@ from regard.continual.prompt_network import (
     copy_class_vectors,
     restore_class_vectors,
 )
+from regard.continual.method import Method
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 

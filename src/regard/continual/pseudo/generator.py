@@ -15,10 +15,9 @@ from regard import training
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, PromptFrame, drop_duplicates, find_frame
+from regard.continual.pseudo.parsing import QUESTION, PromptFrame, drop_duplicates, find_frame
 from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch, sum_cross_entropy
 from regard.data.stream import TextPairs, TextTask
-from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
 from regard.runs import distributed as processes
@@ -115,16 +114,6 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
             parameter.requires_grad_(requires_grad)
         for module, mode in modes:
             module.training = mode
-
-
-def check_marks(learner: TextLearner) -> None:
-    """Raise UserError if the tokenizer cannot write what stands before an input."""
-    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
-    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
-        raise UserError(
-            f"reflection: 'generated' needs a tokenizer that can write {INPUT_MARK}, this model's cannot; "
-            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
-        )
 
 
 # -- training -------------------------------------------------------------------------------------------

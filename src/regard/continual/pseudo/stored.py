@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
-from regard.continual.pseudo.parsing import find_frame, read_as_rows, read_pseudo
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
+from regard.continual.pseudo.parsing import INPUT_MARK, find_frame, read_as_rows, read_pseudo
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
@@ -36,13 +36,15 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
                 raise UserError(
                     f"pseudo_samples_dir: expected pseudo samples of {task.name!r} in {path}, there is no such file"
                 )
-    elif not isinstance(learner, TextLearner):
-        raise UserError(
-            "reflection: 'generated' needs a model that writes (--task-type generation), here one learns classes; "
-            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
-        )
-    else:
-        check_marks(learner)
+        return
+    advice = "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
+    if not isinstance(learner, TextLearner):
+        problem = "a model that writes (--task-type generation), here one learns classes"
+        raise UserError(f"reflection: 'generated' needs {problem}; {advice}")
+    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
+    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
+        problem = f"a tokenizer that can write {INPUT_MARK}, this model's cannot"
+        raise UserError(f"reflection: 'generated' needs {problem}; {advice}")
 
 
 def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
