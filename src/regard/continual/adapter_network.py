@@ -220,10 +220,7 @@ def losses_by_adapter(learner: Learner, task: int, adapters: Iterable[int], rows
 
 
 def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
-    """Return the adapter before a new one under which at most so many of the task's rows lose least.
-
-    None where the new one, which adds nothing yet, is better than all of them.
-    """
+    """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one."""
     losses = losses_by_adapter(learner, task, range(adapter + 1), rows)
     best = min(losses, key=lambda index: (losses[index], -index))
     return None if best == adapter else best

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]
 CLOSED_FRACTION = 0.5
-"""A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
+"""A gate is closed that gives a task's own adapter less than this share of what all adapters alike would get."""
 
 
 def measure_gate(

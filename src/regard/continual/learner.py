@@ -40,15 +40,16 @@ class Learner:
     budget: TrainingBudget
     tokenizer: Any
     seed: int
-    start: dict[str, Tensor]
+    start: dict[str, Tensor] = field(init=False)
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
     loss_classes: LossClasses = "task"
 
     def __post_init__(self) -> None:
+        self.start = {name: value.clone() for name, value in self.network.state_dict().items()}
         self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
-        for task in range(len(self.stream)):
+        for task in range(0 if self.stream.text else len(self.stream)):
             self.task_classes[task, list(self.stream.class_indices(task))] = True
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:

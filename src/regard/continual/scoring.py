@@ -59,10 +59,9 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """Return the mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
+    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream.
 
-    The task need not be one of the stream. Every process answers its shard and gets the total. Raises UserError where
-    the run is one over tasks of classification.
+    Every process answers its shard and gets the total. Raises UserError where the run is one of classification.
     """
     if not isinstance(learner, TextLearner):
         raise UserError(

@@ -63,9 +63,6 @@ class TextLearner(Learner):
     mean over a batch is the one that Transformers has, over all tokens of all answers alike.
     """
 
-    def __post_init__(self) -> None:
-        self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
-
     @property
     def generator(self) -> Generator:
         """The language model of the network."""
@@ -150,8 +147,7 @@ def make_text_learner(
     if max_tokens is not None:
         check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=encoder_decoder)
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
-    start = {name: value.clone() for name, value in network.state_dict().items()}
-    return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
+    return TextLearner(stream, network, budget, loaded.tokenizer, seed, cast(Any, encoded), loaded.model.device)
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:

@@ -39,10 +39,7 @@ class PromptFrame:
         return f"{self.definition} {INPUT_MARK} {text}".strip()
 
     def parse(self, text: str) -> str | None:
-        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty.
-
-        The generated definition is ignored: prompts have the task's own.
-        """
+        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty."""
         fields = [field.strip() for field in text.split(INPUT_MARK)]
         if len(fields) != 2 or QUESTION in text or not fields[1] or (self.definition and not fields[0]):
             return None

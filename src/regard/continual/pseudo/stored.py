@@ -48,10 +48,9 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
 
 
 def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
-    """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
+    """Store at most so many inputs that stand for a task, read from files, or written by a generator.
 
-    `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, …).
-    Of the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
+    For the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
     has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
