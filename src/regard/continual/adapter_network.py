@@ -144,9 +144,6 @@ def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **opti
     )
 
 
-# -- soft prompts ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(method.MethodConfig):
     """Settings of soft prompts.
@@ -200,9 +197,6 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
     longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
-
-
-# -- what tasks begin with and keep ---------------------------------------------------------------------
 
 
 def losses_by_adapter(learner: Learner, task: int, adapters: Iterable[int], rows: int) -> dict[int, float]:

@@ -57,8 +57,6 @@ class Learner:
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
-    # -- what a stage is ----------------------------------------------------------------------------------
-
     def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains everything, with the budget's epochs and rate."""
         epochs, rate = self.budget.num_epochs, self.budget.learning_rate
@@ -88,8 +86,6 @@ class Learner:
             seed=self.seed_for("batches", self.task, stage.name),
             max_steps=max_steps if stage.respects_max_steps else None,
         )
-
-    # -- rows -------------------------------------------------------------------------------------------
 
     def items(self, task: int) -> list[ExampleRef]:
         """Return the training examples of a task."""
@@ -147,8 +143,6 @@ class Learner:
         """Return what rows of tables say of a task: its place, from 1, and its name."""
         return {"task_index": task + 1, "task": self.stream.tasks[task].name}
 
-    # -- losses -----------------------------------------------------------------------------------------
-
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Return the sum of the cross-entropies, after `mask_logits`; rows labeled −100 add nothing."""
         masked = self.mask_logits(logits, rows["tasks"])
@@ -172,8 +166,6 @@ class Learner:
     def seen_classes(self, task: int) -> Tensor:
         """Return (class,): which classes a task, or one before it, has."""
         return self.task_classes[: task + 1].any(0)
-
-    # -- the rest ---------------------------------------------------------------------------------------
 
     def seed_for(self, *names: Any) -> int:
         """Derive a seed from names and the seed of the run."""

@@ -43,9 +43,6 @@ class MemoryConfig(method.MethodConfig):
         check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
 
 
-# -- what is kept ---------------------------------------------------------------------------------------
-
-
 def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
     """Store a task's training examples in `state.examples`."""
     new_examples = learner.items(task)
@@ -126,9 +123,6 @@ class MemoryMethod(method.Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         store_examples(learner, self.state, self.config, task)
-
-
-# -- what is drawn --------------------------------------------------------------------------------------
 
 
 def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:

@@ -203,9 +203,6 @@ def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
     return checkpoint_dir / f"task-{task + 1:04d}"
 
 
-# -- training -------------------------------------------------------------------------------------------
-
-
 def _train(
     run: RunState,
     cost: TaskCost,
@@ -277,9 +274,6 @@ def _make_step_callback(
         on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
 
     return report
-
-
-# -- evaluation -----------------------------------------------------------------------------------------
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:

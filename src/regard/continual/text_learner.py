@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
@@ -118,9 +118,6 @@ def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) ->
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
 
-# -- encoding -------------------------------------------------------------------------------------------
-
-
 def make_text_learner(
     stream: Stream,
     method: Method,
@@ -145,7 +142,13 @@ def make_text_learner(
             encoded[index, split] = encode_pairs(pairs, loaded.tokenizer, budget, encoder_decoder=encoder_decoder)
     max_tokens = maximum_length(loaded.model, loaded.tokenizer)
     if max_tokens is not None:
-        check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=encoder_decoder)
+        limit_text, answer_tokens = f"at most {max_tokens} tokens, which this model takes", budget.target_length
+        if answer_tokens > max_tokens:
+            raise UserError(f"target_length: expected {limit_text}, got {answer_tokens}")
+        longest = max(int(texts.attention_mask.sum(1).max()) for texts in encoded.values())
+        if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
+            answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
+            raise UserError(f"length: expected {limit_text}, got a prompt of {longest}{answer_text}")
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, cast(Any, encoded), loaded.model.device)
 
@@ -188,16 +191,3 @@ def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
     if len(ids) <= max_tokens:
         return ids
     return [*ids[: max_tokens - 1], ids[-1]] if keep_last else ids[:max_tokens]
-
-
-def check_text_lengths(
-    encodings: Iterable[EncodedTexts], max_tokens: int, answer_tokens: int, *, encoder_decoder: bool
-) -> None:
-    """Raise UserError if a prompt, in decoder-only models with its answer, has more tokens than the model takes."""
-    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
-    limit_text = f"expected at most {max_tokens} tokens, which this model takes, got"
-    if answer_tokens > max_tokens:
-        raise UserError(f"target_length: {limit_text} {answer_tokens}")
-    if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
-        answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
-        raise UserError(f"length: {limit_text} a prompt of {longest}{answer_text}")

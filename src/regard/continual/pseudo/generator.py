@@ -116,9 +116,6 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
             module.training = mode
 
 
-# -- training -------------------------------------------------------------------------------------------
-
-
 def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
     """Return a task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.extract_input(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
@@ -168,9 +165,6 @@ def _train(
         count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
-
-
-# -- sampling -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -75,9 +75,6 @@ def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
     return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)
 
 
-# -- files ----------------------------------------------------------------------------------------------
-
-
 def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
     """Return the inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
 

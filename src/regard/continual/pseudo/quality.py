@@ -77,9 +77,6 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
     }
 
 
-# -- of a run -------------------------------------------------------------------------------------------
-
-
 def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
     """Return rows of `task_index`, `task`, `statistic` and `value` for each learnt task that has pseudo samples.
 
