@@ -80,7 +80,7 @@ def trim_padding(rows: Rows) -> Rows:
 
 
 def _count_tokens(rows: Rows) -> int:
-    """Return how many tokens the rows have, padding included, in texts and in answers."""
+    """Return the tokens of the rows, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
@@ -90,11 +90,7 @@ def count_examples(rows: Rows) -> int:
 
 
 def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase.
-
-    What a phase does to that gradient is `flops_per_transform`; what a network does before it answers (`mbpa++` adapts
-    itself to each text) is of scoring, and counted nowhere.
-    """
+    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase."""
     learner.network.train()
     rows = _first_rows(learner, batches)
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):

@@ -31,8 +31,7 @@ class Learner:
 
     `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `task`: the index
     of the current task. `loss_classes`: classes that a row is contrasted with, those of its own "task", or all "seen"
-    so far. The latter is for the label-text head: among the classes of its own task alone, a text is never held apart
-    from others.
+    so far, as the label-text head needs.
     """
 
     stream: Stream

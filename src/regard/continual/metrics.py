@@ -144,9 +144,8 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
     What a run is held against are the rows of `separate` and `joint` with its stream, seed and scenario, of the same
-    order if there are such, else the mean over the orders. `initial` are scores by name of task of an untrained model,
-    or by chance (100 / number of classes), for the zero-shot transfer. A run that has not learnt all of its tasks has
-    no measures yet.
+    order if there are such, else the mean over the orders. `initial`: see `compute_metrics`. A run that has not learnt
+    all of its tasks has no measures yet.
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []

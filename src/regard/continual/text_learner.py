@@ -59,8 +59,7 @@ class EncodedTexts:
 class TextLearner(Learner):
     """A run over tasks from text to text: a learner whose rows are prompts, and whose labels are answers.
 
-    Rows have no classes; the loss is over the tokens of the answers, and what the training loop counts are those: its
-    mean over a batch is the one that Transformers has, over all tokens of all answers alike.
+    Rows have no classes. The loss is over the tokens of the answers: its mean over a batch is that of Transformers.
     """
 
     @property
@@ -88,7 +87,6 @@ class TextLearner(Learner):
         return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Return the sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
         return sum_cross_entropy(logits, rows["labels"])
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:

@@ -30,8 +30,7 @@ from regard.training.placement import Rows
 class GeneratorTrainingConfig:
     """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
 
-    `top_k` and `repetition_penalty` are those of Transformers' `generate`; `max_tries`: maximum number of samples, as a
-    multiple of the requested inputs.
+    `max_tries`: maximum number of samples, as a multiple of the requested inputs.
     """
 
     steps: int = 5000
@@ -66,7 +65,6 @@ class SampleGenerator(nn.Module):
         return self._pool.use_weights(torch.ones(1, device=device))
 
     def forward(self, rows: Rows) -> Tensor:
-        """Return the logits (row, token, word)."""
         with self.use_adapter(rows["input_ids"].device):
             return self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
 
@@ -74,8 +72,7 @@ class SampleGenerator(nn.Module):
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
     """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
 
-    The adapter is at the layers of the network's adapters. The network is unchanged afterwards. Every process returns
-    the samples of the first. `inputs` is empty if no sample parses.
+    The network is unchanged afterwards. Every process returns the samples of the first.
     """
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)

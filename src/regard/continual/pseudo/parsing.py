@@ -107,8 +107,7 @@ def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple
     """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
     White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, the
-    first text is all that is there without the names of parts, and the others are empty. Where parts are told by new
-    lines alone (`wic`) one may get words of another. In a query vector, which knows no order, neither matters.
+    first text is all that is there without the names of parts, and the others are empty.
     """
     definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
     texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]

@@ -100,9 +100,8 @@ def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[R
 def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
     """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
-    Adds to `measure_quality`: `kept`, the number of samples; `wanted`, `drawn`, `parsed`, `distinct`, the counts of a
-    generator; `frechet`, the distance from training rows; `real_frechet`, that of as many training rows from the
-    others. Distances need a network with query vectors.
+    Adds to `measure_quality`: `kept`, the number of samples; the counts of a generator; `frechet`, the distance from
+    training rows, and `real_frechet`, that of as many training rows from the others, if there are query vectors.
     """
     inputs, stream_task = method.pseudo_inputs(task), learner.stream.tasks[task]
     if inputs is None:
