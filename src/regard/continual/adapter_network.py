@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
+from regard.continual.learner import Learner
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 AdapterPool = LoraAdapterPool | PromptAdapterPool
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from regard.adapters.reflection import divergence
+from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score_task
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import Method
 
 Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
+from regard.continual.learner import Learner
+from regard.continual.method import MethodState
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import check_choice, check_int
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import MethodState
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 StoragePolicy = Literal["reservoir", "balanced"]
 

@@ -6,21 +6,17 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
+from regard.continual.batches import Batches, ExampleRef
+from regard.continual.learner import Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import LossClasses, TrainingPhase
+from regard.continual.training_phase import LossClasses, MethodLearningRate, TrainingBudget, TrainingPhase
 from regard.errors import UserError
 from regard.models.heads import HeadName
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import MethodLearningRate, TrainingBudget
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 EvaluationScope = Literal["seen", "own", "end"]
 

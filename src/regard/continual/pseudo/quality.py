@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.adapters.reflection import Density
+from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.pseudo import stored
 from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
 from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
 from regard.continual.pseudo.parsing import find_definition, read_as_rows, real_inputs
 from regard.continual.pseudo.two_sample import run_two_sample_test
-from regard.data.stream import ClassificationTask
+from regard.data.stream import ClassificationTask, Split
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import Method
-    from regard.data.stream import Split
 
 Row = dict[str, Any]
 RUN_LENGTHS = range(8, 14)

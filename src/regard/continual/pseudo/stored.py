@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from regard.continual.learner import Learner
+from regard.continual.method import MethodState
 from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.pseudo.parsing import INPUT_MARK, find_frame, read_as_rows, read_pseudo
 from regard.continual.text_learner import TextLearner, pad_batch
@@ -18,10 +20,6 @@ from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import MethodState
 
 TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
