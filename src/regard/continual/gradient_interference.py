@@ -31,17 +31,9 @@ def compute_gradients(
 ) -> Float[Tensor, "task parameter"]:
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
-    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are.
-
-    Args:
-        module: The module.
-        tasks: Batches of each task. How rows are batched changes only rounding.
-        loss: Returns the sum of a batch's losses.
-        count: Returns the number of a batch's losses.
-        parameters: Parameters of interest; by default all. Only those that require gradients count, each once.
-
-    Raises:
-        UserError: No parameter requires gradients, or a task has no rows.
+    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are. `tasks` are the batches
+    of each task; `loss` returns the sum of a batch's losses, and `count` their number. Of the parameters, by default
+    all, those that require gradients count, each once. Raises UserError where there are none, or a task has no rows.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]

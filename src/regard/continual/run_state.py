@@ -75,11 +75,8 @@ def restore_state(
 ) -> tuple[int, MethodState, dict[str, Any]] | None:
     """Load the last good state into the network, which gets its weights of then, and trains what it trained then.
 
-    Returns:
-        How many tasks were trained, what the method kept, and the rows so far; None where there is no state.
-
-    Raises:
-        UserError: All states are damaged, or they are of a run of another identity.
+    Return how many tasks were trained, what the method kept, and the rows so far; None where there is no state. Raises
+    UserError where all states are damaged, or of a run of another identity.
     """
     snapshots = Snapshots(folder, name=STATE_NAME)
     latest = snapshots.latest()

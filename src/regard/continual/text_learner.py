@@ -159,10 +159,10 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     was cut. Raises UserError for a prompt without tokens.
     """
     end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
-    prompts = _tokenize(tokenizer, pairs.inputs)
+    prompts: list[list[int]] = tokenizer(list(pairs.inputs), verbose=False)["input_ids"]
     if not encoder_decoder:  # the answer goes on where the prompt ends
         prompts = [ids[:-1] if ids[-1:] == [end] else ids for ids in prompts]
-    answers = _tokenize(tokenizer, first_references, special=encoder_decoder)
+    answers = tokenizer(first_references, add_special_tokens=encoder_decoder, verbose=False)["input_ids"]
     answers = [ids if ids[-1:] == [end] else [*ids, end] for ids in answers]
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)
     if empty is not None:
@@ -177,11 +177,6 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     answer_classes = {text: index for index, text in enumerate(dict.fromkeys(first_references))}
     labels = torch.tensor([answer_classes[text] for text in first_references])
     return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
-
-
-def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-    token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
-    return token_ids
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:

@@ -52,7 +52,10 @@ def store_inputs(learner: Learner, state: MethodState, task: int, count: int, co
     has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
-        state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
+        texts = read_pseudo(config.pseudo_samples_dir, learner.stream.tasks[task].name)
+        random = torch.Generator().manual_seed(learner.seed_for("memory", task))
+        indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
+        state.tensors[f"{TEXTS}{task}"] = pack([texts[index] for index in indices])
     elif task + 1 < len(learner.stream):
         steps, batch_size = int(config.generator_steps), int(config.generator_batch_size)
         recipe = GeneratorTrainingConfig(steps=steps, learning_rate=config.generator_lr, batch_size=batch_size)
@@ -83,14 +86,6 @@ def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) ->
         return torch.cat(
             [network.vectors({name: value.to(learner.device) for name, value in batch.items()}) for batch in batches]
         )
-
-
-def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
-    """Return inputs from files, drawn by the run's seed."""
-    texts = read_pseudo(folder, learner.stream.tasks[task].name)
-    random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-    indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
-    return tuple(texts[index] for index in indices)
 
 
 def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
