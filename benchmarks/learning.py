@@ -40,7 +40,7 @@ from transformers import (
 )
 
 from benchmarks.timing import Figures, parser, prepared, row, show, write
-from regard.continual.methods.finetune import Finetune
+from regard.continual.methods.baselines import Finetune
 from regard.continual.run import make_learner, run_stream
 from regard.continual.training_phase import TrainingBudget
 from regard.data.examples import Examples

@@ -10,7 +10,7 @@ import pytest
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
-from regard.continual.methods.finetune import Finetune
+from regard.continual.methods.baselines import Finetune
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.examples import Examples

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, RobertaConfig, RobertaModel
 
 from regard.continual.learner import Learner
+from regard.continual.methods.baselines import Probe
 from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.ctr_layers import (
     GuardedLinear,
@@ -30,7 +31,6 @@ from regard.continual.methods.ctr_layers import (
     squash,
 )
 from regard.continual.methods.ctr_network import CtrNetwork, find_end_layers
-from regard.continual.methods.probe import Probe
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded

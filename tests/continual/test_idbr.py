@@ -211,7 +211,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
             if rows["replays"][number]:
                 total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
-                before = method.previous_spaces[method.places[ExampleRef(int(task), int(row))]]
+                before = method.previous_spaces[ExampleRef(int(task), int(row))]
                 weight = chosen.replay_reg_scale if rows["replays"][number] else chosen.new_reg_scale
                 moved = (space[0] - before).square()
                 total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
@@ -234,12 +234,10 @@ def test_what_was_noted_is_where_the_spaces_were() -> None:
     learner, method = begun(dropout=0.5)
     run_first(learner, method)
     network: Any = learner.network.eval()
-    assert set(method.places) == {*learner.items(1), *method.state.examples}
+    assert set(method.previous_spaces) == {*learner.items(1), *method.state.examples}
     with torch.no_grad():
         for item in (ExampleRef(1, 3), method.state.examples[0]):
-            assert torch.allclose(
-                network.spaces(learner.rows([item])), method.previous_spaces[method.places[item]], atol=1e-6
-            )
+            assert torch.allclose(network.spaces(learner.rows([item])), method.previous_spaces[item], atol=1e-6)
 
 
 def test_rows_as_they_are_have_the_plain_loss() -> None:
@@ -283,7 +281,7 @@ def test_without_replay_nothing_is_kept() -> None:
     assert method.memory_size == 0
     batches = method.batches(learner, 2, learner.fine_tuning_phase())
     assert not any(batches.rows(step)["replays"].any() for step in range(batches.steps))
-    assert set(method.places) == set(learner.items(2))
+    assert set(method.previous_spaces) == set(learner.items(2))
 
 
 def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:

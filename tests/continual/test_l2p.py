@@ -358,8 +358,8 @@ def test_adapters_are_refused() -> None:
 @pytest.mark.parametrize(
     "said,expected",
     [
-        ({"pool_size": "0"}, "pool_size: expected a number of at least 1, got 0"),
-        ({"prompt_length": "0"}, "prompt_length: expected a number of at least 1, got 0"),
+        ({"pool_size": "0"}, "pool_size: expected a whole number of at least 1, got 0"),
+        ({"prompt_length": "0"}, "prompt_length: expected a whole number of at least 1, got 0"),
         ({"top_k": "11"}, "top_k: expected a number of at least 1 and at most 10, got 11"),
         ({"pull_weight": "-1"}, "pull_weight: expected a number of at least 0, got -1"),
         ({"learning_rate": "fast"}, "learning_rate: expected a number, got 'fast'"),

@@ -17,7 +17,7 @@ from regard.continual import memory
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.finetune import Finetune
+from regard.continual.methods.baselines import Finetune
 from regard.continual.methods.replay import ReplayConfig
 from regard.continual.run import make_learner
 from regard.errors import UserError

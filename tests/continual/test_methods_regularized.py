@@ -453,7 +453,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
     "make,expected",
     [
         (lambda: ewc.EwcConfig(ewc_lambda=-1), "ewc_lambda: expected a number of at least 0, got -1"),
-        (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a number of at least 1, got 0"),
+        (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a whole number of at least 1, got 0"),
         (lambda: ewc.EwcConfig(decay_factor=2.0), "decay_factor: expected a number of at least 0 and at most 1, got 2"),
         (
             lambda: ewc.EwcConfig.parse({"fisher_labels": "some"}),

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from regard.continual.methods import METHODS
+from regard.continual.methods.baselines import Probe
 from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
-from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingBudget

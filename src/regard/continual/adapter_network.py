@@ -31,13 +31,12 @@ class LoraConfig(method.MethodConfig):
         target_modules: Names of layers, separated by commas, or "auto" (queries and values).
     """
 
-    r: int = 8
-    lora_alpha: float = 32.0
+    r: method.PositiveInt = 8
+    lora_alpha: method.NonNegative = 32.0
     target_modules: str = "auto"
 
     def __post_init__(self) -> None:
-        method.check_number("r", self.r, min_value=1)
-        method.check_number("lora_alpha", self.lora_alpha, min_value=0)
+        super().__post_init__()
         if not self.lora_alpha:
             raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 
@@ -153,14 +152,10 @@ class PromptConfig(method.MethodConfig):
         learning_rate: Used in place of the budget's, which is meant for models.
     """
 
-    num_virtual_tokens: int = 10
-    encoder_hidden_size: int = 800
+    num_virtual_tokens: method.PositiveInt = 10
+    encoder_hidden_size: method.NonNegativeInt = 800
     residual: bool = True
-    learning_rate: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name, min_value in (("num_virtual_tokens", 1), ("encoder_hidden_size", 0), ("learning_rate", 0)):
-            method.check_number(name, getattr(self, name), min_value=min_value)
+    learning_rate: method.NonNegative = 0.3
 
 
 class PromptPrefix(NamedTuple):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.training_phase import TrainingPhase
-from regard.errors import check_choice, check_int
 from regard.training.placement import Rows
 
 StoragePolicy = Literal["reservoir", "balanced"]
@@ -31,14 +32,9 @@ class MemoryConfig(method.MethodConfig):
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
-    memory_size: int = 50
+    memory_size: method.PositiveInt = 50
     storage_policy: StoragePolicy = "reservoir"
-    replay_batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        check_int("memory_size", self.memory_size, least=1)
-        check_int("replay_batch_size", self.replay_batch_size, least=0)
-        check_choice("storage_policy", self.storage_policy, get_args(StoragePolicy))
+    replay_batch_size: method.NonNegativeInt = 0
 
 
 def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
@@ -62,6 +58,18 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
             return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
         state.examples = balance_groups([*state.examples, *mixed], capacity=config.memory_size, group=label_of)
+
+
+def store_with(
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, name: str, compute: Callable[[Rows], Tensor]
+) -> None:
+    """Store a task's training examples, and in `state.tensors[name]` what is computed of each row when it comes in."""
+    previous = dict(zip(state.examples, state.tensors.get(name, ()), strict=True))
+    store_examples(learner, state, config, task)
+    new = [item for item in state.examples if item not in previous]
+    values = [value for rows in learner.iterate_batches(new) for value in compute(rows).cpu()]
+    value_of = previous | dict(zip(new, values, strict=True))
+    state.tensors[name] = torch.stack([value_of[item] for item in state.examples])
 
 
 def update_reservoir(

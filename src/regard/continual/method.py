@@ -6,24 +6,45 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
 from regard.continual.training_phase import LossClasses, MethodLearningRate, TrainingBudget, TrainingPhase
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 from regard.training.placement import Rows
 
 EvaluationScope = Literal["seen", "own", "end"]
 
 
+class Range(NamedTuple):
+    """The least and the largest number that a setting may be."""
+
+    min_value: float
+    max_value: float = float("inf")
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Settings of a method without any; base of the others."""
+    """Settings of a method without any; base of the others.
+
+    A setting's type says what it may be: a number in a `Range`, one of the texts of a `Literal`, true or false.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            _check_value(name, getattr(self, name), hint)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
@@ -60,6 +81,20 @@ def _convert_value(name: str, value: Any, field_type: Any) -> Any:
     except (ValueError, KeyError):
         expected = {int: "a whole number", float: "a number", bool: "true or false"}[field_type]
         raise UserError(f"{name}: expected {expected}, got {value!r}") from None
+
+
+def _check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise UserError if a setting is not what the type of its field allows."""
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif hint is bool and not isinstance(value, bool):
+        raise UserError(f"{name}: expected true or false, got {value!r}")
+    elif get_origin(hint) is Annotated:
+        number_type, limits = get_args(hint)
+        if number_type is int:
+            check_int(name, value, least=limits.min_value)
+        else:
+            check_number(name, value, **limits._asdict())
 
 
 def check_number(name: str, value: Any, *, min_value: float, max_value: float = float("inf")) -> None:
@@ -170,8 +205,16 @@ class Method:
         return learner.epoch_batches(learner.items(task), stage)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the losses of rows: cross-entropy over the classes of each row's task."""
-        return learner.cross_entropy(network(rows), rows)
+        """Return the sum over rows of the cross-entropy over the classes of the row's task, and of the penalties."""
+        loss = learner.cross_entropy(network(rows), rows)
+        with torch.autocast(loss.device.type, enabled=False):
+            for penalty in self.penalties(learner):
+                loss = loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
+        return loss
+
+    def penalties(self, learner: Learner) -> Iterable[Tensor]:
+        """Return what is added to the loss for each label that counts: once, in the mean of a batch."""
+        return ()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Finish a task, before it is scored."""

@@ -319,8 +319,8 @@ def test_rows_that_are_too_few_to_tell_are_refused() -> None:
             "false_alarm_rate: expected a number of at least 0.001 and at most 1, got 0.0005",
         ),
         ({"reuse_threshold": 1.5}, "reuse_threshold: expected a number of at least 0 and at most 1, got 1.5"),
-        ({"memory_size": 1}, "memory_size: expected a number of at least 2, got 1"),
-        ({"novelty_samples": 0}, "novelty_samples: expected a number of at least 2, got 0"),
+        ({"memory_size": 1}, "memory_size: expected a whole number of at least 2, got 1"),
+        ({"novelty_samples": 0}, "novelty_samples: expected a whole number of at least 2, got 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:

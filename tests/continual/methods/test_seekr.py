@@ -115,7 +115,7 @@ def test_the_divergence_is_the_mean_over_queries_heads_and_then_layers() -> None
 def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
     method, learner, network = begun(head_fraction=0.5, layer_fraction=1.0)
     method.before_task(learner, 0)
-    coming = sorted(method.earlier_attention)
+    coming = sorted(method.earlier)
     rows = [learner.rows([item]) for item in coming]
     before = [torch.stack(attended(network, one))[:, 0].detach() for one in rows]
     with torch.no_grad():

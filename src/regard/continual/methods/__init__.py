@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from regard.continual.method import Method, suggest_name
 from regard.continual.methods.agem import AGem
+from regard.continual.methods.baselines import Finetune, Joint, Probe, ProbeFinetune, Separate
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.derpp import DarkExperience
 from regard.continual.methods.epi import Epi
 from regard.continual.methods.ewc import Ewc
-from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.gainlora import GainLora
 from regard.continual.methods.idbr import Idbr
-from regard.continual.methods.incremental_lora import IncrementalLora
 from regard.continual.methods.inflora import InfLora
-from regard.continual.methods.joint import Joint
 from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
+from regard.continual.methods.lora_baselines import IncrementalLora, ReplayLora, SequentialLora
 from regard.continual.methods.lwf import Lwf
 from regard.continual.methods.mbpa import MbPA
 from regard.continual.methods.migu import Migu
@@ -23,16 +22,11 @@ from regard.continual.methods.n_lora import NLora
 from regard.continual.methods.o_lora import OLora
 from regard.continual.methods.osf import Osf
 from regard.continual.methods.prescale import PreScale
-from regard.continual.methods.probe import Probe
-from regard.continual.methods.probe_finetune import ProbeFinetune
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.methods.replay import Replay
-from regard.continual.methods.replay_lora import ReplayLora
 from regard.continual.methods.sapt import Sapt
 from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
-from regard.continual.methods.separate import Separate
-from regard.continual.methods.sequential_lora import SequentialLora
 from regard.continual.methods.slao import Slao
 from regard.errors import UserError
 

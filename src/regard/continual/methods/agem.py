@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
+from regard.continual.learner import Learner
 from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import isolated_rng, seed_step
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +34,9 @@ class AGem(memory.MemoryMethod):
     supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.state.examples:
             return (learner.fine_tuning_phase(),)
-        return (
-            learner.fine_tuning_phase(
-                transform_gradients=lambda network, step: self._transform_gradients(learner, network, step)
-            ),
-        )
+        return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""
@@ -64,9 +57,8 @@ class AGem(memory.MemoryMethod):
             for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
                 with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
-                for total, gradient in zip(
-                    reference, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-                ):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for total, gradient in zip(reference, gradients, strict=True):
                     if gradient is not None:
                         total += gradient
         return reference

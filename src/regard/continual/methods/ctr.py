@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
 from regard.continual.training_phase import (
@@ -23,12 +23,7 @@ from regard.continual.training_phase import (
     probing_rate,
     setting_rate,
 )
-from regard.errors import check_int
-from regard.models.heads import LinearHead
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,25 +41,17 @@ class CtrConfig(method.MethodConfig):
         learning_rate: Used in place of the budget's, which is meant for encoders; 0 for the budget's probing rate.
     """
 
-    adapter_size: int = 2000
-    capsule_size: int = 3
-    capsule_hidden_size: int = 100
-    num_transfer_capsules: int = 3
-    num_filters: int = 100
-    max_slope: float = 140.0
-    sparsity_weight: float = 0.75
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name in ("adapter_size", "capsule_size", "capsule_hidden_size", "num_transfer_capsules", "num_filters"):
-            check_int(name, getattr(self, name), least=1)
-        method.check_number("max_slope", self.max_slope, min_value=1)
-        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
-        method.check_number("learning_rate", self.learning_rate, min_value=0)
+    adapter_size: method.PositiveInt = 2000
+    capsule_size: method.PositiveInt = 3
+    capsule_hidden_size: method.PositiveInt = 100
+    num_transfer_capsules: method.PositiveInt = 3
+    num_filters: method.PositiveInt = 100
+    max_slope: Annotated[float, method.Range(1)] = 140.0
+    sparsity_weight: method.NonNegative = 0.75
+    learning_rate: method.NonNegative = 1e-3
 
 
-class Ctr(Method):
+class Ctr(method.Method):
     """Capsules and transfer routing in a frozen encoder (arXiv 2112.02706), with the masks of HAT (arXiv 1801.01423).
 
     Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_layers.Plugin`). Its knowledge
@@ -86,27 +73,19 @@ class Ctr(Method):
     Network = CtrNetwork
     incremental = False
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.head_before = (torch.empty(0), torch.empty(0))
-        self.used = list[list[Tensor]]()
-
     def before_task(self, learner: Learner, task: int) -> None:
-        """Hold what earlier tasks use, and note the head's vectors."""
-        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
         tensors = self.state.tensors
         self.used = [
             [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
         ]
-        network.begin_task(task, self.used)
-        self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
+        learner.network_as(CtrNetwork).begin_task(task, self.used)
+        self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
         return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the plug-ins and the head."""
         correct = partial(self._transform_gradients, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
         return (learner.fine_tuning_phase(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
@@ -122,10 +101,7 @@ class Ctr(Method):
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, with the `slope` (row,) of the step.
-
-        And Gumbel `noise` (row, plug-in, task, 2).
-        """
+        """Return the task's batches, with the step's `slope` (row,) and Gumbel `noise` (row, plug-in, task, 2)."""
         task_batches, per_epoch = super().batches(learner, task, phase), self._per_epoch(learner, task)
         shape = (task_batches.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
         seed = learner.seed_for("noise", task, phase.name)
@@ -133,16 +109,12 @@ class Ctr(Method):
         def rows(step: int) -> Rows:
             slope = slope_at(step, per_epoch, self.config.max_slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
-            return {
-                **task_batches.rows(step),
-                "slope": torch.full((task_batches.size,), slope),
-                "noise": torch.from_numpy(noise),
-            }
+            columns = {"slope": torch.full((task_batches.size,), slope), "noise": torch.from_numpy(noise)}
+            return task_batches.rows(step) | columns
 
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
         loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
             return loss
@@ -150,10 +122,7 @@ class Ctr(Method):
         return loss + num_rows * self.config.sparsity_weight * self._capacity_used(learner, float(rows["slope"][0]))
 
     def _capacity_used(self, learner: Learner, slope: float) -> Tensor:
-        """Return Σ m (1 − u) / Σ (1 − u) over all neurons.
-
-        U being how far earlier tasks use one (HAT's regularizer).
-        """
+        """Return Σ m (1 − u) / Σ (1 − u) over all neurons, of which earlier tasks use u (HAT's regularizer)."""
         masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
         masks_now = torch.cat([mask for pair in masks for mask in pair])
         used = [mask for pair in self.used for mask in pair]
@@ -162,20 +131,13 @@ class Ctr(Method):
 
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep how far the tasks so far use each neuron; let go of what was held."""
-        network, head = learner.network_as(CtrNetwork), _linear_head(learner)
+        network = learner.network_as(CtrNetwork)
         network.release()
         for index, masks in enumerate(network.masks(task)):
             for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        other_classes = ~learner.task_classes[task].to(head.vectors.device)
-        for value, previous in zip((head.vectors, head.bias), self.head_before, strict=True):
-            value[other_classes] = previous[other_classes]
-
-
-def _linear_head(learner: Learner) -> LinearHead:
-    return cast(LinearHead, learner.network.classifier.head)
+        restore_class_vectors(learner, self.head_before, task)
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:

@@ -65,7 +65,6 @@ class GuardedLinear(nn.Linear):
         return weight + free * (self.weight - weight), bias + free_bias * (self.bias - bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the product and the bias."""
         return nn.functional.linear(input, *self.effective_parameters())
 
 
@@ -80,7 +79,6 @@ class TaskSpecific(nn.Module):
         )
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        """Return the states (row, token, width) through the neurons of each row's task."""
         for layer, embeddings in zip(self.layers, self.tasks, strict=True):
             embedded = torch.stack(list(embeddings))[site.tasks]  # type: ignore[call-overload]
             mask = (site.slope.to(embedded.dtype)[:, None] * embedded).sigmoid()
@@ -98,7 +96,6 @@ class TaskSpecific(nn.Module):
         self.layers[1].guard(second, first)  # type: ignore[operator]
 
     def release(self) -> None:
-        """Hold nothing any more."""
         for layer in self.layers:
             layer.release()  # type: ignore[operator]
 
@@ -156,7 +153,6 @@ class Plugin(nn.Module):
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        """Return the states (row, token, width) with what the plug-in adds."""
         added: Tensor = self.specific(states + self.sharing(states, site), site)
         return states + added
 
@@ -182,10 +178,7 @@ def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Te
 
 
 def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
-    """Return the largest value of each filter over the real tokens.
-
-    (row, filters × kernels), of votes (row, token, …).
-    """
+    """Return the largest value of each filter over the real tokens, (row, filters × kernels)."""
     shift = added[..., None] if isinstance(added, Tensor) else added
     inputs, features = (votes * mask[..., None]).transpose(1, 2), []
     for convolution in convolutions:
@@ -196,10 +189,7 @@ def _convolve(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: T
 
 
 def slope_at(step: int, per_epoch: int, max_slope: float) -> float:
-    """Return the s of a step, counted from 0.
-
-    From 1/most at an epoch's first step straight to `max_slope` at its last.
-    """
+    """Return the s of a step: from 1/`max_slope` at an epoch's first step straight to `max_slope` at its last."""
     progress = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
     return 1 / max_slope + (max_slope - 1 / max_slope) * progress
 

@@ -57,7 +57,6 @@ class CtrNetwork(Network):
             layer.register_forward_hook(partial(self._plug, index))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits (row, class) of rows, each through the plug-ins as its task has them."""
         self._rows = rows
         try:
             return super().forward(rows)
@@ -110,7 +109,6 @@ class CtrNetwork(Network):
         return [plugin.specific.masks(task, self.slope) for plugin in self.typed_plugins]
 
     def release(self) -> None:
-        """End what `begin` began."""
         for plugin in self.typed_plugins:
             plugin.specific.release()
 

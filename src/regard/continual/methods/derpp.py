@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.training_phase import TrainingPhase
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +23,8 @@ class DarkExperienceConfig(memory.MemoryConfig):
         beta: Weight of the cross-entropy of replayed examples.
     """
 
-    alpha: float = 0.1
-    beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        method.check_number("alpha", self.alpha, min_value=0)
-        method.check_number("beta", self.beta, min_value=0)
+    alpha: method.NonNegative = 0.1
+    beta: method.NonNegative = 0.5
 
 
 class DarkExperience(memory.MemoryMethod):
@@ -54,26 +43,20 @@ class DarkExperience(memory.MemoryMethod):
     Config = DarkExperienceConfig
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, each with two of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
+        size = learner.budget.batch_size + 2 * count
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds]
-            return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
+            dark, old = (memory.sample_memory(self.state.examples, count, seed=seed, step=step) for seed in seeds)
+            return self._rows(learner, new.at(step), dark, old, size)
 
-        return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
+        return Batches(new.steps, size, rows)
 
     def _rows(
-        self,
-        learner: Learner,
-        new: Sequence[ExampleRef],
-        dark: Sequence[ExampleRef],
-        old: Sequence[ExampleRef],
-        *,
-        size: int,
+        self, learner: Learner, new: list[ExampleRef], dark: list[ExampleRef], old: list[ExampleRef], size: int
     ) -> Rows:
         """Return the batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
 
@@ -91,7 +74,6 @@ class DarkExperience(memory.MemoryMethod):
         return {**rows, "logits": logits, "weight": len(items) * weight[sources], "pull": len(items) * pull[sources]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the weighted sum of cross-entropies and distances."""
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
@@ -103,21 +85,12 @@ class DarkExperience(memory.MemoryMethod):
         return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task, with their logits."""
-        previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.store_examples(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in previous]
-        with learner.evaluation_mode() as network, torch.no_grad():
-            new_logits = [
-                logits for rows in learner.iterate_batches(new) for logits in _as_float32(network(rows)).cpu()
-            ]
-        logits_by_example = previous | dict(zip(new, new_logits, strict=True))
-        self.state.tensors["logits"] = torch.stack([logits_by_example[item] for item in self.state.examples])
+        def compute(rows: Rows) -> Tensor:
+            logits = learner.network(rows)
+            return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-
-def _as_float32(logits: Tensor) -> Tensor:
-    """Return the logits in float32 at least."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        with learner.evaluation_mode(), torch.no_grad():
+            memory.store_with(learner, self.state, self.config, task, "logits", compute)
 
 
 def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:

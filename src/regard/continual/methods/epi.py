@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from torch import Tensor
 from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
-from regard.continual.method import Method
+from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import LoraMethod
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 OTHER_TASK_PENALTY = 1e3
 """What is taken off the logits of classes of tasks that a text is not thought to be of."""
@@ -31,12 +29,7 @@ class EpiConfig(LoraConfig):
             A covariance of few rows with many features is singular without it.
     """
 
-    shrinkage: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("shrinkage", self.shrinkage, min_value=0, max_value=1)
+    shrinkage: method.Fraction = 0.0
 
 
 class EpiNetwork(PoolNetwork):
@@ -66,7 +59,6 @@ class EpiNetwork(PoolNetwork):
         self.identified_tasks: Tensor | None = None
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
@@ -95,25 +87,15 @@ class EpiNetwork(PoolNetwork):
         count = int(self.count)
         if not count:
             return None
-        self.identified_tasks = self._select_tasks(rows, count)
+        if not self.training and bool(self.known.any()):
+            self.identified_tasks = self.identify(rows)
+        else:
+            self.identified_tasks = torch.full_like(rows["input_ids"][:, 0], count - 1)
         return torch.nn.functional.one_hot(self.identified_tasks, count).float()
 
-    def _select_tasks(self, rows: dict[str, Tensor], count: int) -> Tensor:
-        if not self.training and bool(self.known.any()):
-            return self.identify(rows)
-        return torch.full_like(rows["input_ids"][:, 0], count - 1)
-
-    def _pop_identified_tasks(self) -> Tensor | None:
-        """Return the tasks that the last rows were taken to be of."""
-        tasks, self.identified_tasks = self.identified_tasks, None
-        return tasks
-
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits; of classes that the text's task.
-
-        As it was found, does not have, `OTHER_TASK_PENALTY` less.
-        """
-        logits, identified = super().forward(rows), self._pop_identified_tasks()
+        logits = super().forward(rows)
+        identified, self.identified_tasks = self.identified_tasks, None
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
         wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -129,7 +111,7 @@ class EpiNetwork(PoolNetwork):
         self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
 
-class Epi(Method):
+class Epi(LoraMethod):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
     Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted
@@ -144,18 +126,14 @@ class Epi(Method):
 
     Config = EpiConfig
     Network = EpiNetwork
-    supports_text = True
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's adapter, and note what the head has of classes."""
-        network = learner.network_as(EpiNetwork)
-        network.start_adapter(task)
-        network.owned.copy_(learner.task_classes)
+        super().before_task(learner, task)
+        learner.network_as(EpiNetwork).owned.copy_(learner.task_classes)
         self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
         restore_class_vectors(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
-from regard.errors import check_choice
-
-if TYPE_CHECKING:
-    from regard.continual.batches import ExampleRef
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.continual.batches import ExampleRef
+from regard.continual.learner import Learner
 
 Labels = Literal["model", "true"]
 FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
@@ -36,21 +30,14 @@ class EwcConfig(method.MethodConfig):
         decay_factor: Weight of the information of earlier tasks, for `online`.
     """
 
-    ewc_lambda: float = 400.0
-    fisher_samples: int = 256
+    ewc_lambda: method.NonNegative = 400.0
+    fisher_samples: method.PositiveInt = 256
     fisher_labels: Labels = "model"
     online: bool = False
-    decay_factor: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Check numbers and choices."""
-        method.check_number("ewc_lambda", self.ewc_lambda, min_value=0)
-        method.check_number("fisher_samples", self.fisher_samples, min_value=1)
-        method.check_number("decay_factor", self.decay_factor, min_value=0, max_value=1)
-        check_choice("fisher_labels", self.fisher_labels, get_args(Labels))
+    decay_factor: method.Fraction = 0.95
 
 
-class Ewc(Method):
+class Ewc(method.Method):
     """Elastic weight consolidation (arXiv 1612.00796, equation 3): (λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)² beside the loss.
 
     F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. A sum of such penalties is one
@@ -63,20 +50,10 @@ class Ewc(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Put what is kept beside the weights that it is of."""
-        parameters = _trainable_parameters(learner.network)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(parameters[name.split(".", 1)[1]].device)
+        self.state.tensors = {name: value.to(learner.device) for name, value in self.state.tensors.items()}
 
-    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies.
-
-        And the penalty for each row that has one: once, in the mean of a batch.
-        """
-        loss = learner.cross_entropy(network(rows), rows)
-        if not self.state.tensors:
-            return loss
-        return loss + (rows["labels"] != IGNORE_INDEX).sum() * self.penalty(learner.network)
+    def penalties(self, learner: Learner) -> Iterable[Tensor]:
+        return [self.penalty(learner.network)] if self.state.tensors else []
 
     def penalty(self, network: nn.Module) -> Tensor:
         """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
@@ -89,18 +66,13 @@ class Ewc(Method):
         return penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add the information of the task that has been learnt to that of the others."""
         items, max_samples = learner.items(task), self.config.fisher_samples
         if len(items) > max_samples:
-            indices = np.random.default_rng(learner.seed_for("memory", task)).choice(
-                len(items), max_samples, replace=False
-            )
-            items = [items[index] for index in sorted(indices)]
+            random = np.random.default_rng(learner.seed_for("memory", task))
+            items = [items[index] for index in sorted(random.choice(len(items), max_samples, replace=False))]
         seed = learner.seed_for("labels", task)
-        self.remember(
-            fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed),
-            _trainable_parameters(learner.network),
-        )
+        information = fisher_information(learner, items, labels=self.config.fisher_labels, seed=seed)
+        self.remember(information, _trainable_parameters(learner.network))
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
@@ -144,10 +116,7 @@ def fisher_information(
 
 
 def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a label (row,) for each row of logits (row.
-
-    Class), with the probabilities that they say; or (row, token).
-    """
+    """Return labels drawn with the probabilities of the logits: (row,) of (row, class), (row, token) of words."""
     probabilities = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
     return torch.multinomial(probabilities, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 

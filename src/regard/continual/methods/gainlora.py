@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.methods.inflora import ThresholdFormula, apply_formula
 from regard.continual.methods.o_lora import overlap_penalty
-from regard.errors import check_choice
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
 
 SHARPNESS = 4.0
 """What the cosine of key and state is multiplied by, as in the authors' code: an open gate is at most 0.96."""
@@ -44,18 +37,10 @@ class GainLoraConfig(LoraConfig):
         orthogonality_weight: λ of O-LoRA's penalty.
     """
 
-    gate_hidden_size: int = 100
-    threshold: float = 0.995
+    gate_hidden_size: method.PositiveInt = 100
+    threshold: method.Fraction = 0.995
     threshold_formula: ThresholdFormula = "released"
-    orthogonality_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("gate_hidden_size", self.gate_hidden_size, min_value=1)
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
-        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
+    orthogonality_weight: method.NonNegative = 0.5
 
 
 class GainNetwork(PoolNetwork):
@@ -86,7 +71,6 @@ class GainNetwork(PoolNetwork):
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """Return what else a pool is made with."""
         return {"by_row": True}
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -158,7 +142,7 @@ class GainNetwork(PoolNetwork):
             self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
 
 
-class GainLora(Method):
+class GainLora(method.Method):
     """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
     Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers
@@ -178,26 +162,18 @@ class GainLora(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Put the next adapter and its gate in place."""
         network = learner.network_as(GainNetwork)
         network.to(learner.device)
         network.start_adapter(task)
         network.begin_gate(task)
         network.init_key(task, self._measure_gram(self._collect_gate_inputs(learner, task)[-1]))
 
-    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the rows' losses, and O-LoRA's penalty for each that counts."""
-        loss = learner.cross_entropy(network(rows), rows)
-        if not learner.task or not self.config.orthogonality_weight:
-            return loss
-        with torch.autocast(loss.device.type, enabled=False):
-            penalty = self.config.orthogonality_weight * overlap_penalty(
-                learner.network_as(GainNetwork).pool, learner.task
-            )
-        return loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
+    def penalties(self, learner: Learner) -> Iterator[Tensor]:
+        if learner.task and self.config.orthogonality_weight:
+            overlap_sum = overlap_penalty(learner.network_as(GainNetwork).pool, learner.task)
+            yield self.config.orthogonality_weight * overlap_sum
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep free of later changes what the gate's layers have read."""
         initial: float = self.config.threshold
         threshold = initial + (1 - initial) * task / len(learner.stream)
         squares = [self._measure_gram(inputs) for inputs in self._collect_gate_inputs(learner, task)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -12,17 +11,13 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.idbr_halves import HalvesMaker
 from regard.continual.methods.idbr_kmeans import select_representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
-from regard.errors import UserError, check_int
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.training_phase import TrainingPhase
+from regard.errors import UserError
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,36 +39,19 @@ class IdbrConfig(method.MethodConfig):
     """
 
     replay: bool = True
-    memory_fraction: float = 0.01
-    memory_size: int = 2000
-    replay_interval: int = 10
-    hidden_size: int = 128
-    nsp_weight: float = 1.0
-    task_weight: float = 1.0
-    generic_reg_weight: float = 0.5
-    specific_reg_weight: float = 0.5
-    new_reg_scale: float = 0.5
-    replay_reg_scale: float = 5.0
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        method.check_number("memory_fraction", self.memory_fraction, min_value=0, max_value=1)
-        for name in (
-            "nsp_weight",
-            "task_weight",
-            "generic_reg_weight",
-            "specific_reg_weight",
-            "new_reg_scale",
-            "replay_reg_scale",
-        ):
-            method.check_number(name, getattr(self, name), min_value=0)
-        for name in ("replay_interval", "hidden_size", "memory_size"):
-            check_int(name, getattr(self, name), least=1)
-        if not isinstance(self.replay, bool):
-            raise UserError(f"replay: expected true or false, got {self.replay!r}")
+    memory_fraction: method.Fraction = 0.01
+    memory_size: method.PositiveInt = 2000
+    replay_interval: method.PositiveInt = 10
+    hidden_size: method.PositiveInt = 128
+    nsp_weight: method.NonNegative = 1.0
+    task_weight: method.NonNegative = 1.0
+    generic_reg_weight: method.NonNegative = 0.5
+    specific_reg_weight: method.NonNegative = 0.5
+    new_reg_scale: method.NonNegative = 0.5
+    replay_reg_scale: method.NonNegative = 5.0
 
 
-class Idbr(Method):
+class Idbr(method.Method):
     """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
     The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
@@ -97,13 +75,8 @@ class Idbr(Method):
     Config = IdbrConfig
     Network = IdbrNetwork
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.previous_spaces, self.places = torch.empty(0), dict[ExampleRef, int]()
-
     @property
     def memory_size(self) -> int:
-        """The size of the memory, which is none without replay."""
         size: int = self.config.memory_size
         return size if self.config.replay else 0
 
@@ -112,33 +85,26 @@ class Idbr(Method):
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
-        if not task:
-            return
-        items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
+        items = [*learner.items(task), *self.state.examples] if task else []
+        network = learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
-            self.previous_spaces = torch.cat([network.spaces(rows).float() for rows in learner.iterate_batches(items)])
-        self.places = {item: index for index, item in enumerate(items)}
+            spaces = [space for rows in learner.iterate_batches(items) for space in network.spaces(rows).float()]
+        self.previous_spaces = dict(zip(items, spaces, strict=True))
 
     # -- batches ----------------------------------------------------------------------------------------
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
-        memories = [
-            stored
-            for earlier in range(task)
-            if (stored := [item for item in self.state.examples if item.task == earlier])
-        ]
+        stored = ([item for item in self.state.examples if item.task == earlier] for earlier in range(task))
         halving = HalvesMaker.from_tokenizer(learner.tokenizer, length=budget.length, pad=learner.pad_token_id)
         seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
-        plan = ReplaySchedule(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
+        plan = ReplaySchedule(epochs, list(filter(None, stored)), interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             examples, replays = plan.at(step)
-            batch = halving.split_rows(
-                learner.rows(examples, size=budget.batch_size), np.random.default_rng([seeds[1], step])
-            )
+            batch = learner.rows(examples, size=budget.batch_size)
+            batch = halving.split_rows(batch, np.random.default_rng([seeds[1], step]))
             return {**batch, "replays": torch.full((budget.batch_size,), replays)}
 
         return Batches(plan.steps, budget.batch_size, rows)
@@ -152,7 +118,7 @@ class Idbr(Method):
         """
         if "halves" not in rows:
             return super().loss(learner, network, rows)
-        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), add_exchanged(rows)
+        idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)
         outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
         losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
@@ -163,30 +129,25 @@ class Idbr(Method):
         return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
     def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
-        """Return how far the spaces of each row.
-
-        As written, are from where they were before the task, weighed: (row,).
-        """
+        """Return how far each row's spaces, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
-        if not len(self.previous_spaces):
+        if not self.previous_spaces:
             return outputs.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        previous = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
+        previous = torch.stack([self.previous_spaces[ExampleRef(*item)] for item in items])
         shift = (outputs.spaces[:count] - previous).square()
         generic, specific = (space.mean(1) for space in shift.split(network.size, 1))
         weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
         return weight * (config.generic_reg_weight * generic + config.specific_reg_weight * specific)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the examples that stand for the task."""
         if not self.config.replay:
             return
-        items, network = learner.items(task), cast(IdbrNetwork, learner.network)
+        items, network = learner.items(task), learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
             states = torch.cat([network.pooled_states(rows).float() for rows in learner.iterate_batches(items)])
-        count = min(
-            max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
-        )
+        count = max(1, int(self.config.memory_fraction * len(items)))
+        count = min(count, self.config.memory_size // len(learner.stream))
         indices = select_representatives(states, count, seed=learner.seed_for("memory", task))
         self.state.examples += [items[index] for index in indices]
 

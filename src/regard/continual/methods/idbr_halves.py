@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,7 @@ def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
 
 
 def _init_centers(points: Tensor, count: int, random: np.random.Generator) -> Tensor:
-    """Return points as first centers.
-
-    Each drawn with a chance that grows with its squared distance to those before it.
-    """
+    """Return points as first centers, each drawn with a chance proportional to its squared distance to the others."""
     indices = [int(random.integers(len(points)))]
     while len(indices) < count:
         nearest = squared_distances(points, points[indices]).amin(1).numpy()

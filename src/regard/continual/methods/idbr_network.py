@@ -81,7 +81,6 @@ class IdbrNetwork(Network):
 
     @property
     def head(self) -> SpacesHead:
-        """The head of the classifier."""
         return cast(SpacesHead, self.classifier.head)
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:

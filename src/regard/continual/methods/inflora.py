@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.batches import ExampleRef
 from regard.continual.input_capture import capture_layer_inputs
-from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.errors import check_choice
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.batches import ExampleRef
-    from regard.continual.learner import Learner
+from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import IncrementalLora
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
@@ -39,14 +35,8 @@ class InfLoraConfig(LoraConfig):
             "paper" for those of H, of which the same ε holds many more directions.
     """
 
-    threshold: float = 0.995
+    threshold: method.Fraction = 0.995
     threshold_formula: ThresholdFormula = "released"
-
-    def __post_init__(self) -> None:
-        """Check number and choice."""
-        super().__post_init__()
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
-        check_choice("threshold_formula", self.threshold_formula, get_args(ThresholdFormula))
 
 
 class InputSubspace(NamedTuple):
@@ -84,7 +74,6 @@ class InfLora(IncrementalLora):
     Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's adapter, and design its A."""
         super().before_task(learner, task)
         self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
         moments = self._moments(learner, task)
@@ -95,7 +84,6 @@ class InfLora(IncrementalLora):
                 down.copy_(design_down(moments[name], self.subspace(name), len(down)))
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add what the task's inputs take up to the memory of each layer."""
         fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
             memory = grow_subspace(self.subspace(name), moment, fraction)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,13 @@ from torch import Tensor, nn
 from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
 from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.network import Network
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pool_states
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 USAGE = "usage"
 
@@ -40,20 +36,16 @@ class L2pConfig(method.MethodConfig):
         frequency_penalty: In training, penalize prompts that earlier tasks have often selected.
     """
 
-    pool_size: int = 10
-    prompt_length: int = 5
-    top_k: int = 5
-    pull_weight: float = 0.5
-    learning_rate: float = 0.03
+    pool_size: method.PositiveInt = 10
+    prompt_length: method.PositiveInt = 5
+    top_k: method.PositiveInt = 5
+    pull_weight: method.NonNegative = 0.5
+    learning_rate: method.NonNegative = 0.03
     frequency_penalty: bool = False
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("pool_size", self.pool_size, min_value=1)
-        method.check_number("prompt_length", self.prompt_length, min_value=1)
+        super().__post_init__()
         method.check_number("top_k", self.top_k, min_value=1, max_value=self.pool_size)
-        method.check_number("pull_weight", self.pull_weight, min_value=0)
-        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class SelectedPrompts(NamedTuple):
@@ -95,13 +87,11 @@ class L2pNetwork(Network):
 
     @property
     def head(self) -> LinearHead | LabelTextHead:
-        """The classifier's."""
         head = self.classifier.head
         assert isinstance(head, (LinearHead, LabelTextHead))
         return head
 
     def train(self, mode: bool = True) -> L2pNetwork:
-        """Return the network in training, its encoder in evaluation."""
         super().train(mode)
         self.classifier.encoder.eval()
         return self
@@ -124,10 +114,7 @@ class L2pNetwork(Network):
         return SelectedPrompts(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits (row, class).
-
-        Behind the prompts that `rows` has the numbers of, or that the texts choose.
-        """
+        """Return the logits (row, class) behind the `prompts` that `rows` has the numbers of, or that texts choose."""
         mask = rows["attention_mask"].bool()
         if self.room is not None and mask.shape[1] > self.room:
             raise check_prompt_fits(mask.shape[1], self.room, self.added)
@@ -142,17 +129,14 @@ class L2pNetwork(Network):
         return self._classify(encoder(**inputs, return_dict=True).last_hidden_state, mask)
 
     def _classify(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the logits from the mean state of the prompts.
-
-        Of a causal model, whose prompts see no text, the last one.
-        """
+        """Return the logits from the mean state of the prompts; of a causal model, from the last state."""
         reads_last = self.head.pooling == "last"
         pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
         logits: Tensor = self.head(pooled[:, None], mask[:, :1])
         return logits
 
 
-class L2p(Method):
+class L2p(PromptMethod):
     """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
 
     N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
@@ -180,22 +164,11 @@ class L2p(Method):
         for name, value in self.state.tensors.items():
             self.state.tensors[name] = value.to(network.keys.device)
 
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
-        return setting_rate(self.config.learning_rate)
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return prompts, keys and head, for the budget's epochs."""
-        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
-
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
         loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
-        pull_loss: Tensor = (
-            self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORE_INDEX)).sum()
-        )
-        return loss + pull_loss
+        pull_loss: Tensor = (selected.distances.sum(-1) * (rows["labels"] != IGNORE_INDEX)).sum()
+        return loss + self.config.pull_weight * pull_loss
 
     def prompt_frequencies(self) -> Tensor | None:
         """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
@@ -203,16 +176,13 @@ class L2p(Method):
         return None if counts is None else counts / counts.sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Count the prompts that the task's rows choose, where that is to count."""
         if not self.config.frequency_penalty:
             return
-        usage, frequencies = (
-            torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False),
-            self.prompt_frequencies(),
-        )
+        network, frequencies = learner.network_as(L2pNetwork), self.prompt_frequencies()
+        usage = torch.zeros_like(network.keys[:, 0], requires_grad=False)
         with learner.evaluation_mode(), torch.no_grad():
             for rows in learner.iterate_batches(learner.items(task)):
-                selected = learner.network_as(L2pNetwork).choose(rows, frequencies).numbers
+                selected = network.choose(rows, frequencies).numbers
                 usage += torch.bincount(selected.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,15 @@ from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.method import Method
+from regard.continual.learner import Learner
+from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
+from regard.continual.training_phase import TrainingPhase
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.generator import IGNORE_INDEX, Generator
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 PROMPT = "prompt"
 GENERATED = "written"
@@ -50,21 +48,15 @@ class Lfpt5Config(PromptConfig):
     num_virtual_tokens: int = 300
     encoder_hidden_size: int = 0
     learning_rate: float = 0.5
-    lm_weight: float = 0.25
-    distillation_weight: float = 0.01
-    pseudo_fraction: float = 0.02
-    top_k: int = 64
-    repetition_penalty: float = 2.5
+    lm_weight: method.NonNegative = 0.25
+    distillation_weight: method.Fraction = 0.01
+    pseudo_fraction: method.Fraction = 0.02
+    top_k: method.PositiveInt = 64
+    repetition_penalty: Annotated[float, method.Range(1)] = 2.5
     separator: str = "__ans__"
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         super().__post_init__()
-        method.check_number("lm_weight", self.lm_weight, min_value=0)
-        method.check_number("distillation_weight", self.distillation_weight, min_value=0, max_value=1)
-        method.check_number("pseudo_fraction", self.pseudo_fraction, min_value=0, max_value=1)
-        method.check_number("top_k", self.top_k, min_value=1)
-        method.check_number("repetition_penalty", self.repetition_penalty, min_value=1)
         if not self.separator.strip():
             raise UserError(f"separator: expected a word, got {self.separator!r}")
 
@@ -78,11 +70,9 @@ class Lfpt5Network(PromptNetwork):
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
 
     def count_adapters(self, tasks: int) -> int:
-        """One, however many tasks."""
         return 1
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        """Return the prompt, once it is trained."""
         return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
 
@@ -96,7 +86,7 @@ class _Row(NamedTuple):
     sample: Tensor
 
 
-class Lfpt5(Method):
+class Lfpt5(PromptMethod):
     """LFPT5 (arXiv 2110.07298): a prompt that learns (1 − λ_h) (L_task + λ_w L_writing) + λ_h KL(before ‖ now).
 
     The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a
@@ -115,44 +105,26 @@ class Lfpt5(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the prompt, and make what is trained on: the task's rows and those that were written."""
-        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
         check_prompt_room(learner, self.config.num_virtual_tokens)
-        network.start_adapter(0)
-        task_pairs = cast(TextPairs, text_learner.stream.tasks[task].split("train"))
-        self.new = self._encode_rows(text_learner, task, task_pairs)
-        self.old = [
-            row
-            for earlier, pairs in enumerate(self._generated_pairs(task))
-            if pairs
-            for row in self._encode_rows(
-                text_learner, earlier, TextPairs(inputs=pairs[0], targets=tuple((answer,) for answer in pairs[1]))
-            )
-        ]
+        learner.network_as(Lfpt5Network).start_adapter(0)
+        text_learner, self.old = cast(TextLearner, learner), list[_Row]()
+        self.new = self._encode_rows(text_learner, task, cast(TextPairs, learner.stream.tasks[task].split("train")))
+        for earlier, columns in enumerate(self.state.values.get(GENERATED, []) if task else []):
+            if columns:
+                inputs, answers = columns
+                pairs = TextPairs(inputs=tuple(inputs), targets=tuple((answer,) for answer in answers))
+                self.old += self._encode_rows(text_learner, earlier, pairs)
         for name, value in self.state.tensors.items():
             self.state.tensors[name] = value.to(learner.device)
 
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
-        return setting_rate(self.config.learning_rate)
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the prompt, for the budget's epochs."""
-        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
-
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows and those that were written, as one set."""
-        items = [ExampleRef(task, row) for row in range(len(self.new))] + [
-            ExampleRef(_PAST, row) for row in range(len(self.old))
-        ]
-        lengths = [len(encoded_row.input) + len(encoded_row.answer) for encoded_row in (*self.new, *self.old)]
+        items = [ExampleRef(task, row) for row in range(len(self.new))]
+        items += [ExampleRef(_PAST, row) for row in range(len(self.old))]
+        lengths = [len(row.input) + len(row.answer) for row in (*self.new, *self.old)]
         size, epochs = learner.budget.batch_size, learner.schedule(items, phase, lengths=lengths)
-        return Batches(
-            epochs.steps, size, lambda step: self._make_batch(_as_text_learner(learner), epochs.at(step), size)
-        )
+        return Batches(epochs.steps, size, lambda step: self._make_batch(learner, epochs.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
@@ -175,26 +147,17 @@ class Lfpt5(Method):
         return divergence(previous, logits, inputs["labels"])
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
-        network, text_learner = learner.network_as(Lfpt5Network), _as_text_learner(learner)
-        self.state.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
-        samples = [self._generate_rows(text_learner, index) for index in range(task + 1)]
+        prompt = learner.network_as(Lfpt5Network).pool.prompts.prompt(0)
+        self.state.tensors[PROMPT] = prompt.detach().clone()
+        samples = [self._generate_rows(cast(TextLearner, learner), index) for index in range(task + 1)]
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """Return the inputs that were last written of a task; None of the last, and where none could be read."""
         generated = self.state.values.get(GENERATED, [])
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
-
-    def _generated_pairs(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
-        """Return the inputs and answers that were written of each earlier task.
-
-        None for one of which there are none.
-        """
-        generated = self.state.values.get(GENERATED, []) if task else []
-        return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in generated]
 
     def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
         """Return rows of a task that the prompt writes, each once: input and answer."""
@@ -205,8 +168,7 @@ class Lfpt5(Method):
         network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
         samples: dict[tuple[str, str], None] = {}
         text_task = cast(TextTask, learner.stream.tasks[task])
-        answers = {normalize_answer(token_ids[0]): token_ids[0].strip() for token_ids in text_task.train.targets}
-        exact = text_task.metric == "exact-match"
+        answers = {normalize_answer(references[0]): references[0].strip() for references in text_task.train.targets}
         devices = [learner.device] if learner.device.type == "cuda" else []
         with learner.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
@@ -223,17 +185,13 @@ class Lfpt5(Method):
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
                 start = 1 if generator.is_encoder_decoder else ids.shape[1]
-                candidates = (
-                    parse_row(text, self.config.separator) for text in learner.decode_answers(token_ids[:, start:])
-                )
-                rows = [row for row in candidates if row is not None]
-                if exact:
-                    rows = [
-                        (prompt_text, answers[normalize_answer(answer)])
-                        for prompt_text, answer in rows
-                        if normalize_answer(answer) in answers
-                    ]
-                samples |= dict.fromkeys(rows)
+                for text in learner.decode_answers(token_ids[:, start:]):
+                    row = parse_row(text, self.config.separator)
+                    if row is not None and text_task.metric == "exact-match":
+                        answer = answers.get(normalize_answer(row[1]))
+                        row = None if answer is None else (row[0], answer)
+                    if row is not None:
+                        samples[row] = None
                 if len(samples) >= count:
                     break
         return list(samples)[:count]
@@ -247,26 +205,19 @@ class Lfpt5(Method):
     def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
         """Return rows as token ids."""
         budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
-        sequences = [
-            f"{text} {self.config.separator} {encoded_sequences[0]}"
-            for text, encoded_sequences in zip(*_columns(pairs), strict=True)
-        ]
-        sequence_pairs = TextPairs(
-            inputs=(self._question(learner, task),) * len(pairs), targets=tuple((text,) for text in sequences)
+        sequences = tuple(
+            (f"{text} {self.config.separator} {references[0]}",)
+            for text, references in zip(pairs.inputs, pairs.targets, strict=True)
         )
-        sequence_budget = replace(budget, target_length=budget.length + budget.target_length)
-        encoded_pairs = encode_pairs(pairs, learner.tokenizer, budget, encoder_decoder=encoder_decoder)
-        encoded_sequences = encode_pairs(
-            sequence_pairs, learner.tokenizer, sequence_budget, encoder_decoder=encoder_decoder
-        )
-        fields = [
-            tensors
-            for text in (encoded_pairs, encoded_sequences)
-            for tensors in ((text.input_ids, text.attention_mask), (text.answers, text.answers != IGNORE_INDEX))
-        ]
+        lm_pairs = TextPairs(inputs=(self._question(learner, task),) * len(pairs), targets=sequences)
+        lm_budget = replace(budget, target_length=budget.length + budget.target_length)
+        fields = []
+        for texts, text_budget in ((pairs, budget), (lm_pairs, lm_budget)):
+            encoded = encode_pairs(texts, learner.tokenizer, text_budget, encoder_decoder=encoder_decoder)
+            fields += [(encoded.input_ids, encoded.attention_mask), (encoded.answers, encoded.answers != IGNORE_INDEX)]
         return [_Row(task, *(ids[row][mask[row]] for ids, mask in fields)) for row in range(len(pairs))]
 
-    def _make_batch(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
+    def _make_batch(self, learner: Learner, items: Sequence[ExampleRef], size: int) -> Rows:
         """Return rows as a batch, filled up with the first of them, which then count for nothing."""
         padded_items = [items[index % len(items)] for index in range(size)]
         rows = [(self.old if item.task == _PAST else self.new)[item.row] for item in padded_items]
@@ -286,10 +237,8 @@ class Lfpt5(Method):
 
 def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
-    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = nn.functional.cross_entropy(
-        wide_logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
-    )
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
+    losses = nn.functional.cross_entropy(wide_logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
     return losses.sum(1) / (labels != IGNORE_INDEX).sum(1)
 
 
@@ -305,12 +254,3 @@ def parse_row(text: str, separator: str) -> tuple[str, str] | None:
     """Return the input and the answer that a text consists of; None where it does not."""
     fields = tuple(field.strip() for field in text.split(separator))
     return (fields[0], fields[1]) if len(fields) == 2 and all(fields) else None
-
-
-def _columns(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return pairs.inputs, pairs.targets
-
-
-def _as_text_learner(learner: Learner) -> TextLearner:
-    assert isinstance(learner, TextLearner)
-    return learner

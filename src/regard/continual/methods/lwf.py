@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.training_phase import TrainingPhase
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +25,12 @@ class LwfConfig(method.MethodConfig):
             from probing.
     """
 
-    temperature: float = 2.0
-    distillation_weight: float = 1.0
+    temperature: Annotated[float, method.Range(1e-6)] = 2.0
+    distillation_weight: method.NonNegative = 1.0
     warmup_head: bool = False
 
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("temperature", self.temperature, min_value=1e-6)
-        method.check_number("distillation_weight", self.distillation_weight, min_value=0)
 
-
-class Lwf(Method):
+class Lwf(method.Method):
     """Learning without forgetting (arXiv 1606.09282, equations 1 to 5).
 
     Before a task is trained the network, in evaluation, answers its training texts over the classes of each old task
@@ -50,44 +41,28 @@ class Lwf(Method):
 
     Config = LwfConfig
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.answers = torch.empty(0)
-
     def before_task(self, learner: Learner, task: int) -> None:
-        """Note the logits (row, class) of the task's training rows, where there are old tasks."""
         if not task:
             return
         with learner.evaluation_mode() as network, torch.no_grad():
             self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Everything; with `warmup_head` the head before it, of every task but the first."""
         warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
         return (*warming, learner.fine_tuning_phase())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
-        if not learner.task or not _trains_encoder(learner):
+        is_warmup = not any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
+        if not learner.task or is_warmup:  # in the warm-up the vectors of old classes are to get no gradient
             return loss
-        valid_rows = rows["labels"] != IGNORE_INDEX
-        earlier_logits = self.answers[rows["rows"]]
+        now, earlier = logits[:, : learner.task_classes.shape[1]], self.answers[rows["rows"]]
         old_losses = sum(
-            distillation_losses(
-                logits[:, : len(task_classes)][:, task_classes],
-                earlier_logits[:, task_classes],
-                self.config.temperature,
-            )
+            distillation_losses(now[:, task_classes], earlier[:, task_classes], self.config.temperature)
             for task_classes in learner.task_classes[: learner.task].to(logits.device)
         )
-        return loss + self.config.distillation_weight * (old_losses * valid_rows).sum()
-
-
-def _trains_encoder(learner: Learner) -> bool:
-    """Return whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
-    return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
+        return loss + self.config.distillation_weight * (old_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
 
 def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:

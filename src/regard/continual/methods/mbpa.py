@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual import memory, method
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
 from regard.continual.network import INPUTS, Network
-from regard.errors import UserError, check_choice, check_int
+from regard.continual.training_phase import TrainingPhase
+from regard.errors import UserError
+from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, pool_states
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.models.classifier import Classifier
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 AdaptationScope = Literal["all", "head"]
 _UNLIKELY = -1e30
@@ -39,22 +37,12 @@ class MbPAConfig(memory.MemoryConfig):
         adaptation_scope: "all" trained weights, or the "head".
     """
 
-    replay_interval: int = 100
-    num_neighbors: int = 32
-    adaptation_steps: int = 30
-    adaptation_lr: float = 1e-3
-    l2_weight: float = 1e-3
+    replay_interval: method.PositiveInt = 100
+    num_neighbors: method.PositiveInt = 32
+    adaptation_steps: method.NonNegativeInt = 30
+    adaptation_lr: method.NonNegative = 1e-3
+    l2_weight: method.NonNegative = 1e-3
     adaptation_scope: AdaptationScope = "all"
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        check_int("replay_interval", self.replay_interval, least=1)
-        check_int("num_neighbors", self.num_neighbors, least=1)
-        check_int("adaptation_steps", self.adaptation_steps, least=0)
-        method.check_number("adaptation_lr", self.adaptation_lr, min_value=0)
-        method.check_number("l2_weight", self.l2_weight, min_value=0)
-        check_choice("adaptation_scope", self.adaptation_scope, get_args(AdaptationScope))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +79,6 @@ class AdaptingNetwork(Network):
         self.remembered: ShownMemory | None = None
 
     def train(self, mode: bool = True) -> AdaptingNetwork:
-        """As ever, but for the encoder that makes keys, which stays in evaluation."""
         super().train(mode)
         self.reader.eval()
         return self
@@ -115,10 +102,7 @@ class AdaptingNetwork(Network):
 
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
-        """Return (row, width): the first encoder's state of the token that the head reads.
-
-        Whatever has been learnt since.
-        """
+        """Return (row, width): the first encoder's state of the token that the head reads."""
         inputs = _trim_inputs(rows)
         mask = inputs["attention_mask"].bool()
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
@@ -137,20 +121,13 @@ class AdaptingNetwork(Network):
 
     def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """Return the logits of all adapted weights, a row at a time."""
-        return torch.cat(
-            [
-                self._adapt_row(_select_rows(rows, slice(row, row + 1)), near[row], remembered)
-                for row in range(len(near))
-            ]
-        )
+        single_rows = (_select_rows(rows, slice(row, row + 1)) for row in range(len(near)))
+        return torch.cat([self._adapt_row(*row, remembered) for row in zip(single_rows, near, strict=True)])
 
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
-        start = {
-            name: parameter.detach()
-            for name, parameter in self.classifier.named_parameters()
-            if parameter.requires_grad
-        }
+        parameters = self.classifier.named_parameters()
+        start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
         weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
             gradients = self._gradients(weights, neighbors, class_mask)
@@ -170,10 +147,7 @@ class AdaptingNetwork(Network):
         return dict(zip(leaves, gradients, strict=True))
 
     def _adapt_head(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits of an adapted head.
-
-        All rows at once: their encoder is the same, so one pass of it is enough.
-        """
+        """Return the logits of an adapted head, all rows at once: one pass of their encoder is enough."""
         features, neighbor_features = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
@@ -223,30 +197,22 @@ class MbPA(memory.MemoryMethod):
     Network = AdaptingNetwork
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Show the network its memory."""
         self._show_memory(learner, task)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's batches, and every so often one of the memory."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         interval = self.config.replay_interval
         return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Store examples of the task, with their keys, and show them to the network."""
-        network = cast(AdaptingNetwork, learner.network)
-        previous = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.store_examples(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in previous]
-        keys = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
-        keys_by_example = previous | dict(zip(new, keys, strict=True))
-        self.state.tensors["keys"] = torch.stack([keys_by_example[item] for item in self.state.examples])
+        keys = learner.network_as(AdaptingNetwork).keys
+        memory.store_with(learner, self.state, self.config, task, "keys", keys)
         self._show_memory(learner, task + 1)
 
     def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
         """Give the network what is kept, of so many tasks."""
-        network = cast(AdaptingNetwork, learner.network)
+        network = learner.network_as(AdaptingNetwork)
         if not self.state.examples:
             network.remembered = None
             return

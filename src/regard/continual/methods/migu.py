@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,12 +12,10 @@ from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.batches import Batches
 from regard.continual.input_capture import capture_layer_inputs
-from regard.continual.methods.sequential_lora import SequentialLora
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import SequentialLora
+from regard.continual.training_phase import TrainingPhase
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +26,7 @@ class MiguConfig(LoraConfig):
         threshold: Share of a matrix's features that a step leaves unchanged, those of least magnitude.
     """
 
-    threshold: float = 0.7
-
-    def __post_init__(self) -> None:
-        """Check the number."""
-        super().__post_init__()
-        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
+    threshold: method.Fraction = 0.7
 
 
 class Migu(SequentialLora):
@@ -55,12 +47,8 @@ class Migu(SequentialLora):
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Fine-tuning, each gradient masked from the second task on."""
-        return (
-            learner.fine_tuning_phase(
-                transform_gradients=(lambda _, __: self._transform_gradients(learner)) if task else None
-            ),
-        )
+        transform = (lambda _, __: self._transform_gradients(learner)) if task else None
+        return (learner.fine_tuning_phase(transform_gradients=transform),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """Return the task's rows; with each batch magnitudes are added up anew."""
@@ -73,25 +61,21 @@ class Migu(SequentialLora):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
         if not learner.task:
-            return learner.cross_entropy(network(rows), rows)
+            return super().loss(learner, network, rows)
         pool = learner.network_as(PoolNetwork).pool
 
         @torch.no_grad()
         def add(name: str, states: Tensor) -> None:
             adapters = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
-                batch_magnitudes = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
-            previous = self.sums.get(name)
-            self.sums[name] = (
-                batch_magnitudes
-                if previous is None
-                else (previous[0] + batch_magnitudes[0], previous[1] + batch_magnitudes[1])
-            )
+                down, up = sum_magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
+            if name in self.sums:
+                down, up = self.sums[name][0] + down, self.sums[name][1] + up
+            self.sums[name] = (down, up)
 
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
-            return learner.cross_entropy(network(rows), rows)
+            return super().loss(learner, network, rows)
 
     def _transform_gradients(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""

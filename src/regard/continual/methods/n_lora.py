@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.errors import UserError, check_choice
-
-if TYPE_CHECKING:
-    from regard.adapters.lora_pool import LoraAdapterPool
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import IncrementalLora
+from regard.errors import UserError
 
 PenalizedProduct = Literal["update", "released"]
 
@@ -34,14 +31,8 @@ class NLoraConfig(LoraConfig):
             for short sequences with T5-large, up to 1.8 for long ones.
     """
 
-    sparsity_weight: float = 1e-2
+    sparsity_weight: method.NonNegative = 1e-2
     penalized_product: PenalizedProduct = "update"
-
-    def __post_init__(self) -> None:
-        """Check number and choice."""
-        super().__post_init__()
-        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
-        check_choice("penalized_product", self.penalized_product, get_args(PenalizedProduct))
 
 
 class NLora(IncrementalLora):
@@ -54,7 +45,6 @@ class NLora(IncrementalLora):
     Config = NLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Add the task's adapter. Raises UserError where the product cannot be formed."""
         super().before_task(learner, task)
         non_square = [
             name
@@ -67,15 +57,10 @@ class NLora(IncrementalLora):
                 f"{non_square[0]} gives another number of features than it reads"
             )
 
-    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        loss = learner.cross_entropy(network(rows), rows)
-        if not self.config.sparsity_weight:
-            return loss
-        with torch.autocast(loss.device.type, enabled=False):
+    def penalties(self, learner: Learner) -> Iterator[Tensor]:
+        if self.config.sparsity_weight:
             pool, released = learner.network_as(PoolNetwork).pool, self.config.penalized_product == "released"
-            size = l1_norm(pool, learner.task, released=released)
-            return loss + (rows["labels"] != IGNORE_INDEX).sum() * (self.config.sparsity_weight * size)
+            yield self.config.sparsity_weight * l1_norm(pool, learner.task, released=released)
 
 
 def l1_norm(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:

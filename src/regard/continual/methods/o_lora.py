@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.methods.incremental_lora import IncrementalLora
-
-if TYPE_CHECKING:
-    from regard.adapters.lora_pool import LoraAdapterPool
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.continual.learner import Learner
+from regard.continual.methods.lora_baselines import IncrementalLora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +26,9 @@ class OLoraConfig(LoraConfig):
             values, as in the code behind its numbers.
     """
 
-    orthogonality_weight: float = 0.5
-    norm_weight: float = 0.0
+    orthogonality_weight: method.NonNegative = 0.5
+    norm_weight: method.NonNegative = 0.0
     squared_overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        super().__post_init__()
-        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
-        method.check_number("norm_weight", self.norm_weight, min_value=0)
 
 
 class OLora(IncrementalLora):
@@ -52,22 +42,13 @@ class OLora(IncrementalLora):
 
     Config = OLoraConfig
 
-    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        loss = learner.cross_entropy(network(rows), rows)
-        num_rows, config, pool = (
-            (rows["labels"] != IGNORE_INDEX).sum(),
-            self.config,
-            learner.network_as(PoolNetwork).pool,
-        )
-        with torch.autocast(loss.device.type, enabled=False):
-            if learner.task and config.orthogonality_weight:
-                overlap_sum = overlap_penalty(pool, learner.task, squared=config.squared_overlap)
-                loss = loss + num_rows * (config.orthogonality_weight * overlap_sum)
-            if config.norm_weight:
-                norms = torch.stack([parameter.norm() for parameter in pool.parameters_of(learner.task)])
-                loss = loss + num_rows * (config.norm_weight * norms.sum())
-        return loss
+    def penalties(self, learner: Learner) -> Iterator[Tensor]:
+        config, pool = self.config, learner.network_as(PoolNetwork).pool
+        if learner.task and config.orthogonality_weight:
+            overlap_sum = overlap_penalty(pool, learner.task, squared=config.squared_overlap)
+            yield config.orthogonality_weight * overlap_sum
+        if config.norm_weight:
+            yield config.norm_weight * torch.stack([part.norm() for part in pool.parameters_of(learner.task)]).sum()
 
 
 def overlap_penalty(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:

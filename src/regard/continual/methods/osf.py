@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,10 @@ from torch import Tensor, nn
 from regard.adapters.lora import is_linear_layer, weight_shape
 from regard.adapters.lora_pool import target_layers
 from regard.continual import method
-from regard.continual.method import Method
+from regard.continual.learner import Learner
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.continual.learner import Learner
 
 ALL_LINEAR = "all-linear"
 
@@ -40,13 +35,8 @@ class OsfConfig(method.MethodConfig):
     """
 
     target_modules: str = ALL_LINEAR
-    frozen_fraction: float = 0.0
-    initial_frozen_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        method.check_number("frozen_fraction", self.frozen_fraction, min_value=0, max_value=1)
-        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, min_value=0, max_value=1)
+    frozen_fraction: method.Fraction = 0.0
+    initial_frozen_fraction: method.Fraction = 0.0
 
     def share(self, task: int, tasks: int) -> float:
         """Return the share of directions held while a task is learnt, counted from 0."""
@@ -100,7 +90,6 @@ class SubspaceLayer(nn.Module):
         return output_side, input_side
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what the layer gives."""
         output_side, input_side = self.trainable_factors()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
         inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
@@ -113,10 +102,8 @@ class SubspaceLayer(nn.Module):
         """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
         wide = self.weight.double()
         left, values, right = torch.linalg.svd(wide, full_matrices=False)
-        for factor, frozen_factor, singular_vectors in (
-            (self.U, self.U_held, left),
-            (self.V.T, self.V_held.T, right.T),
-        ):
+        sides = ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T))
+        for factor, frozen_factor, singular_vectors in sides:
             frozen_factor.zero_()
             frozen_factor[:, :num_frozen] = singular_vectors[:, :num_frozen]
             factor.zero_()
@@ -152,12 +139,7 @@ class OsfNetwork(Network):
             layer = SubspaceLayer(encoder.get_submodule(name))
             setattr(encoder.get_submodule(parent), attribute, layer.train(encoder.training))
             layers.append(layer)
-        self._layers = tuple(layers)
-
-    @property
-    def layers(self) -> Sequence[SubspaceLayer]:
-        """The layers that are trained."""
-        return self._layers
+        self.layers = tuple(layers)
 
     def freeze_directions(self, share: float) -> None:
         """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
@@ -165,7 +147,7 @@ class OsfNetwork(Network):
             layer.decompose(round(share * len(layer.S)))
 
 
-class Osf(Method):
+class Osf(method.Method):
     """Orthogonal subspace fine-tuning (arXiv 2504.07097), which peft has as OSF.
 
     Before each task every matrix is decomposed as it is by then, W = U diag(S) V; its strongest directions are held,
@@ -183,22 +165,17 @@ class Osf(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Decompose what there is by now, and hold more of it."""
-        network = learner.network
-        assert isinstance(network, OsfNetwork)
-        network.freeze_directions(self.config.share(task, len(learner.stream)))
+        learner.network_as(OsfNetwork).freeze_directions(self.config.share(task, len(learner.stream)))
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
     """Return the full names of the layers that are meant. Raises UserError."""
     if targets != ALL_LINEAR:
-        return target_layers(
-            encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]
-        )
+        names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
+        return target_layers(encoder, names)
     output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
-    names = [
-        name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not output_embeddings
-    ]
+    linear_layers = (name for name, module in encoder.named_modules() if is_linear_layer(module))
+    names = [name for name in linear_layers if encoder.get_submodule(name) is not output_embeddings]
     if not names:
         raise UserError("target_modules: expected a model with linear layers, got none")
     return names

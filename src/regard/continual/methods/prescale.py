@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
 from regard.continual import method
-from regard.continual.method import Method
-from regard.continual.training_phase import TrainingPhase
-from regard.errors import check_choice
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
+from regard.continual.methods.baselines import ProbeFinetune
 
 Scaling = Literal["full", "uniform", "sink"]
 Common = Literal["list", "frequent"]
@@ -30,16 +25,10 @@ class PreScaleConfig(method.MethodConfig):
 
     scaling: Scaling = "full"
     common_tokens: Common = "list"
-    min_document_frequency: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check the choices."""
-        for name, allowed in (("scaling", get_args(Scaling)), ("common_tokens", get_args(Common))):
-            check_choice(name, getattr(self, name), allowed)
-        method.check_number("min_document_frequency", self.min_document_frequency, min_value=0, max_value=1)
+    min_document_frequency: method.Fraction = 0.5
 
 
-class PreScale(Method):
+class PreScale(ProbeFinetune):
     """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring).
 
     The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.
@@ -49,10 +38,5 @@ class PreScale(Method):
 
     @property
     def head(self) -> Scaling:
-        """The head that scales as the settings say."""
         scaling: Scaling = self.config.scaling
         return scaling
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """First the head, then everything."""
-        return learner.probing_phase(), learner.fine_tuning_phase()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -15,12 +13,9 @@ from regard.continual.adapter_network import (
     copy_class_vectors,
     restore_class_vectors,
 )
-from regard.continual.method import Method
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
+from regard.continual.learner import Learner
+from regard.continual.methods.prompt_method import PromptMethod
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 
 class ProgressiveNetwork(PromptNetwork):
@@ -46,7 +41,7 @@ class ProgressiveNetwork(PromptNetwork):
         return PromptPrefix(prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None])
 
 
-class ProgPrompt(Method):
+class ProgPrompt(PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
@@ -63,21 +58,11 @@ class ProgPrompt(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
         self.head_before = copy_class_vectors(learner)
 
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set."""
-        return setting_rate(self.config.learning_rate)
-
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the prompt, and the head, for the budget's epochs."""
-        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)
-
     def after_task(self, learner: Learner, task: int) -> None:
-        """Put the prompt down, and what other tasks' classes have back."""
         learner.network_as(ProgressiveNetwork).pool.fold()
         restore_class_vectors(learner, self.head_before, task)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal
 
-from regard.continual import memory
-from regard.errors import check_choice, check_int
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
+from regard.continual import memory, method
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
+from regard.continual.training_phase import TrainingPhase
 
 ReplayMode = Literal["batch", "interval", "merge"]
 
@@ -27,13 +24,7 @@ class ReplayConfig(memory.MemoryConfig):
     """
 
     replay_mode: ReplayMode = "batch"
-    replay_interval: int = 100
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        super().__post_init__()
-        check_choice("replay_mode", self.replay_mode, get_args(ReplayMode))
-        check_int("replay_interval", self.replay_interval, least=1)
+    replay_interval: method.PositiveInt = 100
 
 
 class Replay(memory.MemoryMethod):
@@ -49,7 +40,6 @@ class Replay(memory.MemoryMethod):
     supports_text = True
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         if self.config.replay_mode == "merge":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,12 @@ from regard.continual.adapter_network import (
     make_lora_pool,
 )
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORE_INDEX
-from regard.continual.method import Method
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.pseudo import stored
 from regard.continual.training_phase import TrainingPhase
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
@@ -65,19 +61,13 @@ class SaptNetwork(AdapterNetwork):
         return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
-        """Return the adapters, put into a model: low-rank ones, or soft prompts."""
         if config.adapter_type == "prompt":
-            return PromptAdapterPool(
-                classifier.encoder,
-                num_virtual_tokens=config.num_virtual_tokens,
-                encoder_hidden_size=config.encoder_hidden_size,
-                seed=seed,
-            )
+            sizes = {name: getattr(config, name) for name in ("num_virtual_tokens", "encoder_hidden_size")}
+            return PromptAdapterPool(classifier.encoder, **sizes, seed=seed)
         options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
         return make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
-        """Train this adapter, its key, and the maps."""
         super().start_adapter(adapter)
         self.attention.use(adapter + 1)
         self.attention.set_trainable(adapter)
@@ -91,10 +81,7 @@ class SaptNetwork(AdapterNetwork):
             return query_vectors(embedded, mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Return how much each row gets of each adapter (row.
-
-        Adapter); all of the task's own in training that is not aligned.
-        """
+        """Return how much each row gets of each adapter (row, adapter); all of its own in disjoint training."""
         self.routing_weights = None
         if not int(self.count):
             return None
@@ -107,7 +94,7 @@ class SaptNetwork(AdapterNetwork):
         return one_hot.to(weights) if self.training and not self.config.joint_training else weights
 
 
-class Sapt(Method):
+class Sapt(method.Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
     A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of
@@ -129,7 +116,6 @@ class Sapt(Method):
         self.stand_ins: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Check what is asked for, and put what is kept beside the weights."""
         if self.config.adapter_type == "prompt":
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
@@ -143,11 +129,10 @@ class Sapt(Method):
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
         network.start_adapter(adapter)
+        network.to(learner.device)
         if adapter and new and config.opens:
-            network.to(learner.device)
             self._init_adapter(learner, task, adapter)
         if task and config.opens and config.router_warmup_steps:
-            network.to(learner.device)
             warm_up_router(
                 network.attention,
                 self._training_vectors(learner, task),
@@ -161,7 +146,6 @@ class Sapt(Method):
             network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.past_tasks(learner, task):
-            network.to(learner.device)
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
     def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
@@ -175,21 +159,17 @@ class Sapt(Method):
             learner.network_as(SaptNetwork).pool.copy(adapter, other)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the adapter with its key and the maps, each at its rate, and the head, for the budget's epochs."""
-        return (learner.fine_tuning_phase(lr_multipliers=self._lr_multipliers(learner)),)
-
-    def _lr_multipliers(self, learner: Learner) -> dict[str, float]:
-        """By how much rates are multiplied, by the names of parameters, where not by 1."""
-        multipliers = {
-            "classifier.encoder.": "adapter_lr_multiplier",
-            "attention.keys.": "key_lr_multiplier",
-            "attention.": "projection_lr_multiplier",
+        config, multipliers = self.config, dict[str, float]()
+        prefixes = {
+            "classifier.encoder.": config.adapter_lr_multiplier,
+            "attention.keys.": config.key_lr_multiplier,
+            "attention.": config.projection_lr_multiplier,
         }
-        multiplier_of = {}
         for name, _ in learner.network.named_parameters():
-            option = next((option_name for prefix, option_name in multipliers.items() if name.startswith(prefix)), None)
-            multiplier_of[name] = 1.0 if option is None else float(getattr(self.config, option))
-        return {name: multiplier for name, multiplier in multiplier_of.items() if multiplier != 1}
+            multiplier = next((float(value) for prefix, value in prefixes.items() if name.startswith(prefix)), 1.0)
+            if multiplier != 1:
+                multipliers[name] = multiplier
+        return (learner.fine_tuning_phase(lr_multipliers=multipliers),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """Return the task's rows; with the floor under their own adapter's weight while it warms up.
@@ -211,10 +191,6 @@ class Sapt(Method):
         return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the rows' losses.
-
-        And of what opens the gate; and λ times the divergence for each that counts.
-        """
         loss = learner.cross_entropy(network(rows), rows)
         sapt_network = learner.network_as(SaptNetwork)
         weights = sapt_network.routing_weights
@@ -222,20 +198,16 @@ class Sapt(Method):
         row_counts = (rows["labels"] != IGNORE_INDEX).reshape(len(weights), -1).sum(1)
         if self.config.opens:
             clamped_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
-            loss = (
-                loss
-                - self.config.router_loss_weight
-                * (row_counts * clamped_weights[:, sapt_network.current_adapter].log()).sum()
+            terms = (
+                (self.config.router_loss_weight, clamped_weights[:, sapt_network.current_adapter].log()),
+                (self.config.entropy_weight, (clamped_weights * clamped_weights.log()).sum(-1)),
+                (self.config.load_balancing_weight, clamped_weights.log().mean(-1)),
             )
-            loss = (
-                loss
-                - self.config.entropy_weight * (row_counts * (clamped_weights * clamped_weights.log()).sum(-1)).sum()
-            )
-            loss = loss - self.config.load_balancing_weight * (row_counts * clamped_weights.log().mean(-1)).sum()
+            for weight, row_values in terms:
+                loss = loss - weight * (row_counts * row_values).sum()
         return loss + row_counts.sum() * self.reflection_loss(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the task's rows, and what stands for them."""
         if self.config.reflection == "none":
             return
         vectors = self._training_vectors(learner, task)
@@ -250,11 +222,9 @@ class Sapt(Method):
             stored.store_inputs(learner, self.state, task, self.count_stored(len(vectors)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-            indices = torch.randperm(len(vectors), generator=random)[: self.count_stored(len(vectors))]
-            tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
+            tensors[f"{VECTORS}{task}"] = sample_rows(vectors, self.count_stored(len(vectors)), random)
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """Return the pseudo samples that stand for a task; None where other things do."""
         return stored.stored_inputs(self.state, task)
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
@@ -280,10 +250,8 @@ class Sapt(Method):
 
     def mean_divergence(self, learner: Learner) -> Tensor:
         """Return the mean of the earlier tasks' divergences."""
-        past_divergences = divergences(
-            learner.network_as(SaptNetwork).attention, self.past_tasks(learner, learner.task)
-        )
-        return torch.stack(past_divergences).mean()
+        attention = learner.network_as(SaptNetwork).attention
+        return torch.stack(divergences(attention, self.past_tasks(learner, learner.task))).mean()
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
         """Return what stands for the tasks before one."""
@@ -298,9 +266,8 @@ class Sapt(Method):
             return tensors[f"{VECTORS}{task}"]
         if task not in self.stand_ins:
             if self.config.reflection == "generated":
-                self.stand_ins[task] = stored.compute_query_vectors(
-                    learner, task, stored.stored_inputs(self.state, task) or ()
-                )
+                texts = stored.stored_inputs(self.state, task) or ()
+                self.stand_ins[task] = stored.compute_query_vectors(learner, task, texts)
             else:
                 density = Density(*(tensors[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
                 count = self.count_stored(len(learner.encoded[task, "train"]))
@@ -310,12 +277,8 @@ class Sapt(Method):
     def _training_vectors(self, learner: Learner, task: int) -> Tensor:
         """Return the query vectors (row, width) of a task's training rows."""
         if task not in self.training_vectors:
-            with torch.no_grad():
-                chunks = [
-                    learner.network_as(SaptNetwork).vectors(rows)
-                    for rows in learner.iterate_batches(learner.items(task))
-                ]
-            self.training_vectors = {task: torch.cat(chunks)}
+            network, batches = learner.network_as(SaptNetwork), learner.iterate_batches(learner.items(task))
+            self.training_vectors = {task: torch.cat([network.vectors(rows) for rows in batches])}
         return self.training_vectors[task]
 
     def _balance_strength(self, learner: Learner, task: int) -> float:
@@ -324,12 +287,11 @@ class Sapt(Method):
         learner.task = task
         maps = [network.attention.down, network.attention.up]
         items = learner.sample_examples(task, "train", BALANCE_BATCHES * learner.budget.batch_size)
+        batch_size = learner.budget.micro_batch_size or learner.budget.batch_size
         loss_gradients = [torch.zeros_like(parameter) for parameter in maps]
         count = 0
         with learner.loss_mode(), torch.enable_grad():
-            for rows in learner.iterate_batches(
-                items, size=learner.budget.micro_batch_size or learner.budget.batch_size
-            ):
+            for rows in learner.iterate_batches(items, size=batch_size):
                 count += int((rows["labels"] != IGNORE_INDEX).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for target, gradient in zip(loss_gradients, torch.autograd.grad(loss, maps), strict=True):
@@ -343,3 +305,9 @@ class Sapt(Method):
         if not float(divergence_norm):
             return float(self.config.reflection_weight)
         return float(self.config.gradient_balance * loss_norm / count / divergence_norm)
+
+
+def sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
+    """Return a copy of at most so many of the vectors, in their order."""
+    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
+    return vectors[indices.to(vectors.device)].clone()

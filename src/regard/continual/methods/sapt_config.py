@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from regard.adapters.attention import ORDERS, ProjectionOrder
+from regard.adapters.attention import ProjectionOrder
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.method import EMPTY, RequiredSetting, check_required
-from regard.errors import UserError, check_choice, check_int
+from regard.errors import UserError
 
 Block = Literal["lora", "prompt"]
 Gate = Literal["open", "published"]
@@ -17,21 +17,16 @@ Begins = Literal["last", "best", "nothing"]
 Reflects = Literal["real", "generated", "density", "none"]
 
 _OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
-_REFLECTS, _WRITES = (
-    RequiredSetting("reflection", ("real", "generated", "density")),
-    RequiredSetting("reflection", ("generated",)),
-)
+_LORA, _PROMPT = RequiredSetting("adapter_type", ("lora",)), RequiredSetting("adapter_type", ("prompt",))
+_TRAINS_ROUTER = RequiredSetting("freeze_router", ("false",))
+_REFLECTS = RequiredSetting("reflection", ("real", "generated", "density"))
+_WRITES = RequiredSetting("reflection", ("generated",))
 READ: dict[str, tuple[RequiredSetting, ...]] = {
     **dict.fromkeys(("init", "router_warmup_steps", "freeze_router"), (_OPEN,)),
-    **dict.fromkeys(
-        ("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (RequiredSetting("adapter_type", ("lora",)),)
-    ),
-    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (RequiredSetting("adapter_type", ("prompt",)),)),
-    **dict.fromkeys(
-        ("router_loss_weight", "entropy_weight", "load_balancing_weight"),
-        (_OPEN, RequiredSetting("freeze_router", ("false",))),
-    ),
-    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (RequiredSetting("freeze_router", ("false",)),)),
+    **dict.fromkeys(("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (_LORA,)),
+    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (_PROMPT,)),
+    **dict.fromkeys(("router_loss_weight", "entropy_weight", "load_balancing_weight"), (_OPEN, _TRAINS_ROUTER)),
+    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (_TRAINS_ROUTER,)),
     "own_weight_floor": (RequiredSetting("floor_fraction"),),
     "router_warmup_lr": (_OPEN, RequiredSetting("router_warmup_steps")),
     "floor_fraction": (RequiredSetting("own_weight_floor"),),
@@ -91,61 +86,40 @@ class SaptConfig(LoraConfig):
     """
 
     adapter_type: Block = "lora"
-    num_virtual_tokens: int = 10
-    encoder_hidden_size: int = 800
-    router_hidden_size: int = 100
+    num_virtual_tokens: method.PositiveInt = 10
+    encoder_hidden_size: method.NonNegativeInt = 800
+    router_hidden_size: method.PositiveInt = 100
     projection_order: ProjectionOrder = "published"
-    top_k: int = 0
+    top_k: method.NonNegativeInt = 0
     detach_old: bool = False
-    adapter_lr_multiplier: float = 1.0
-    key_lr_multiplier: float = 1.0
-    projection_lr_multiplier: float = 1.0
+    adapter_lr_multiplier: method.NonNegative = 1.0
+    key_lr_multiplier: method.NonNegative = 1.0
+    projection_lr_multiplier: method.NonNegative = 1.0
     gate: Gate = "open"
     init: Begins = "last"
-    init_samples: int = 64
-    router_warmup_steps: int = 300
-    router_warmup_lr: float = 2e-3
-    router_loss_weight: float = 1.0
-    own_weight_floor: float = 0.0
-    floor_fraction: float = 0.5
-    entropy_weight: float = 0.0
-    load_balancing_weight: float = 0.0
+    init_samples: method.PositiveInt = 64
+    router_warmup_steps: method.NonNegativeInt = 300
+    router_warmup_lr: method.NonNegative = 2e-3
+    router_loss_weight: method.NonNegative = 1.0
+    own_weight_floor: method.Fraction = 0.0
+    floor_fraction: method.Fraction = 0.5
+    entropy_weight: Annotated[float, method.Range(-1e6)] = 0.0
+    load_balancing_weight: method.NonNegative = 0.0
     freeze_router: bool = False
     joint_training: bool = True
     reflection: Reflects = "real"
-    memory_size: int = 0
-    memory_fraction: float = 0.02
-    density_rank: int = 16
-    generator_steps: int = 5000
-    generator_lr: float = 1e-3
-    generator_batch_size: int = 16
+    memory_size: method.NonNegativeInt = 0
+    memory_fraction: method.Fraction = 0.02
+    density_rank: method.NonNegativeInt = 16
+    generator_steps: method.PositiveInt = 5000
+    generator_lr: method.NonNegative = 1e-3
+    generator_batch_size: method.PositiveInt = 16
     pseudo_samples_dir: str = ""
-    reflection_weight: float = 0.1
-    gradient_balance: float = 0.0
+    reflection_weight: method.NonNegative = 0.1
+    gradient_balance: method.NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers and the choices."""
         super().__post_init__()
-        for name in (
-            "router_hidden_size",
-            "num_virtual_tokens",
-            "init_samples",
-            "generator_steps",
-            "generator_batch_size",
-        ):
-            check_int(name, getattr(self, name), least=1)
-        for name in ("encoder_hidden_size", "top_k", "router_warmup_steps", "memory_size", "density_rank"):
-            check_int(name, getattr(self, name), least=0)
-        method.check_number("generator_lr", self.generator_lr, min_value=0)
-        rates = ("adapter_lr_multiplier", "key_lr_multiplier", "projection_lr_multiplier", "router_warmup_lr")
-        for name in (*rates, "router_loss_weight", "load_balancing_weight", "reflection_weight", "gradient_balance"):
-            method.check_number(name, getattr(self, name), min_value=0)
-        for name in ("own_weight_floor", "floor_fraction", "memory_fraction"):
-            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
-        method.check_number("entropy_weight", self.entropy_weight, min_value=-1e6)
-        choices = {"adapter_type": Block, "gate": Gate, "init": Begins, "reflection": Reflects}
-        for name, allowed in (("projection_order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
-            check_choice(name, getattr(self, name), allowed)
         check_required(self, READ)
         if self.gate == "published" and not self.joint_training:
             raise UserError(

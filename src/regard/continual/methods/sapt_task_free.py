@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from regard.adapters.novelty import DRAWS, check_separable, find_known_task, nov
 from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
+from regard.continual.learner import Learner
 from regard.continual.methods import sapt_config
-from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
+from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork, sample_rows
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 PORTION, SEEN = "portion/", "seen/"
 """Before the number of a portion: what was decided about it; before that of a block: how many rows it has seen."""
@@ -36,20 +34,15 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
             likeness is .76 to .996, and half of the time over .95: only values close to 1 tell tasks apart.
     """
 
-    memory_size: int = 50
-    novelty_samples: int = 100
-    false_alarm_rate: float = 0.01
-    reuse_threshold: float = 0.0
+    memory_size: Annotated[int, method.Range(2)] = 50
+    novelty_samples: Annotated[int, method.Range(2)] = 100
+    false_alarm_rate: Annotated[float, method.Range(1 / (DRAWS + 1), 1)] = 0.01
+    reuse_threshold: method.Fraction = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers and the choices."""
         if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
-        for name in ("memory_size", "novelty_samples"):
-            method.check_number(name, getattr(self, name), min_value=2)
-        method.check_number("false_alarm_rate", self.false_alarm_rate, min_value=1 / (DRAWS + 1), max_value=1)
-        method.check_number("reuse_threshold", self.reuse_threshold, min_value=0, max_value=1)
         if self.reflection != "real":
             raise UserError(
                 f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"
@@ -110,20 +103,14 @@ class SaptTaskFree(Sapt):
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
         """Return what stands for the adapters other than that of a portion."""
-        tensors = self.state.tensors
-        return [
-            PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"])
-            for adapter in self._other_adapters(task)
-        ]
+        tensors, adapters = self.state.tensors, self._other_adapters(task)
+        return [PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"]) for adapter in adapters]
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Keep the mean weights of the adapter's rows, and what stands for them."""
         network, state = learner.network_as(TaskFreeNetwork), self.state
         adapter, vectors = network.adapter_of(task), self._training_vectors(learner, task)
-        stored_vectors, num_seen = (
-            state.tensors.get(f"{VECTORS}{adapter}", vectors[:0]),
-            int(state.values.get(f"{SEEN}{adapter}", 0)),
-        )
+        stored_vectors = state.tensors.get(f"{VECTORS}{adapter}", vectors[:0])
+        num_seen = int(state.values.get(f"{SEEN}{adapter}", 0))
         with torch.no_grad():
             target = mean_weights(network.attention(vectors))
             if num_seen:
@@ -140,16 +127,16 @@ class SaptTaskFree(Sapt):
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
         count = self.count_stored(num_seen + len(vectors))
         num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
-        samples = [_sample_rows(vectors, num_new, random)]
+        samples = [sample_rows(vectors, num_new, random)]
         if num_seen:
-            samples.insert(0, _sample_rows(stored_vectors, min(len(stored_vectors), count - num_new), random))
-        return torch.cat(samples).clone()
+            samples.insert(0, sample_rows(stored_vectors, min(len(stored_vectors), count - num_new), random))
+        return torch.cat(samples)
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
         """Return the adapter for a portion, whether it is a new one, and what each adapter's rows were to it."""
         config, adapters = self.config, self._trained_adapters()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _sample_rows(self._training_vectors(learner, task), int(config.novelty_samples), random)
+        vectors = sample_rows(self._training_vectors(learner, task), int(config.novelty_samples), random)
         comparisons = []
         for adapter in adapters:
             reference = self.state.tensors[f"{VECTORS}{adapter}"]
@@ -176,9 +163,3 @@ class SaptTaskFree(Sapt):
         """Return those of them that are not the portion's own."""
         own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
         return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]
-
-
-def _sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
-    """Return at most so many of the vectors, in their order."""
-    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
-    return vectors[indices.to(vectors.device)]

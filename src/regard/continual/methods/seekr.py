@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.batches import ExampleRef
-from regard.continual.learner import IGNORE_INDEX
+from regard.continual.batches import Batches, ExampleRef
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.sequential_lora import SharedAdapterNetwork
+from regard.continual.methods.lora_baselines import SharedAdapterNetwork
+from regard.continual.training_phase import TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
-
-if TYPE_CHECKING:
-    from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
-    from regard.continual.training_phase import TrainingPhase
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"
 _TINY = 1e-8
@@ -41,18 +37,10 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
         attention_distillation_weight: Weight of the divergence of the attention.
     """
 
-    layer_fraction: float = 0.75
-    head_fraction: float = 0.125
-    logit_distillation_weight: float = 0.5
-    attention_distillation_weight: float = 1000.0
-
-    def __post_init__(self) -> None:
-        """Check them."""
-        memory.MemoryConfig.__post_init__(self)
-        LoraConfig.__post_init__(self)
-        for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
-            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
-        method.check_number("attention_distillation_weight", self.attention_distillation_weight, min_value=0)
+    layer_fraction: method.Fraction = 0.75
+    head_fraction: method.Fraction = 0.125
+    logit_distillation_weight: method.Fraction = 0.5
+    attention_distillation_weight: method.NonNegative = 1000.0
 
 
 class SeekrNetwork(SharedAdapterNetwork):
@@ -78,13 +66,23 @@ class SeekrNetwork(SharedAdapterNetwork):
             self._reads = previous
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the logits."""
         if self._reads is None:
             return super().forward(rows)
         with capture_weights(self.classifier.encoder, self.attention_layers) as captured:
             logits = super().forward(rows)
         self._reads[:] = captured
         return logits
+
+
+class Observation(NamedTuple):
+    """What an example says, on the CPU.
+
+    `attention` (layer, head, query, key), `logits`, and mean `squares` (layer, head) of the gradients in the attention.
+    """
+
+    attention: Tensor
+    logits: Tensor
+    squares: Tensor
 
 
 class Seekr(memory.MemoryMethod):
@@ -109,29 +107,19 @@ class Seekr(memory.MemoryMethod):
     Config = SeekrConfig
     Network = SeekrNetwork
 
-    def __init__(self, config: method.MethodConfig | None = None) -> None:
-        super().__init__(config)
-        self.earlier_attention: dict[ExampleRef, Tensor] = {}
-
     # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the adapter, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
-        new_examples = self._future_examples(learner, task)
-        self.earlier_attention = {
-            item: attention for item, (attention, *_) in self._observe(learner, new_examples, with_gradients=False)
-        }
+        self.earlier = self._observe(learner, self._future_examples(learner, task), with_gradients=False)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        """Return the task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, phase)
         return memory.replay_in_batches(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum of the rows' losses."""
         replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
@@ -141,14 +129,12 @@ class Seekr(memory.MemoryMethod):
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
             current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
-        items = [
-            ExampleRef(int(task), int(row))
-            for task, row in zip(replayed_rows["tasks"], replayed_rows["rows"], strict=True)
-        ]
+        pairs = zip(replayed_rows["tasks"].tolist(), replayed_rows["rows"].tolist(), strict=True)
+        items = [ExampleRef(*pair) for pair in pairs]
         stored_logits = torch.stack([self._stored_tensor(LOGITS, item) for item in items]).to(current_logits)
-        answer_losses = distillation_losses(
-            current_logits[:, : stored_logits.shape[1]], learner.mask_logits(stored_logits, replayed_rows["tasks"])
-        )
+        current_logits = current_logits[:, : stored_logits.shape[1]]
+        stored_logits = learner.mask_logits(stored_logits, replayed_rows["tasks"])
+        answer_losses = -(stored_logits.softmax(-1) * current_logits.log_softmax(-1)).sum(-1)
         attention_loss = self._divergence(reads, replayed_rows["attention_mask"].bool(), items)
         return (
             (label_weight * losses).sum()
@@ -158,19 +144,21 @@ class Seekr(memory.MemoryMethod):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
-        new_examples = self._future_examples(learner, task)
-        observations = self._observe(learner, new_examples, with_gradients=True)
+        observations = self._observe(learner, self._future_examples(learner, task), with_gradients=True)
         if observations:
-            self._update_importance(observations)
+            changes = [after.attention - self.earlier[item].attention for item, after in observations.items()]
+            change = torch.stack([difference.square().mean((-1, -2)) for difference in changes]).mean(0)
+            slope = torch.stack([observation.squares for observation in observations.values()]).mean(0)
+            self.state.tensors[IMPORTANCE] = self._importance(learner) + head_importance(change, slope)
         memory.store_examples(learner, self.state, self.config, task)
         selected_heads = select_heads(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
         self.state.values.setdefault(HEADS, {})[str(task)] = selected_heads
-        for item, (attention, logits, _) in observations:
-            self.state.tensors[_tensor_name(LOGITS, item)] = logits
-            self.state.tensors[_tensor_name(ATTENTION, item)] = torch.stack(
-                [attention[layer, head] for layer, head in selected_heads]
-            )
-        self._drop_forgotten()
+        for item, (attention, logits, _) in observations.items():
+            selected = torch.stack([attention[layer, head] for layer, head in selected_heads])
+            self.state.tensors |= {_tensor_name(LOGITS, item): logits, _tensor_name(ATTENTION, item): selected}
+        names = {_tensor_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)}
+        for forgotten in set(self.state.tensors) - names - {IMPORTANCE}:
+            del self.state.tensors[forgotten]
 
     # -- the memory -------------------------------------------------------------------------------------
 
@@ -180,13 +168,6 @@ class Seekr(memory.MemoryMethod):
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
 
-    def _drop_forgotten(self) -> None:
-        """Drop what was stored with examples that are in the memory no more."""
-        names = {_tensor_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {
-            IMPORTANCE
-        }
-        self.state.tensors = {name: value for name, value in self.state.tensors.items() if name in names}
-
     def _stored_tensor(self, kind: str, item: ExampleRef) -> Tensor:
         return self.state.tensors[_tensor_name(kind, item)]
 
@@ -194,13 +175,9 @@ class Seekr(memory.MemoryMethod):
 
     def _observe(
         self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
-    ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
-        """Return each example with its attention (layer, head, query, key), logits and squared gradients (layer, head).
-
-        All are on the CPU, in evaluation mode. The gradients are those of the loss in the attention; else empty.
-        """
-        observations = []
-        network = learner.network_as(SeekrNetwork)
+    ) -> dict[ExampleRef, Observation]:
+        """Return what each example says, in evaluation mode; without gradients there are no squares of them."""
+        observations, network = {}, learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
         with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _require_embedding_gradients(table):
             for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
@@ -210,34 +187,12 @@ class Seekr(memory.MemoryMethod):
                 if with_gradients:
                     loss = learner.cross_entropy(logits, rows)
                     gradients = torch.autograd.grad(loss, [read.output for read in reads])
-                    weight_gradients = [
-                        read.weights_grad(gradient)[0] for read, gradient in zip(reads, gradients, strict=True)
-                    ]
-                    squares = torch.stack(
-                        [
-                            _as_float32(gradient_of_layer).square().mean((-1, -2))
-                            for gradient_of_layer in weight_gradients
-                        ]
-                    )
+                    slopes = [read.weights_grad(part)[0] for read, part in zip(reads, gradients, strict=True)]
+                    squares = torch.stack([_as_float32(slope).square().mean((-1, -2)) for slope in slopes])
                 attention = torch.stack([_as_float32(read.weights())[0] for read in reads])
-                observations.append(
-                    (item, (attention.detach().cpu(), _as_float32(logits)[0].detach().cpu(), squares.cpu()))
-                )
+                parts = (attention, _as_float32(logits)[0], squares)
+                observations[item] = Observation(*(part.detach().cpu() for part in parts))
         return observations
-
-    def _update_importance(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
-        """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
-        changes = torch.stack(
-            [
-                (attention - self.earlier_attention[item]).square().mean((-1, -2))
-                for item, (attention, *_) in observations
-            ]
-        )
-        squared_gradients = torch.stack([squares for _, (*_, squares) in observations])
-        task_importance = head_importance(changes.mean(0), squared_gradients.mean(0))
-        self.state.tensors[IMPORTANCE] = (
-            self.state.tensors.get(IMPORTANCE, torch.zeros_like(task_importance)) + task_importance
-        )
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
@@ -257,16 +212,8 @@ class Seekr(memory.MemoryMethod):
         return total
 
 
-def distillation_losses(logits: Tensor, stored: Tensor) -> Tensor:
-    """Return the cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
-    return -(stored.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-
-
 def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
-    """Return how much heads matter, (layer.
-
-    Head): how far they moved times their share of their layer's squared slopes.
-    """
+    """Return how much heads matter, (layer, head): how far they moved times their share of their layer's slopes."""
     return moved * steep / steep.sum(1, keepdim=True).clamp_min(torch.finfo(steep.dtype).tiny)
 
 
@@ -300,7 +247,7 @@ def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
 def _require_embedding_gradients(table: nn.Module) -> Iterator[None]:
     """For a while, what the table gives has a gradient, where any has: so has the attention of every layer."""
     handle = table.register_forward_hook(
-        lambda module, args, found: found.requires_grad_() if torch.is_grad_enabled() else found
+        lambda module, args, states: states.requires_grad_() if torch.is_grad_enabled() else states
     )
     try:
         yield

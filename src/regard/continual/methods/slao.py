@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.learner import Learner
 from regard.continual.method import Method
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
 
 TUNED, MERGED = 0, 1
 """The block that is trained, and the one that answers."""
@@ -25,7 +22,6 @@ class SlaoNetwork(PoolNetwork):
     """
 
     def count_adapters(self, tasks: int) -> int:
-        """Two, however many tasks there are."""
         return 2
 
     def start_tuning(self) -> None:
@@ -47,10 +43,7 @@ class SlaoNetwork(PoolNetwork):
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
-        """Return the merged adapter's A becomes the tuned one's.
-
-        Its B goes that share of the way to the tuned one's.
-        """
+        """Let the merged adapter's A be the tuned one's, and its B go that share of the way to the tuned one's."""
         for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
@@ -69,14 +62,12 @@ class Slao(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Begin from what the task before was tuned to, its A made orthonormal."""
         network = learner.network_as(SlaoNetwork)
         network.start_tuning()
         if task:
             network.orthonormalize_down()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Merge what the task was tuned to."""
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 
 

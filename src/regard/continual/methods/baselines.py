@@ -1,0 +1,69 @@
+"""Fine-tuning and probing task after task, a model for each task, and all at once: what others are held against."""
+
+from __future__ import annotations
+
+from regard.continual.batches import Batches
+from regard.continual.learner import Learner
+from regard.continual.method import Method
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
+
+
+class Finetune(Method):
+    """Everything is trained on each task as it comes, from where the last one left it."""
+
+    supports_text = True
+
+
+class Probe(Method):
+    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2).
+
+    It is trained for as long as other methods train it and everything.
+    """
+
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+        return probing_rate(budget)
+
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+        return (learner.probing_phase(),)
+
+
+class ProbeFinetune(Method):
+    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648).
+
+    A head that fits when the encoder begins to move pulls its features less far from where they were.
+    """
+
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+        return learner.probing_phase(), learner.fine_tuning_phase()
+
+
+class Separate(Method):
+    """Fine-tuning that begins anew with each task: nothing can be forgotten, or carried over.
+
+    Each task is scored by its own model alone, whose score later tasks do not change; classes of several tasks are
+    never told apart, whatever the head.
+    """
+
+    loss_classes = "task"
+    evaluation_scope = "own"
+    incremental = False
+    supports_text = True
+
+    def before_task(self, learner: Learner, task: int) -> None:
+        learner.network.load_state_dict(learner.start)
+
+
+class Joint(Method):
+    """Fine-tuning on the rows of all tasks together, each row's loss over the classes of its own task.
+
+    With a label-text head it is over those of all tasks. It learns when the last task is there, and is scored then.
+    """
+
+    evaluation_scope = "end"
+    supports_text = True
+
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+        return (learner.fine_tuning_phase(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
+
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
+        return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], phase)
