@@ -229,11 +229,3 @@ def test_the_table_has_each_pair_once() -> None:
     assert tuple(table.columns) == COLUMNS
     expected = [(1, 1, 1, 1), (1, 2, 3, 0.6), (1, 3, -2, -1), (2, 2, 25, 1), (2, 3, -6, -0.6), (3, 3, 4, 1)]
     pd.testing.assert_frame_equal(table, pd.DataFrame(expected, columns=list(COLUMNS)), check_dtype=False)
-    named = make_interference_table(gradients, [2, 4, 5])
-    assert [(a, b) for a, b in zip(named["task_index_a"], named["task_index_b"], strict=True)][:3] == [
-        (2, 2),
-        (2, 4),
-        (2, 5),
-    ]
-    with pytest.raises(UserError, match=r"^positions: expected one for each of 3 gradients, got 2$"):
-        make_interference_table(gradients, [1, 2])

@@ -62,8 +62,7 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 @lru_cache(maxsize=65536)
 def _stem(word: str) -> str:
-    stem: str = word if len(word) < _SHORTEST_STEMMED else _stemmer().stem(word)
-    return stem
+    return word if len(word) < _SHORTEST_STEMMED else str(_stemmer().stem(word))
 
 
 @cache

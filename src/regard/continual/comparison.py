@@ -28,9 +28,8 @@ DIFFERENCES = (
 def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
-    `metrics` is as `metrics_table` gives it. The interval is mean ± t · s/√n with Student's t for n − 1 degrees of
-    freedom; a seed with an order is one run. Values that are not defined are left out: `n` is 0 where all are, and what
-    `n` does not give is null.
+    The interval is mean ± t · s/√n with Student's t for n − 1 degrees of freedom; a seed with an order is one run.
+    Values that are not defined are left out: `n` is 0 where all are, and what `n` does not give is null.
     """
     check_metrics(metrics)
     check_confidence(confidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from regard.training import TrainResult
 
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
+ResultT = TypeVar("ResultT")
 
 
 @dataclass
@@ -32,6 +33,13 @@ class TaskCost:
     flops: float = 0.0
     examples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
+
+    def time_hook(self, hook: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Return what a hook of the method gives, with its seconds noted."""
+        start = time.perf_counter()
+        result = hook(*args)
+        self.hooks += time.perf_counter() - start
+        return result
 
     def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
         """Return the batches of a phase, the tokens of each noted."""
@@ -72,7 +80,7 @@ def trim_padding(rows: Rows) -> Rows:
 
 
 def _count_tokens(rows: Rows) -> int:
-    """Return how many tokens the rows have, padding included, in texts and in answers."""
+    """Return the tokens of the rows, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
@@ -82,11 +90,7 @@ def count_examples(rows: Rows) -> int:
 
 
 def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase.
-
-    What a phase does to that gradient is `flops_per_transform`; what a network does before it answers (`mbpa++` adapts
-    itself to each text) is of scoring, and counted nowhere.
-    """
+    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase."""
     learner.network.train()
     rows = _first_rows(learner, batches)
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
@@ -111,13 +115,6 @@ def flops_per_transform(learner: Learner, method: Method, batches: Batches, stag
 def _first_rows(learner: Learner, batches: Batches) -> Rows:
     """Return the first four rows of a phase, on the device."""
     return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
-
-
-def time_hook(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
-    """Return the seconds that a hook takes."""
-    began = time.perf_counter()
-    hook(learner, task)
-    return time.perf_counter() - began
 
 
 def measure_memory(learner: Learner, method: Method) -> Row:

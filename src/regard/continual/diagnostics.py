@@ -1,7 +1,4 @@
-"""What becomes of an encoder while it learns: its sinks, and how alike its tokens are.
-
-The diagnostics of Bai et al. 2024 (arXiv 2410.05648), by the statistics of `measure`.
-"""
+"""What becomes of an encoder while it learns: its sinks, and how alike its tokens are (arXiv 2410.05648)."""
 
 from __future__ import annotations
 

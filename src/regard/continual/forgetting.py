@@ -53,10 +53,8 @@ def find_drops(
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
     their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
-    wide enough for any pairing of the rows, which is not known. Each task is tested for itself.
-
-    Raises:
-        UserError: The rows, the margin or the confidence are invalid.
+    wide enough for any pairing of the rows, which is not known. Each task is tested for itself. Raises UserError where
+    the rows, the margin or the confidence are invalid.
     """
     check_scores(scores)
     check_confidence(confidence)

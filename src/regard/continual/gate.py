@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from regard.adapters.reflection import divergence
+from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score_task
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import Method
 
 Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]
 CLOSED_FRACTION = 0.5
-"""A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
+"""A gate is closed that gives a task's own adapter less than this share of what all adapters alike would get."""
 
 
 def measure_gate(

@@ -31,17 +31,9 @@ def compute_gradients(
 ) -> Float[Tensor, "task parameter"]:
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
-    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are.
-
-    Args:
-        module: The module.
-        tasks: Batches of each task. How rows are batched changes only rounding.
-        loss: Returns the sum of a batch's losses.
-        count: Returns the number of a batch's losses.
-        parameters: Parameters of interest; by default all. Only those that require gradients count, each once.
-
-    Raises:
-        UserError: No parameter requires gradients, or a task has no rows.
+    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are. `tasks` are the batches
+    of each task; `loss` returns the sum of a batch's losses, and `count` their number. Of the parameters, by default
+    all, those that require gradients count, each once. Raises UserError where there are none, or a task has no rows.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
@@ -53,21 +45,19 @@ def compute_gradients(
     with torch.random.fork_rng(devices=devices), eval_mode(module), torch.enable_grad():
         for index, batches in enumerate(tasks):
             sums = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for parameter in trainable]
-            total = sum(_add_gradients(sums, trainable, loss(module, rows), count(rows)) for rows in batches)
+            total = 0
+            for rows in batches:
+                total += count(rows)
+                step = torch.autograd.grad(loss(module, rows), trainable, allow_unused=True)
+                for target, gradient in zip(sums, step, strict=True):
+                    if gradient is not None:
+                        target += gradient
             if not total:
                 raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
             targets = gradients[index].split([parameter.numel() for parameter in trainable])
             for target, parameter in zip(targets, sums, strict=True):
                 target.copy_(parameter.flatten() / total)
     return gradients
-
-
-def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
-    """Add the gradients of a sum of losses to those of the batches before it; return the count."""
-    for total, gradient in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
-        if gradient is not None:
-            total += gradient
-    return count
 
 
 def compute_interference(
@@ -92,16 +82,9 @@ def compute_interference(
 
 def make_interference_table(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
-    positions: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """Return the interference of each pair of tasks, a task with itself included, each once, as rows of `COLUMNS`.
-
-    `positions` are the places of the tasks in their order (None: 1, 2, …).
-    """
+    """Return the interference of each pair of tasks, a task with itself included, each once, as rows of `COLUMNS`."""
     dot, cosine = compute_interference(gradients)
-    task_indices = list(range(1, len(dot) + 1)) if positions is None else list(positions)
-    if len(task_indices) != len(dot):
-        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(task_indices)}")
     pairs = torch.triu_indices(len(dot), len(dot)).T.tolist()
-    rows = [(task_indices[a], task_indices[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
+    rows = [(a + 1, b + 1, float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -31,8 +31,7 @@ class Learner:
 
     `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `task`: the index
     of the current task. `loss_classes`: classes that a row is contrasted with, those of its own "task", or all "seen"
-    so far. The latter is for the label-text head: among the classes of its own task alone, a text is never held apart
-    from others.
+    so far, as the label-text head needs.
     """
 
     stream: Stream
@@ -40,23 +39,22 @@ class Learner:
     budget: TrainingBudget
     tokenizer: Any
     seed: int
-    start: dict[str, Tensor]
+    start: dict[str, Tensor] = field(init=False)
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
     loss_classes: LossClasses = "task"
 
     def __post_init__(self) -> None:
+        self.start = {name: value.clone() for name, value in self.network.state_dict().items()}
         self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
-        for task in range(len(self.stream)):
+        for task in range(0 if self.stream.text else len(self.stream)):
             self.task_classes[task, list(self.stream.class_indices(task))] = True
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         """Return the network as an instance of `network_class`."""
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
-
-    # -- what a stage is ----------------------------------------------------------------------------------
 
     def fine_tuning_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains everything, with the budget's epochs and rate."""
@@ -87,8 +85,6 @@ class Learner:
             seed=self.seed_for("batches", self.task, stage.name),
             max_steps=max_steps if stage.respects_max_steps else None,
         )
-
-    # -- rows -------------------------------------------------------------------------------------------
 
     def items(self, task: int) -> list[ExampleRef]:
         """Return the training examples of a task."""
@@ -146,8 +142,6 @@ class Learner:
         """Return what rows of tables say of a task: its place, from 1, and its name."""
         return {"task_index": task + 1, "task": self.stream.tasks[task].name}
 
-    # -- losses -----------------------------------------------------------------------------------------
-
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Return the sum of the cross-entropies, after `mask_logits`; rows labeled −100 add nothing."""
         masked = self.mask_logits(logits, rows["tasks"])
@@ -171,8 +165,6 @@ class Learner:
     def seen_classes(self, task: int) -> Tensor:
         """Return (class,): which classes a task, or one before it, has."""
         return self.task_classes[: task + 1].any(0)
-
-    # -- the rest ---------------------------------------------------------------------------------------
 
     def seed_for(self, *names: Any) -> int:
         """Derive a seed from names and the seed of the run."""

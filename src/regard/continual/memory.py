@@ -37,9 +37,6 @@ class MemoryConfig(method.MethodConfig):
     replay_batch_size: method.NonNegativeInt = 0
 
 
-# -- what is kept ---------------------------------------------------------------------------------------
-
-
 def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
     """Store a task's training examples in `state.examples`."""
     new_examples = learner.items(task)
@@ -132,9 +129,6 @@ class MemoryMethod(method.Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         store_examples(learner, self.state, self.config, task)
-
-
-# -- what is drawn --------------------------------------------------------------------------------------
 
 
 def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:

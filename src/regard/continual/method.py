@@ -142,10 +142,7 @@ def _format_value(value: Any) -> str:
 
 @dataclass
 class MethodState:
-    """State of a method between tasks, saved and restored with the network; `values`: others that JSON can hold.
-
-    It counts as `memory_bytes` in a run's costs.
-    """
+    """State of a method between tasks, saved with the network; `values` are such as JSON can hold."""
 
     examples: list[ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)

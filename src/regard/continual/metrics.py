@@ -92,12 +92,8 @@ def compute_metrics(
 
     With one task there is no forgetting and no backward transfer; without the scores of other methods no forward
     transfer and no intransigence; a run that scored only at its end, as `joint`, has its average performance alone.
-
-    Args:
-        matrix: The scores.
-        separate: Scores, by name of task, of models trained on each alone.
-        joint: Scores of a model trained on all.
-        initial: Scores of an untrained model, or by chance.
+    The others are scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all,
+    `initial` of an untrained one, or by chance (100 / number of classes).
     """
     best = np.array([matrix.scores[j + 1 : len(matrix), j].max() for j in range(len(matrix) - 1)])
     averages = [matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]
@@ -128,10 +124,8 @@ def compute_metrics(
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
-    The models of `separate` are changed by no later task: their scores stand for all rows that come after.
-
-    Raises:
-        UserError: The rows are invalid, of several runs, or not of the scenario, or a learnt task has no score.
+    The models of `separate` are changed by no later task: their scores stand for all rows that come after. Raises
+    UserError where the rows are invalid, of several runs, or not of the scenario, or a learnt task has no score.
     """
     check_scores(frame)
     runs = frame[[*RUN]].drop_duplicates()
@@ -144,9 +138,8 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
     What a run is held against are the rows of `separate` and `joint` with its stream, seed and scenario, of the same
-    order if there are such, else the mean over the orders. `initial` are scores by name of task of an untrained model,
-    or by chance (100 / number of classes), for the zero-shot transfer. A run that has not learnt all of its tasks has
-    no measures yet.
+    order if there are such, else the mean over the orders. `initial`: see `compute_metrics`. A run that has not learnt
+    all of its tasks has no measures yet.
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []

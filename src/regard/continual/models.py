@@ -64,7 +64,10 @@ class TaskDeltas:
 
     def write(self, learner: Learner, tasks_trained: int) -> None:
         """Write what a task has changed since the one before it."""
-        before = self._before or self._read_weights(learner.start, tasks_trained - 1)
+        before = self._before
+        if not before:  # a run that goes on
+            before = {name: value.cpu() for name, value in learner.start.items()}
+            before |= _read_deltas(self.folder, tasks_trained - 1)
         now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
         path = delta_path(self.folder, tasks_trained)
@@ -80,13 +83,6 @@ class TaskDeltas:
             raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
-    def _read_weights(self, start: Mapping[str, Tensor], tasks_trained: int) -> dict[str, Tensor]:
-        """Return the weights after so many tasks, from the files of a run that goes on."""
-        weights = {name: value.cpu() for name, value in start.items()}
-        for task in range(1, tasks_trained + 1):
-            weights |= _read_delta(self.folder, task)
-        return weights
-
 
 def _checksums(folder: Path) -> dict[str, str]:
     """Return the checksums of the deltas in a folder by their names."""
@@ -98,13 +94,14 @@ def _checksums(folder: Path) -> dict[str, str]:
     return dict(index["files"])
 
 
-def _read_delta(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
-    """Return what a task has changed. Raises UserError if the file is not as it was written."""
-    path = delta_path(folder, tasks_trained)
-    tensors = _read_tensors(path)
-    if _checksums(folder).get(path.name) != sha256_of_file(path):
-        raise UserError(f"models: {path} is damaged, it is not as written")
-    return tensors
+def _read_deltas(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
+    """Return what the tasks have changed, each file checked against its checksum."""
+    weights: dict[str, Tensor] = {}
+    for path in (delta_path(folder, task) for task in range(1, tasks_trained + 1)):
+        weights |= _read_tensors(path)
+        if _checksums(folder).get(path.name) != sha256_of_file(path):
+            raise UserError(f"models: {path} is damaged, it is not as written")
+    return weights
 
 
 def add_model_hash(loaded: Loaded) -> Loaded:
@@ -144,8 +141,7 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
         )
     classifier = _build_classifier(loaded, metadata)
     network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
-    for task in range(1, tasks_trained + 1):
-        load_tensors(network, _read_delta(folder, task))
+    load_tensors(network, _read_deltas(folder, tasks_trained))
     tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
     classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
     return network.eval(), metadata

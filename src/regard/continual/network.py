@@ -17,9 +17,8 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
 class Network(nn.Module):
     """A classifier, as methods train it; a method that needs more around it has a network of its own.
 
-    Of a stream of tasks from text to text the classifier is a `regard.models.generator.Generator`. All weights for
-    `tasks` tasks are there from the start; new ones are drawn from `seed`. `needs_wrapper`: whether the classifier,
-    without the rest of the network, does not answer as the network does.
+    For tasks from text to text the classifier is a `Generator`. All weights for `tasks` tasks are there from the start;
+    new ones are drawn from `seed`. `needs_wrapper`: whether the classifier alone does not answer as the network does.
     """
 
     needs_wrapper: ClassVar[bool] = False

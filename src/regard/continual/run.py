@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,6 @@ from regard.continual.costs import (
     flops_per_token,
     flops_per_transform,
     measure_memory,
-    time_hook,
     trim_padding,
 )
 from regard.continual.gate import measure_gate
@@ -82,8 +80,7 @@ def make_learner(
         seed=seed,
     )
     network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
-    start = {name: value.clone() for name, value in network.state_dict().items()}
-    learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
+    learner = Learner(stream, network, budget, loaded.tokenizer, seed, encoded, loaded.model.device)
     learner.loss_classes = method.loss_classes or ("seen" if head_name == "labels" else "task")
     return learner
 
@@ -131,18 +128,18 @@ def run_stream(
         _remove_checkpoints(checkpoint_dir)
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
-        learner.task = task
+        learner.task, cost = task, TaskCost()
         reset_peak(learner.device)
-        hook_seconds = time_hook(method.before_task, learner, task)
+        cost.time_hook(method.before_task, learner, task)
         if method.evaluation_scope == "seen":
             _add_scores(run, [task], tasks_trained=task, cil=False)
         _add_diagnostics(run, diagnose, tasks_trained=task)
-        cost = _train(run, checkpoint_dir, resume, checkpoint_every, on_progress)
-        hook_seconds += time_hook(method.after_task, learner, task)
+        _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
+        cost.time_hook(method.after_task, learner, task)
         num_stored = len(method.state.examples)
         assert num_stored <= method.memory_size, f"{num_stored} examples kept, {method.memory_size} declared"
-        cost |= {"hook_seconds": hook_seconds + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        run.rows["cost"].append({**cost, **measure_memory(learner, method)})
+        row = {**learner.task_columns(task), **cost.row(), "peak_memory_mib": peak_memory(learner.device)}
+        run.rows["cost"].append({**row, **measure_memory(learner, method)})
         _evaluate_after(run, diagnose)
         if gated:
             scored_tasks = None if task + 1 == len(learner.stream) else (task,)
@@ -180,23 +177,16 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
+    tasks = [dict(task.sha256) for task in stream.tasks]
+    lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.config.to_dict(),
         "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,
-        "stream": {
-            "name": stream.name,
-            "order": list(stream.order),
-            "tasks": [dict(task.sha256) for task in stream.tasks],
-        },
-        "model": {
-            "base": config.lineage.get("base"),
-            "sha256": config.lineage.get("sha256"),
-            "lora": config.lora,
-            "head": config.head,
-        },
+        "stream": {"name": stream.name, "order": list(stream.order), "tasks": tasks},
+        "model": {**lineage, "lora": config.lora, "head": config.head},
     }
 
 
@@ -213,22 +203,19 @@ def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
     return checkpoint_dir / f"task-{task + 1:04d}"
 
 
-# -- training -------------------------------------------------------------------------------------------
-
-
 def _train(
     run: RunState,
+    cost: TaskCost,
     checkpoint_dir: Path | None,
     resume: bool,
     save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
-) -> Row:
-    """Train every phase of the task at hand, and return what they cost."""
-    learner, method, cost = run.learner, run.method, TaskCost()
+) -> None:
+    """Train every phase of the task at hand."""
+    learner, method = run.learner, run.method
+    phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
     for index, phase in enumerate(method.phases(learner, learner.task)):
-        start = time.perf_counter()
-        batches = method.batches(learner, learner.task, phase)
-        cost.hooks += time.perf_counter() - start
+        batches = cost.time_hook(method.batches, learner, learner.task, phase)
         if not batches.steps:
             continue
         with train_only(learner.network, phase):
@@ -240,9 +227,7 @@ def _train(
                 batch=cost.count_batches(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
-                folder=None
-                if checkpoint_dir is None or save_steps is None
-                else _phases_dir(checkpoint_dir, learner.task) / f"stage-{index}",
+                folder=None if phases_dir is None else phases_dir / f"stage-{index}",
                 resume=resume and save_steps is not None,
                 on_progress=_make_step_callback(learner, phase, on_progress),
                 correct=phase.transform_gradients,
@@ -250,7 +235,6 @@ def _train(
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         cost.add(result, batches, a_token=a_token, a_step=a_step)
-    return {**learner.task_columns(learner.task), **cost.row()}
 
 
 def _make_training_config(
@@ -290,9 +274,6 @@ def _make_step_callback(
         on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
 
     return report
-
-
-# -- evaluation -----------------------------------------------------------------------------------------
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:

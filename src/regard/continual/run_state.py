@@ -22,7 +22,7 @@ from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity
 
 Row = dict[str, Any]
-NETWORK, METHOD = "network.safetensors", "method.safetensors"
+STATE_NAME, NETWORK, METHOD = "after", "network.safetensors", "method.safetensors"
 TABLES = ("matrix", "cost", "diagnostics", "gate")
 """The tables that a run gives."""
 
@@ -54,11 +54,6 @@ class RunState:
         return self.learner.network
 
 
-def snapshots_in(folder: Path) -> Snapshots:
-    """Return the states of a run, by the number of tasks trained."""
-    return Snapshots(folder, name="after")
-
-
 def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, rows: Mapping[str, Any]) -> None:
     """Write the state after `num_tasks` tasks; `rows`: the tables so far, and the run's `identity` under that name."""
 
@@ -72,7 +67,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
         "rows": rows,
         "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
     }
-    snapshots_in(folder).save(num_tasks, write, record)
+    Snapshots(folder, name=STATE_NAME).save(num_tasks, write, record)
 
 
 def restore_state(
@@ -80,13 +75,11 @@ def restore_state(
 ) -> tuple[int, MethodState, dict[str, Any]] | None:
     """Load the last good state into the network, which gets its weights of then, and trains what it trained then.
 
-    Returns:
-        How many tasks were trained, what the method kept, and the rows so far; None where there is no state.
-
-    Raises:
-        UserError: All states are damaged, or they are of a run of another identity.
+    Return how many tasks were trained, what the method kept, and the rows so far; None where there is no state. Raises
+    UserError where all states are damaged, or of a run of another identity.
     """
-    latest = snapshots_in(folder).latest()
+    snapshots = Snapshots(folder, name=STATE_NAME)
+    latest = snapshots.latest()
     if latest is None:
         return None
     path, record = latest
@@ -103,7 +96,7 @@ def restore_state(
         if isinstance(module, LoraAdapters):
             module.reopen()
     state = MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
-    return snapshots_in(folder).index_of(path), state, rows
+    return snapshots.index_of(path), state, rows
 
 
 def collect_tensors(network: nn.Module) -> dict[str, Tensor]:

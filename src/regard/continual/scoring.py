@@ -25,8 +25,7 @@ NO_TASK = -1
 class Score:
     """Per cent of `n` rows classified right: among the task's own classes (TIL), and among all classes so far (CIL).
 
-    Of a task from text to text `til` is the mean grade of the answers, and there is no `cil`: a network is never told
-    which task a prompt is of but by the prompt.
+    Of a task from text to text `til` is the mean grade of the answers, and there is no `cil`.
     """
 
     til: float
@@ -35,10 +34,9 @@ class Score:
 
 
 def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
-    """Score a split of a task after `tasks_trained` tasks, in per cent.
+    """Score a split of a task after `tasks_trained` tasks; see `score_text` for text-to-text tasks.
 
-    TIL: the highest logit among the task's classes. CIL: among those of the tasks trained so far. Every process
-    classifies its shard and gets the total. See `score_text` for text-to-text tasks.
+    Every process classifies its shard by the highest logit, and gets the total.
     """
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
@@ -59,10 +57,9 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """Return the mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
+    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream.
 
-    The task need not be one of the stream. Every process answers its shard and gets the total. Raises UserError where
-    the run is one over tasks of classification.
+    Every process answers its shard and gets the total. Raises UserError where the run is one of classification.
     """
     if not isinstance(learner, TextLearner):
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
@@ -59,12 +59,8 @@ class EncodedTexts:
 class TextLearner(Learner):
     """A run over tasks from text to text: a learner whose rows are prompts, and whose labels are answers.
 
-    Rows have no classes; the loss is over the tokens of the answers, and what the training loop counts are those: its
-    mean over a batch is the one that Transformers has, over all tokens of all answers alike.
+    Rows have no classes. The loss is over the tokens of the answers: its mean over a batch is that of Transformers.
     """
-
-    def __post_init__(self) -> None:
-        self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
 
     @property
     def generator(self) -> Generator:
@@ -91,7 +87,6 @@ class TextLearner(Learner):
         return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Return the sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
         return sum_cross_entropy(logits, rows["labels"])
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
@@ -121,9 +116,6 @@ def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) ->
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
 
-# -- encoding -------------------------------------------------------------------------------------------
-
-
 def make_text_learner(
     stream: Stream,
     method: Method,
@@ -148,10 +140,15 @@ def make_text_learner(
             encoded[index, split] = encode_pairs(pairs, loaded.tokenizer, budget, encoder_decoder=encoder_decoder)
     max_tokens = maximum_length(loaded.model, loaded.tokenizer)
     if max_tokens is not None:
-        check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=encoder_decoder)
+        limit_text, answer_tokens = f"at most {max_tokens} tokens, which this model takes", budget.target_length
+        if answer_tokens > max_tokens:
+            raise UserError(f"target_length: expected {limit_text}, got {answer_tokens}")
+        longest = max(int(texts.attention_mask.sum(1).max()) for texts in encoded.values())
+        if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
+            answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
+            raise UserError(f"length: expected {limit_text}, got a prompt of {longest}{answer_text}")
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
-    start = {name: value.clone() for name, value in network.state_dict().items()}
-    return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
+    return TextLearner(stream, network, budget, loaded.tokenizer, seed, cast(Any, encoded), loaded.model.device)
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
@@ -162,10 +159,10 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     was cut. Raises UserError for a prompt without tokens.
     """
     end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
-    prompts = _tokenize(tokenizer, pairs.inputs)
+    prompts: list[list[int]] = tokenizer(list(pairs.inputs), verbose=False)["input_ids"]
     if not encoder_decoder:  # the answer goes on where the prompt ends
         prompts = [ids[:-1] if ids[-1:] == [end] else ids for ids in prompts]
-    answers = _tokenize(tokenizer, first_references, special=encoder_decoder)
+    answers = tokenizer(first_references, add_special_tokens=encoder_decoder, verbose=False)["input_ids"]
     answers = [ids if ids[-1:] == [end] else [*ids, end] for ids in answers]
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)
     if empty is not None:
@@ -182,26 +179,8 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
 
 
-def _tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-    token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
-    return token_ids
-
-
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
     """Return the first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
     if len(ids) <= max_tokens:
         return ids
     return [*ids[: max_tokens - 1], ids[-1]] if keep_last else ids[:max_tokens]
-
-
-def check_text_lengths(
-    encodings: Iterable[EncodedTexts], max_tokens: int, answer_tokens: int, *, encoder_decoder: bool
-) -> None:
-    """Raise UserError if a prompt, in decoder-only models with its answer, has more tokens than the model takes."""
-    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
-    limit_text = f"expected at most {max_tokens} tokens, which this model takes, got"
-    if answer_tokens > max_tokens:
-        raise UserError(f"target_length: {limit_text} {answer_tokens}")
-    if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
-        answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
-        raise UserError(f"length: {limit_text} a prompt of {longest}{answer_text}")

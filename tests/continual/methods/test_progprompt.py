@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
+from regard.continual.adapter_network import PromptConfig
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
-from regard.continual.prompt_network import PromptConfig
 from regard.continual.run import make_learner, run_stream
 from regard.continual.scoring import generate_answers
 from regard.continual.text_learner import make_text_learner

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.continual.prompt_network import copy_class_vectors, restore_class_vectors
 from regard.continual.training_phase import (
     MethodLearningRate,
     TrainingBudget,

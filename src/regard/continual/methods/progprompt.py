@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.continual.learner import Learner
-from regard.continual.methods.prompt_method import PromptMethod
-from regard.continual.prompt_network import (
+from regard.continual.adapter_network import (
     PromptConfig,
     PromptNetwork,
     PromptPrefix,
@@ -15,6 +13,8 @@ from regard.continual.prompt_network import (
     copy_class_vectors,
     restore_class_vectors,
 )
+from regard.continual.learner import Learner
+from regard.continual.methods.prompt_method import PromptMethod
 from regard.errors import UserError
 
 

@@ -13,11 +13,16 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
-from regard.continual.adapter_network import AdapterNetwork, AdapterPool, choose_initial_adapter, make_lora_pool
+from regard.continual.adapter_network import (
+    AdapterNetwork,
+    AdapterPool,
+    check_prompt_room,
+    choose_initial_adapter,
+    make_lora_pool,
+)
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig
-from regard.continual.prompt_network import check_prompt_room
 from regard.continual.pseudo import stored
 from regard.continual.training_phase import TrainingPhase
 from regard.models.classifier import Classifier

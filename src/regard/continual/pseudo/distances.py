@@ -33,9 +33,8 @@ class PrivacyMeasures(NamedTuple):
     """How near vectors that stand for a task are to training rows, beside held-out rows.
 
     `nearest`: the median distance to the nearest training row, over that of held-out rows; None where the latter is 0.
-    `closer`: how likely one is nearer to a training row than a held-out row is, one half where they are as far, 1 for
-    copies. `membership`: how likely a training row is nearer to one of them than a held-out row is, one half if they
-    tell nothing.
+    `closer`: how likely one is nearer to a training row than a held-out row is, 1 for copies. `membership`: how likely
+    a training row is nearer to one of them than a held-out row is. One half tells nothing.
     """
 
     nearest: float | None

@@ -15,10 +15,9 @@ from regard import training
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, PromptFrame, drop_duplicates, find_frame
+from regard.continual.pseudo.parsing import QUESTION, PromptFrame, drop_duplicates, find_frame
 from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch, sum_cross_entropy
 from regard.data.stream import TextPairs, TextTask
-from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
 from regard.runs import distributed as processes
@@ -31,8 +30,7 @@ from regard.training.placement import Rows
 class GeneratorTrainingConfig:
     """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
 
-    `top_k` and `repetition_penalty` are those of Transformers' `generate`; `max_tries`: maximum number of samples, as a
-    multiple of the requested inputs.
+    `max_tries`: maximum number of samples, as a multiple of the requested inputs.
     """
 
     steps: int = 5000
@@ -67,7 +65,6 @@ class SampleGenerator(nn.Module):
         return self._pool.use_weights(torch.ones(1, device=device))
 
     def forward(self, rows: Rows) -> Tensor:
-        """Return the logits (row, token, word)."""
         with self.use_adapter(rows["input_ids"].device):
             return self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
 
@@ -75,8 +72,7 @@ class SampleGenerator(nn.Module):
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
     """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
 
-    The adapter is at the layers of the network's adapters. The network is unchanged afterwards. Every process returns
-    the samples of the first. `inputs` is empty if no sample parses.
+    The network is unchanged afterwards. Every process returns the samples of the first.
     """
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
@@ -115,19 +111,6 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
             parameter.requires_grad_(requires_grad)
         for module, mode in modes:
             module.training = mode
-
-
-def check_marks(learner: TextLearner) -> None:
-    """Raise UserError if the tokenizer cannot write what stands before an input."""
-    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
-    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
-        raise UserError(
-            f"reflection: 'generated' needs a tokenizer that can write {INPUT_MARK}, this model's cannot; "
-            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
-        )
-
-
-# -- training -------------------------------------------------------------------------------------------
 
 
 def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
@@ -179,9 +162,6 @@ def _train(
         count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
-
-
-# -- sampling -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -39,10 +39,7 @@ class PromptFrame:
         return f"{self.definition} {INPUT_MARK} {text}".strip()
 
     def parse(self, text: str) -> str | None:
-        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty.
-
-        The generated definition is ignored: prompts have the task's own.
-        """
+        """Return the input in a generated text; None if the mark is missing or repeated, or a side of it is empty."""
         fields = [field.strip() for field in text.split(INPUT_MARK)]
         if len(fields) != 2 or QUESTION in text or not fields[1] or (self.definition and not fields[0]):
             return None
@@ -78,9 +75,6 @@ def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
     return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)
 
 
-# -- files ----------------------------------------------------------------------------------------------
-
-
 def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
     """Return the inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
 
@@ -113,8 +107,7 @@ def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple
     """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
     White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, the
-    first text is all that is there without the names of parts, and the others are empty. Where parts are told by new
-    lines alone (`wic`) one may get words of another. In a query vector, which knows no order, neither matters.
+    first text is all that is there without the names of parts, and the others are empty.
     """
     definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
     texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]

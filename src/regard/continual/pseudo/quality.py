@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.adapters.reflection import Density
+from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.pseudo import stored
 from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
 from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
 from regard.continual.pseudo.parsing import find_definition, read_as_rows, real_inputs
 from regard.continual.pseudo.two_sample import run_two_sample_test
-from regard.data.stream import ClassificationTask
+from regard.data.stream import ClassificationTask, Split
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import Method
-    from regard.data.stream import Split
 
 Row = dict[str, Any]
 RUN_LENGTHS = range(8, 14)
@@ -77,9 +74,6 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
     }
 
 
-# -- of a run -------------------------------------------------------------------------------------------
-
-
 def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
     """Return rows of `task_index`, `task`, `statistic` and `value` for each learnt task that has pseudo samples.
 
@@ -103,9 +97,8 @@ def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[R
 def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
     """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
-    Adds to `measure_quality`: `kept`, the number of samples; `wanted`, `drawn`, `parsed`, `distinct`, the counts of a
-    generator; `frechet`, the distance from training rows; `real_frechet`, that of as many training rows from the
-    others. Distances need a network with query vectors.
+    Adds to `measure_quality`: `kept`, the number of samples; the counts of a generator; `frechet`, the distance from
+    training rows, and `real_frechet`, that of as many training rows from the others, if there are query vectors.
     """
     inputs, stream_task = method.pseudo_inputs(task), learner.stream.tasks[task]
     if inputs is None:

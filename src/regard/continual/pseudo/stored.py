@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.continual.pseudo.generator import GeneratorTrainingConfig, check_marks, generate_inputs
-from regard.continual.pseudo.parsing import find_frame, read_as_rows, read_pseudo
+from regard.continual.learner import Learner
+from regard.continual.method import MethodState
+from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
+from regard.continual.pseudo.parsing import INPUT_MARK, find_frame, read_as_rows, read_pseudo
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from regard.continual.learner import Learner
-    from regard.continual.method import MethodState
 
 TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
@@ -36,24 +34,28 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
                 raise UserError(
                     f"pseudo_samples_dir: expected pseudo samples of {task.name!r} in {path}, there is no such file"
                 )
-    elif not isinstance(learner, TextLearner):
-        raise UserError(
-            "reflection: 'generated' needs a model that writes (--task-type generation), here one learns classes; "
-            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
-        )
-    else:
-        check_marks(learner)
+        return
+    advice = "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
+    if not isinstance(learner, TextLearner):
+        problem = "a model that writes (--task-type generation), here one learns classes"
+        raise UserError(f"reflection: 'generated' needs {problem}; {advice}")
+    ids = learner.tokenizer(f"a {INPUT_MARK} a", add_special_tokens=False)["input_ids"]
+    if INPUT_MARK not in learner.tokenizer.decode(ids, skip_special_tokens=True):
+        problem = f"a tokenizer that can write {INPUT_MARK}, this model's cannot"
+        raise UserError(f"reflection: 'generated' needs {problem}; {advice}")
 
 
 def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
-    """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
+    """Store at most so many inputs that stand for a task, read from files, or written by a generator.
 
-    `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, …).
-    Of the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
+    For the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
     has written nothing, or files have nothing, that can be used.
     """
     if config.pseudo_samples_dir:
-        state.tensors[f"{TEXTS}{task}"] = pack(_sample_files(learner, task, count, config.pseudo_samples_dir))
+        texts = read_pseudo(config.pseudo_samples_dir, learner.stream.tasks[task].name)
+        random = torch.Generator().manual_seed(learner.seed_for("memory", task))
+        indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
+        state.tensors[f"{TEXTS}{task}"] = pack([texts[index] for index in indices])
     elif task + 1 < len(learner.stream):
         steps, batch_size = int(config.generator_steps), int(config.generator_batch_size)
         recipe = GeneratorTrainingConfig(steps=steps, learning_rate=config.generator_lr, batch_size=batch_size)
@@ -84,14 +86,6 @@ def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) ->
         return torch.cat(
             [network.vectors({name: value.to(learner.device) for name, value in batch.items()}) for batch in batches]
         )
-
-
-def _sample_files(learner: Learner, task: int, count: int, folder: str) -> tuple[str, ...]:
-    """Return inputs from files, drawn by the run's seed."""
-    texts = read_pseudo(folder, learner.stream.tasks[task].name)
-    random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-    indices = torch.randperm(len(texts), generator=random)[:count].sort().values.tolist()
-    return tuple(texts[index] for index in indices)
 
 
 def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:

@@ -24,10 +24,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class TwoSample(NamedTuple):
-    """The share of `rows` texts, held out of training, that a classifier puts right.
-
-    `p_value`: how likely so many or more are if the sorts were alike, each right with probability one half.
-    """
+    """The share of `rows` held-out texts that a classifier puts right, and the p of so many or more by chance."""
 
     accuracy: float
     p_value: float
@@ -70,10 +67,7 @@ def hash_features(texts: Sequence[str]) -> Tensor:
 
 
 def fit_logistic_regression(rows: Tensor, labels: Tensor, strength: float = STRENGTH) -> tuple[Tensor, Tensor]:
-    """Return weights (column,) and offset of a logistic regression of labels 0 and 1 (row,) on rows (row, column).
-
-    They have the smallest ½‖w‖² + strength · Σ of the rows' losses.
-    """
+    """Return weights (column,) and offset with the smallest ½‖w‖² + strength · Σ of the rows' logistic losses."""
     weights = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
