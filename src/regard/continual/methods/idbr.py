@@ -112,10 +112,7 @@ class Idbr(method.Method):
     # -- losses -----------------------------------------------------------------------------------------
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the sum over rows of cross-entropies and of how far their spaces have moved.
-
-        Of rows that are not in halves, the cross-entropy of their classes.
-        """
+        """Return the losses of rows in halves, as the class says; of others, the cross-entropy of their classes."""
         if "halves" not in rows:
             return super().loss(learner, network, rows)
         idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)

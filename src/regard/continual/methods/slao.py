@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.method import Method
+from regard.continual.methods.lora_baselines import LoraMethod
 
 TUNED, MERGED = 0, 1
 """The block that is trained, and the one that answers."""
@@ -24,8 +24,8 @@ class SlaoNetwork(PoolNetwork):
     def count_adapters(self, tasks: int) -> int:
         return 2
 
-    def start_tuning(self) -> None:
-        """Train the adapter that is to be tuned; both are in use."""
+    def start_adapter(self, adapter: int) -> None:
+        """Train the adapter that is to be tuned, whatever the task; both are in use."""
         self.pool.set_trainable(TUNED)
         self.count.fill_(2)
 
@@ -49,7 +49,7 @@ class SlaoNetwork(PoolNetwork):
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
 
 
-class Slao(Method):
+class Slao(LoraMethod):
     """SLAO, continual merging into a single LoRA (arXiv 2512.23017).
 
     Task i, counted from 1, begins from what task i − 1 was tuned to: its B, and an orthonormal basis of its A, Qᵀ of
@@ -57,15 +57,12 @@ class Slao(Method):
     B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged adapter answers.
     """
 
-    Config = LoraConfig
     Network = SlaoNetwork
-    supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        network = learner.network_as(SlaoNetwork)
-        network.start_tuning()
+        super().before_task(learner, task)
         if task:
-            network.orthonormalize_down()
+            learner.network_as(SlaoNetwork).orthonormalize_down()
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
