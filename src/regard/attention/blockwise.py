@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -81,7 +80,7 @@ def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, 
         rows = slice(row, row + block.query.shape[2])
         row = rows.stop
         for name in request.names:
-            tensor = WEIGHT_REDUCTIONS[name].reference(dense)
+            tensor = WEIGHT_REDUCTIONS[name].compute(dense)
             if name in by_key:
                 by_key[name][..., columns] += tensor
             elif name in by_call:
@@ -110,7 +109,7 @@ def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     for start in range(0, max(queries, 1), count):
         rows = slice(start, min(start + count, queries))
         columns = _visible_keys(call, rows)
-        yield _select_block(call, rows, columns), columns
+        yield call.select_tokens(rows, columns), columns
 
 
 def _visible_keys(call: AttentionCall, rows: slice) -> slice:
@@ -125,21 +124,3 @@ def _visible_keys(call: AttentionCall, rows: slice) -> slice:
         last = max(rows.stop + call.offset, prefix)
     last = min(max(last, 1), keys)
     return slice(min(max(first, 0), max(last - 1, 0)), last)
-
-
-def _select_block(call: AttentionCall, rows: slice, columns: slice) -> AttentionCall:
-    """Return the call of some queries and keys."""
-    changes: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - columns.start}
-    changes |= {"key": call.key[:, :, columns], "value": call.value[:, :, columns]}
-    for name in ("keep", "bias"):
-        tensor = getattr(call, name)
-        if tensor is not None:
-            tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
-            changes[name] = tensor if tensor.shape[3] == 1 else tensor[..., columns]
-    if call.query_mask is not None:
-        changes["query_mask"] = call.query_mask[:, rows]
-    if call.key_mask is not None:
-        changes["key_mask"] = call.key_mask[:, columns]
-    if columns.start:
-        changes["starts"] = tuple(start - columns.start for start in call.starts or (0,) * call.query.shape[0])
-    return replace(call, **changes)

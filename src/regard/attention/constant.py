@@ -36,8 +36,7 @@ def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant 
     """Return the output of the constant heads, laid out as the host wants it next; differentiable."""
     constant = _constant_of(call)
     value = _constant_values(call, constant)
-    is_masked = call.keep is not None or (call.operation is not None and call.operation.limits_keys)
-    if is_masked or (constant.is_shifted and not _can_move(call, constant)):
+    if call.hides_pairs or (constant.is_shifted and not _can_move(call, constant)):
         return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
     if constant.is_shifted:
         return _moved_output(call, constant, value)

@@ -63,7 +63,7 @@ def first_mass(
     One product a query and key, with the keys as rows and in base 2, which takes half the time of the other order.
     """
     key, positions = _first_keys(call, num_first_keys)
-    key = key.repeat_interleave(call.num_key_value_groups, 1) if call.num_key_value_groups > 1 else key
+    key = call.expand_groups(key) if call.num_key_value_groups > 1 else key
     mass = lse.new_empty(*lse.shape[:2], num_first_keys, lse.shape[2])
     for q, k, row, out in zip(call.query.mT, key, lse[:, :, None], mass, strict=True):
         torch.baddbmm(row, k.to(lse.dtype), q.to(lse.dtype), beta=-LOG2_E, alpha=call.scale * LOG2_E, out=out)

@@ -41,8 +41,7 @@ class CapturedWeights:
         self, output_grad: Float[Tensor, "batch head query width"]
     ) -> Float[Tensor, "batch head query key"]:
         """Return the gradient in the weights of what has this gradient in the output."""
-        values = self.call.value.detach().repeat_interleave(self.call.num_key_value_groups, dim=1)
-        return output_grad @ values.mT
+        return output_grad @ self.call.expand_groups(self.call.value.detach()).mT
 
 
 @contextmanager

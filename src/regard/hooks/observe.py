@@ -191,8 +191,7 @@ class Watch(Observer):
         hidden = to_acc_dtype(hidden.detach())
         tensors = {}
         for reduction in (REDUCTIONS[name] for name in self._hidden):
-            tensor = reduction(hidden)
-            assert tensor is not None
+            tensor = reduction.compute(hidden)
             tensors[reduction.name] = sequences.sum_tokens(tensor) if reduction.axis == "sample" else tensor
         sequences.layer("self", index).add_hidden(tensors)
 
@@ -236,7 +235,7 @@ class Watch(Observer):
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
-        vectors = {name: REDUCTIONS[name](io) for name in self._vectors}
+        vectors = {name: REDUCTIONS[name].compute(io) for name in self._vectors}
         sequences.layer(kind, sequences.forward.calls[kind] - 1).add_attention(
             tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
             first_key=sequences.first_key(call) if kind == "self" else 0,
