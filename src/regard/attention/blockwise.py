@@ -15,13 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.reduction import (
-    WEIGHT_REDUCTIONS,
-    DenseWeights,
-    ReductionRequest,
-    reduce_dense,
-    unpadded_samples,
-)
+from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
 
 ENTRIES = 1 << 22
 """Entries of the matrix in a block, as long as it has at least and at most `ROWS` rows."""
@@ -41,14 +35,11 @@ def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch
 
 def _block_output(block: AttentionCall) -> Tensor:
     assert block.operation is not None
+    compute = reference.operation_output
     if not (torch.is_grad_enabled() and block.requires_grad):
-        return reference.operation_output(block, block.operation)
+        return compute(block, block.operation)
     output: Tensor = checkpoint(
-        reference.operation_output,
-        block,
-        block.operation,
-        use_reentrant=False,
-        preserve_rng_state=block.dropout > 0,
+        compute, block, block.operation, use_reentrant=False, preserve_rng_state=block.dropout > 0
     )
     return output
 
@@ -93,12 +84,12 @@ def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, 
 def _reduce_matrices(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Compute reductions by sample from the matrix of one sample and head at a time."""
     batch, heads = call.query.shape[:2]
-    samples = [call.select_samples(slice(sample, sample + 1)) for sample in range(batch)]
-    parts = [[reduce_dense(sample.select_heads([head]), request) for head in range(heads)] for sample in samples]
-    return {
-        name: torch.cat([torch.cat([part[name] for part in sample], dim=1) for sample in parts])
-        for name in request.names
-    }
+    parts: dict[str, list[Tensor]] = {name: [] for name in request.names}
+    for sample in (call.select_samples(slice(index, index + 1)) for index in range(batch)):
+        by_head = [reduce_dense(sample.select_heads([head]), request) for head in range(heads)]
+        for name in request.names:
+            parts[name].append(torch.cat([tensors[name] for tensors in by_head], dim=1))
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -84,8 +84,7 @@ class _Plan:
     prefix: int
 
 
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Queries, keys (reversed) and values of some heads; scores of the column beside the keys, and biases."""
 
     query: Tensor
@@ -170,11 +169,16 @@ class _Workspace:
         c = None if column is None else self.chunks.take(column[..., None], chunk) * self.weighting.unit
         return _Heads(q, k.flip(1), v.flip(1), c, None if self.line is None else self.line[chunk[1]])
 
-    def weights(self, heads: _Heads, tile: Tile, bases: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the weights of a tile, a buffer of their shape, and the base of each row."""
-        rows, scores = self.rows(tile.row), self.scores(heads, tile)
-        buffer, base = self.buffer(1, len(scores), rows, tile.width), None
+    def weights(
+        self, heads: _Heads, tile: Tile, bases: Tensor, *, is_first: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the weights of a tile, a buffer of their shape, and the base of each row, found the first time."""
+        rows, scores, base = self.rows(tile.row), self.scores(heads, tile), None
+        buffer = self.buffer(1, len(scores), rows, tile.width)
         if self.weighting.floor is not None:
+            if is_first:
+                top = scores.amax(-1, keepdim=True).clamp_(min=self.weighting.floor)
+                bases[:, rows] = top if heads.column is None else torch.maximum(top, heads.column[:, rows])
             base = bases[:, rows]
             scores.sub_(base)
         return self.weighting.weigh(scores, buffer, base), buffer, base
@@ -187,13 +191,7 @@ class _Workspace:
         bases, totals = row_stats[..., :1], row_stats[..., 1:]
         for tile in self.tiles:
             rows = self.rows(tile.row)
-            scores, buffer, base = self.scores(heads, tile), self.buffer(1, len(output), rows, tile.width), None
-            if weighting.floor is not None:
-                base = scores.amax(-1, keepdim=True).clamp_(min=weighting.floor)
-                base = base if heads.column is None else torch.maximum(base, heads.column[:, rows])
-                bases[:, rows] = base
-                scores.sub_(base)
-            weights = weighting.weigh(scores, buffer, base)
+            weights, buffer, _ = self.weights(heads, tile, bases, is_first=True)
             if normalised:
                 totals[:, rows] += weighting.total(weights, buffer)
             value_weights = weighting.value_weights(weights, buffer)

@@ -82,10 +82,7 @@ class ReductionRequest:
 class DenseWeights:
     """The whole matrix of a call, or of some of its rows, that reductions of the weights are defined on.
 
-    Attributes:
-        call: The call, or some rows of it.
-        num_first_keys: As in `ReductionRequest`.
-        whole_samples: Samples without padding, in the whole call.
+    `whole_samples` are those without padding in the whole call.
     """
 
     call: AttentionCall

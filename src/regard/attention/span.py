@@ -8,16 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive keys of a tile.
-
-    Attributes:
-        keys: The keys, counted from the last key of the sequence.
-        columns: Their columns in the tile.
-        edges: Those of them that some queries may not see, counted likewise.
-    """
+    """Consecutive keys of a tile, and those of them that some queries may not see: counted from the last key."""
 
     keys: slice
     columns: slice
+    """Columns of the keys in the tile."""
     edges: tuple[slice, ...]
 
     def columns_of(self, edge: slice) -> slice:
@@ -48,12 +43,7 @@ class AttentionSpan:
     prefix: int
 
     def tiles(self, num_rows: int, max_keys: int | None) -> list[Tile]:
-        """Return tiles of so many queries, each with the keys that these meet and few others.
-
-        Args:
-            num_rows: Queries in a tile.
-            max_keys: Most keys in a tile; None: rows are whole.
-        """
+        """Return tiles of so many queries with the keys that these meet and few others, at most `max_keys`."""
         tiles = []
         for first in range(0, self.length, num_rows):
             row = slice(first, min(first + num_rows, self.length))
