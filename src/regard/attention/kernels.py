@@ -35,13 +35,9 @@ class RowStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How a kernel cuts its work.
+    """How a kernel cuts its work: the rows that a program holds and those that are streamed past them, in blocks.
 
-    Attributes:
-        resident: Rows that one program holds; a power of two, at least 16.
-        streamed: Rows of a block that is streamed past them; likewise.
-        warps: Warps of a program.
-        stages: Streamed blocks in flight.
+    Both are powers of two, at least 16. `warps` are those of a program, `stages` the streamed blocks in flight.
     """
 
     resident: int
@@ -51,10 +47,7 @@ class Tiling:
 
 
 def is_available() -> bool:
-    """Return whether the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on.
-
-    The interpreter (TRITON_INTERPRET=1 before Triton is first imported) runs them on a CPU, slowly.
-    """
+    """Return whether the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on."""
     return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
 
 
@@ -96,7 +89,7 @@ def row_statistics(
         key_mask: False at keys that no query sees.
         softcap: The score is softcap · tanh(s_ij / softcap).
         sink: A learned logit a head that joins the normalizer, uncapped and unscaled.
-        distance: Whether to compute the distance.
+        distance: Compute the distance as well.
         blocks: Replaces `choose_tiling`.
 
     Raises:

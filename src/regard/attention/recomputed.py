@@ -34,10 +34,7 @@ BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def recomputed(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """Return the output of a whole causal sequence, in the dtype of its queries.
-
-    The weighting must be one of `INPLACE_WEIGHTINGS`.
-    """
+    """Return the output of a whole causal sequence, in the dtype of its queries, by one of `INPLACE_WEIGHTINGS`."""
     weighting = INPLACE_WEIGHTINGS[operation.weighting]
     plan = _Plan(
         weighting=weighting,

@@ -100,10 +100,7 @@ def _attention_share(call: AttentionCall, like: Tensor) -> Float[Tensor, "head 1
 
 
 def log_normalizer(call: AttentionCall) -> Float[Tensor, "batch head query"]:
-    """Return log Σ_j exp(s_ij) of softmax, a column beside the keys included; −inf where no key is seen.
-
-    Constant heads are normalized: theirs is 0.
-    """
+    """Return log Σ_j exp(s_ij) of softmax with a column beside the keys; −inf for no key, 0 for constant heads."""
     lse = scores(call).logsumexp(-1)
     column = _extra_scores(call, call.operation or Operation())
     if column is not None:

@@ -12,12 +12,9 @@ RowChunk = tuple[slice, slice]
 
 
 class RowChunks:
-    """How the key/value heads of a batch are cut into chunks.
+    """How the key/value heads of a batch are cut into chunks: less than all of a sample, or all of some samples.
 
-    Attributes:
-        num_groups: Key/value heads in a chunk; less than all of a sample, or all of some samples.
-        queries_per_key: Query heads that share a key/value head.
-        like: An empty tensor in the dtype of the computation.
+    `queries_per_key` query heads share one of them; `like` is an empty tensor in the dtype of the computation.
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:

@@ -55,7 +55,6 @@ class Weighting:
     """A way from scores to weights.
 
     Attributes:
-        weigh: The function.
         proxy: The weights are no distribution; sinks are measured on `proxy_distribution` of them.
         linear: The weights are linear in the scores.
     """

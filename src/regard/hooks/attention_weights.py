@@ -19,22 +19,13 @@ from regard.hooks.routing import observing
 
 @dataclass(frozen=True, eq=False)
 class CapturedWeights:
-    """The attention call of one layer in a forward, and its output, in the graph.
-
-    Attributes:
-        call: The call.
-        output: Its output.
-    """
+    """The attention call of one layer in a forward, and its output, in the graph."""
 
     call: AttentionCall
     output: Float[Tensor, "batch head query width"]
 
     def weights(self, samples: Int[Tensor, " sample"] | None = None) -> Float[Tensor, "sample head query key"]:
-        """Return the weights before dropout, in the graph of the forward and its dtype.
-
-        Args:
-            samples: Indices of samples; None: all.
-        """
+        """Return the weights of some or all samples before dropout, in the graph of the forward and its dtype."""
         return reference.weights(self.call if samples is None else self.call.select_samples(samples))
 
     def weights_grad(

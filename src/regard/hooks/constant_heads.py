@@ -20,11 +20,8 @@ NAME = "constant_heads"
 class PassState:
     """The forward that a stack is in, shared by its layers.
 
-    Attributes:
-        forward: What its arguments say.
-        shift: Column of each sample's first real token; None if all begin at 0.
-        encoder_shift: The same of the encoder's tokens.
-        hides_padding_alone: Whether a mask hides nothing but padding, of masks so far, by their address.
+    A shift is the column of each sample's first real token, None if all begin at 0. `hides_padding_alone` says of each
+    mask so far, by its address, whether it hides nothing but padding.
     """
 
     forward: ForwardContext | None = None

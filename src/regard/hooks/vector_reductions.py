@@ -21,13 +21,7 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class AttentionIO:
-    """One finished attention call.
-
-    Attributes:
-        call: The call.
-        output: Its output.
-        projection: Returns W_O, or raises a UserError if the model has none that is recognized.
-    """
+    """One finished attention call, its output, and what returns W_O or raises a UserError if it is not recognized."""
 
     call: AttentionCall
     output: Float[Tensor, "batch head query value_width"]
