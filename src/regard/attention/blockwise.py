@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall, Operation
+from regard.attention.call import AttentionCall, Operation, slices
 from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
 
 ENTRIES = 1 << 22
@@ -97,8 +97,7 @@ def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     batch, heads, queries, _ = call.query.shape
     min_rows, max_rows = ROWS
     count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
-    for start in range(0, max(queries, 1), count):
-        rows = slice(start, min(start + count, queries))
+    for rows in slices(queries, count) if queries else [slice(0, 0)]:
         columns = _visible_keys(call, rows)
         yield call.select_tokens(rows, columns), columns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -271,6 +271,11 @@ def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
     queries, keys = call.query.shape[2], call.key.shape[2]
     positions = torch.arange(queries, device=call.query.device) + call.offset
     return positions[:, None] - torch.arange(keys, device=call.query.device)
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """Yield the parts of a length, each of `step` entries but the last."""
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def as_slice(indices: Sequence[int]) -> slice | list[int]:

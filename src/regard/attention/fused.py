@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
-from regard.attention.call import QKV, AttentionCall, Operation, map_fields
+from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
 from regard.attention.lse import FLASH_FORWARD
 
 MIN_BLOCK, MAX_BLOCK = 64, 128
@@ -276,8 +276,7 @@ def _in_blocks(call: AttentionCall, window: int) -> Tensor:
     queries, size = call.query.shape[2], MIN_BLOCK * 2
     band = _band(size, window - 1, window, call.query.device)
     outputs = []
-    for start in range(0, queries, size):
-        rows = slice(start, min(start + size, queries))
+    for rows in slices(queries, size):
         keys = slice(max(rows.start - window + 1, 0), rows.stop)
         stop = window - 1 + rows.stop - rows.start
         mask = band[: rows.stop - rows.start, stop - (keys.stop - keys.start) : stop]

@@ -49,17 +49,10 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions of the weights to compute.
-
-    Attributes:
-        names: Names in `WEIGHT_REDUCTIONS`.
-        num_first_keys: How many keys `first_mass` covers.
-        max_iterations: Limit of the Lanczos steps of `spectral_bound`.
-    """
+    """Which reductions in `WEIGHT_REDUCTIONS` to compute, and how many keys `first_mass` covers."""
 
     names: frozenset[str] = field(default_factory=frozenset)
     num_first_keys: int = 1
-    max_iterations: int = 64
 
     def __post_init__(self) -> None:
         unknown = self.names - WEIGHT_REDUCTIONS.keys()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
+
+from regard.attention.call import slices
 
 RowChunk = tuple[slice, slice]
 """Some samples, and some key/value heads of each."""
@@ -31,12 +34,7 @@ class RowChunks:
 
     def __iter__(self) -> Iterator[RowChunk]:
         samples = max(1, self.num_groups // self.groups)
-        for sample in range(0, self.batch, samples):
-            for group in range(0, self.groups, self.num_groups):
-                yield (
-                    slice(sample, min(sample + samples, self.batch)),
-                    slice(group, min(group + self.num_groups, self.groups)),
-                )
+        return product(slices(self.batch, samples), slices(self.groups, self.num_groups))
 
     def take(self, tensor: Tensor, chunk: RowChunk) -> Tensor:
         """Return a chunk of a (batch, head, token, width) as (sample · group, token · queries_per_key, width)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from regard.attention.call import slices
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,7 @@ class Stretch:
 
     def columns_of(self, edge: slice) -> slice:
         """Return the columns of some of its keys."""
-        begin = self.columns.start - self.keys.start
-        return slice(edge.start + begin, edge.stop + begin)
+        return _shift(edge, self.columns.start - self.keys.start)
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class AttentionSpan:
     def tiles(self, num_rows: int, max_keys: int | None) -> list[Tile]:
         """Return tiles of so many queries with the keys that these meet and few others, at most `max_keys`."""
         tiles = []
-        for first in range(0, self.length, num_rows):
-            row = slice(first, min(first + num_rows, self.length))
+        for row in slices(self.length, num_rows):
             stretches = self._stretches(row)
             if max_keys is None:
                 tiles.append(self._tile(row, stretches))
-            else:
-                tiles += [self._tile(row, [part]) for keys in stretches for part in _split(keys, max_keys)]
+                continue
+            for keys in stretches:
+                parts = slices(keys.stop - keys.start, max_keys)
+                tiles += [self._tile(row, [_shift(part, keys.start)]) for part in parts]
         return tiles
 
     def _stretches(self, row: slice) -> list[slice]:
@@ -82,5 +83,5 @@ class AttentionSpan:
         return slice(self.length - keys.stop, self.length - keys.start)
 
 
-def _split(keys: slice, max_keys: int) -> Iterator[slice]:
-    return (slice(start, min(start + max_keys, keys.stop)) for start in range(keys.start, keys.stop, max_keys))
+def _shift(keys: slice, distance: int) -> slice:
+    return slice(keys.start + distance, keys.stop + distance)

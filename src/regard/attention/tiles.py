@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, slices
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -72,14 +72,14 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
     query = call.query.unflatten(1, (groups, call.num_key_value_groups))
-    for sample in _slices(batch, num_samples):
+    for sample in slices(batch, num_samples):
         last = max(masks.num_keys[sample])
-        for group in _slices(groups, num_groups):
+        for group in slices(groups, num_groups):
             head = slice(group.start * call.num_key_value_groups, group.stop * call.num_key_value_groups)
             key, value = call.key[sample, group, :last], call.value[sample, group, :last]
             if queries // num_rows >= READS_PER_COPY:
                 key, value = key.contiguous(), value.contiguous()
-            for row in _slices(queries, num_rows):
+            for row in slices(queries, num_rows):
                 end = max(1, min(last, call.offset + row.stop)) if call.causal else last
                 shape = (sample.stop - sample.start, head.stop - head.start, row.stop - row.start, end)
                 raw, exps = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
@@ -101,10 +101,6 @@ def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, in
     budget = BYTES.get(call.query.device.type, BYTES["cpu"])
     heads = max(1, budget // (call.query.element_size() * num_rows * keys * call.num_key_value_groups))
     return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
-
-
-def _slices(length: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, slices
 from regard.attention.reduction import ReductionRequest
 from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
@@ -208,8 +208,8 @@ class _AttentionSums(Observer):
             self._squares[layer.key] = torch.zeros(heads, dtype=torch.float64)
         step = max(1, ENTRIES // (heads * queries * keys))
         detached = call.detach()
-        for first in range(0, batch, step):
-            part = detached.select_samples(slice(first, first + step)).to_acc_dtype()
+        for samples in slices(batch, step):
+            part = detached.select_samples(samples).to_acc_dtype()
             weights = reference.weights(part)
             if part.query_mask is not None:
                 weights = weights * part.query_mask[:, None, :, None]

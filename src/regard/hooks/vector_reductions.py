@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.attention.blockwise import blocks
-from regard.attention.call import AttentionCall, relative_positions, visible_mask
+from regard.attention.call import AttentionCall, relative_positions, slices, visible_mask
 from regard.attention.reduction import Reduction
 
 ROWS = 256
@@ -75,8 +75,7 @@ def _masked_sum_over_queries(values: Tensor, visible: Tensor, keys: int) -> Tens
     """Sum values under a mask of all pairs, some queries at a time."""
     total = values.new_zeros(*values.shape[:2], keys, values.shape[-1])
     visible = visible.expand(-1, -1, values.shape[2], -1)
-    for start in range(0, values.shape[2], ROWS):
-        rows = slice(start, start + ROWS)
+    for rows in slices(values.shape[2], ROWS):
         total += visible[:, :, rows].mT.to(values.dtype) @ values[:, :, rows]
     return total
 
