@@ -1,9 +1,7 @@
 """Attention whose weights are the products themselves, A_ij = φ(q_i)·φ(k_j), in chunks: time and memory linear in T.
 
-What all earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in chunks:
-Hua et al. 2022); weights are made within a chunk alone. Σ_j A_ij, which normalizes, is the output for values of one, a
-column beside the others. The chunks start from the matrix of the prefix. The backward pass computes the matrices again,
-and those of queries and gradients from the end.
+What earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in chunks: Hua et
+al. 2022), which begins with the prefix. Σ_j A_ij is the output of a column of ones; backward computes matrices again.
 """
 
 from __future__ import annotations

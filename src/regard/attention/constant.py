@@ -1,8 +1,7 @@
 """Attention that ignores its input: constant matrices instead of softmax weights (PAPA, arXiv 2211.03495).
 
-The weights of a constant head are `L1-row-normalize(C ∘ visible)`: each row of the visible part is divided by its sum;
-a row of zeros stays zero. All samples share C, so that C·V is one product for the whole batch, with the samples side by
-side as columns; padding takes a second, thin product.
+The weights of a constant head are `L1-row-normalize(C ∘ visible)`; a row of zeros stays zero. All samples share C, so
+that C·V is one product with the samples side by side as columns; padding takes a second, thin product.
 """
 
 from __future__ import annotations

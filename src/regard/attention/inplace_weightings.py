@@ -1,7 +1,7 @@
 """Weightings that work in the buffers of a tile: scores become weights, a gradient of weights becomes one of scores.
 
-Weights that are a function of each score alone (sigmoid: Ramapuram et al. 2024; elu + 1: Gu et al. 2025) may come a few
-keys at a time. Softmax and softpick are relative to the maximum of a row, which must be whole.
+Weights of each score alone (sigmoid: Ramapuram et al. 2024; elu + 1: Gu et al. 2025) may come a few keys at a time.
+Softmax and softpick are relative to the maximum of a row, which must be whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Statistics of attention on a GPU: one Triton pass over the scores each, without holding a weight.
+"""Statistics of attention on a GPU: one Triton pass over the scores each, without values and without holding a weight.
 
-Neither pass multiplies by values, which is half of a fused forward's arithmetic. Triton is optional, and imported when
-a kernel is first used.
+Triton is optional, and imported when a kernel is first used.
 """
 
 import importlib.util
@@ -80,17 +79,10 @@ def row_statistics(
     Any strides, head widths and lengths; float32, bfloat16 and float16, summed in float32. Not differentiable. Heads
     wider than 512 in float32 need a GPU with 128 KiB of shared memory a program; wider than 1024, more.
 
-    Args:
-        query: Queries; query head h reads key group h // (head / group).
-        key: Keys.
-        scale: The score is s_ij = scale · q_i·k_j.
-        causal: A query sees no key after its own position.
-        offset: Position of the first query among the keys.
-        key_mask: False at keys that no query sees.
-        softcap: The score is softcap · tanh(s_ij / softcap).
-        sink: A learned logit a head that joins the normalizer, uncapped and unscaled.
-        distance: Compute the distance as well.
-        blocks: Replaces `choose_tiling`.
+    Query head h reads key group h // (head / group). The score is s_ij = scale · q_i·k_j, or with `softcap`
+    softcap · tanh(s_ij / softcap). Query i stands at position `offset` + i among the keys, and sees no later key if
+    `causal`; `key_mask` is False at keys that no query sees. `sink` is a learned logit a head that joins the
+    normalizer, uncapped and unscaled. `blocks` replaces `choose_tiling`.
 
     Raises:
         ValueError: Inputs do not fit together.

@@ -1,11 +1,8 @@
 """Attention in tiles of its matrix, which the backward pass computes again: no query × key entries are kept.
 
-A tile is some samples × some heads × 64 queries × the keys those may see, in buffers that are used again: scores,
-weights and their gradients replace each other in place. Tiles end at the diagonal, begin at the window, and hold a
-prefix beyond that as a stretch of its own. Two numbers are kept of a row that is normalized.
-
-Keys are in reverse order: pairs of one distance are then the antidiagonals of a tile, so that a bias by distance is a
-view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
+A tile is some samples × some heads × 64 queries × the keys those may see; scores, weights and their gradients replace
+each other in its buffers. Keys are in reverse order, so that pairs of one distance are antidiagonals: a bias by
+distance is a view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is some samples × some heads × 128 queries × the keys that those may see, about two megabytes, in two buffers
-that are used again for every tile. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper
-instruction. Keys behind the last real one of a sample are not computed.
+A tile is some samples × some heads × 128 queries × the keys that those may see, up to the last real one, in two buffers
+that are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The Triton source of the two attention kernels; `regard.attention.kernels` imports it when a kernel is first used.
 
-Both kernels compute scores block by block, read them at once and keep none. One program holds a *resident* block
-(of queries in the row kernel, of keys in the column kernel) and streams the blocks of the other side past it, only
-those that it can see. Nothing is written but one number a row or a column, so memory is O(T), not O(T·T).
+A program holds a *resident* block (of queries in the row kernel, of keys in the column kernel) and streams the blocks
+of the other side that it can see past it. One number a row or column is written, so memory is O(T).
 
-Scores are kept in bits (multiplied by log2 e), because the hardware's exponential is 2^x. A pair that may not see each
-other gets the finite score `MASKED`, and a running maximum starts at the greater `NOTHING`: 2^(MASKED − NOTHING) is
-exactly 0, and no infinity ever meets its opposite, so no NaN needs a guard.
+Scores are in bits (times log2 e), because the hardware's exponential is 2^x. A hidden pair gets the finite score
+`MASKED`, and a running maximum starts at the greater `NOTHING`: 2^(MASKED − NOTHING) is 0, and no NaN needs a guard.
 """
 # No types in these signatures: the compiler makes of every parameter a pointer, a number or None, as it is passed.
 # ruff: noqa: ANN001, ANN201, ANN202

@@ -1,8 +1,6 @@
 """Weightings, normalizations and feature maps: how scores become weights, and what queries and keys go through before.
 
-A weighting is a function `(scores, keep) -> weights`, each (…, query, key); what `keep` hides has weight zero. A
-normalization takes weights to weights, row by row. A feature map takes queries and keys, each by itself. To add one,
-write a function and enter it in the table at the end of its kind.
+What `keep` hides has weight zero. To add one, write a function and enter it in the table at the end of its kind.
 """
 
 from __future__ import annotations

@@ -45,14 +45,12 @@ class ForwardContext:
         offset = _cached_tokens(arguments.get("past_key_values"))
         mask = arguments.get("attention_mask")
         tokens = arguments.get("input_ids")
-        segments = None
-        if mask is None and offset == 0:
-            segments = _find_segments(arguments.get("position_ids"))
+        is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
             tokens=tokens if isinstance(tokens, Tensor) else None,
             token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
-            segments=segments,
+            segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
         )
 

@@ -111,11 +111,7 @@ def replaced(model: PreTrainedModel, constants: ConstantsLike, heads: Heads = No
     generates and goes into pipelines. `save_pretrained`, `push_to_hub` and `from_pretrained` keep the constants and
     leave out what is not computed.
 
-    Args:
-        model: A model of a class of Transformers.
-        constants: As in `replacing`.
-        heads: As in `replacing`.
-        any_model: As in `replacing`.
+    The model is of a class of Transformers; the other arguments are those of `replacing`.
 
     Raises:
         UserError: The constants do not fit, or the class is not of Transformers.
