@@ -134,7 +134,6 @@ class AttentionCall:
         query_mask: False at padding, which is computed but not counted.
         key_mask: False at padding, which is never seen.
         starts: Index of each sample's first real key, for `first_mass`. None: 0; negative: a cache has dropped it.
-        dropout: Probability of dropping a weight.
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
     """
@@ -245,24 +244,18 @@ def visible_mask(call: AttentionCall) -> Bool[Tensor, "#batch #head #query key"]
     visible = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
     if call.causal:
         visible = visible.tril(diagonal=call.offset)
-    if call.operation is not None:
-        visible = _apply_span(call, call.operation, visible)
+    operation = call.operation
+    if operation is not None and operation.window is not None:
+        visible = visible & (relative_positions(call) < operation.window)
+    if operation is not None and operation.prefix:
+        positions = torch.arange(keys, device=visible.device)[None]
+        if call.key_mask is not None:
+            positions = positions - call.key_mask.int().argmax(-1, keepdim=True)
+        visible = visible | (positions < operation.prefix)[:, None, None, :]
     if call.keep is not None:
         visible = visible & call.keep
     if call.key_mask is not None:
         visible = visible & call.key_mask[:, None, None, :]
-    return visible
-
-
-def _apply_span(call: AttentionCall, operation: Operation, visible: Tensor) -> Tensor:
-    """Hide what lies before an operation's window, and open its prefix."""
-    if operation.window is not None:
-        visible = visible & (relative_positions(call) < operation.window)
-    if operation.prefix:
-        positions = torch.arange(call.key.shape[2], device=visible.device)[None]
-        if call.key_mask is not None:
-            positions = positions - call.key_mask.int().argmax(-1, keepdim=True)
-        visible = visible | (positions < operation.prefix)[:, None, None, :]
     return visible
 
 

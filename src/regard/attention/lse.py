@@ -58,10 +58,7 @@ def _sees_no_key(call: AttentionCall, key_mask: Tensor) -> Bool[Tensor, "batch 1
 def first_mass(
     call: AttentionCall, lse: Float[Tensor, "batch head query"], num_first_keys: int
 ) -> Float[Tensor, "batch head query first"]:
-    """Return exp(s_ij − lse_i) for the first keys j of each sample.
-
-    One product a query and key, with the keys as rows and in base 2, which takes half the time of the other order.
-    """
+    """Return exp(s_ij − lse_i) for the first keys j of each sample: keys as rows, in base 2, take half the time."""
     key, positions = _first_keys(call, num_first_keys)
     key = call.expand_groups(key) if call.num_key_value_groups > 1 else key
     mass = lse.new_empty(*lse.shape[:2], num_first_keys, lse.shape[2])

@@ -26,7 +26,6 @@ class Reduction:
         axis: What it has one entry for. "key": (batch, head, key). "query": (batch, head, query), which may have
             another axis behind. "token": (batch, token), likewise. "sample": (batch, head), or (batch, width) of
             hidden states. "call": (head, query, key), summed over the samples without padding.
-        source: What it is computed from.
         steps: How the steps of a cached forward join. "add": sums, by key if it has that axis. "write": each step
             writes its keys. "concat": behind each other. "whole": unknown if a sequence comes in several steps.
         packed: Whether it is known for rows that hold several sequences.

@@ -27,11 +27,11 @@ class ForwardContext:
         blocks: Layers finished so far.
     """
 
-    offset: int
-    tokens: Int[Tensor, "batch query"] | None
-    token_mask: Bool[Tensor, "batch token"] | None
-    segments: Int[Tensor, "batch query"] | None
-    encoder_mask: Bool[Tensor, "batch key"] | None
+    offset: int = 0
+    tokens: Int[Tensor, "batch query"] | None = None
+    token_mask: Bool[Tensor, "batch token"] | None = None
+    segments: Int[Tensor, "batch query"] | None = None
+    encoder_mask: Bool[Tensor, "batch key"] | None = None
     calls: Counter[str] = field(default_factory=Counter)
     embeddings: Float[Tensor, "batch token width"] | None = None
     blocks: int = 0

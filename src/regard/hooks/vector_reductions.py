@@ -63,21 +63,16 @@ def _sum_over_queries(
         values = values * call.query_mask[:, None, :, None]
     keys = call.key.shape[2]
     if call.hides_pairs:
-        return _masked_sum_over_queries(values, visible_mask(call), keys)
+        total = values.new_zeros(*values.shape[:2], keys, values.shape[-1])
+        visible = visible_mask(call).expand(-1, -1, values.shape[2], -1)
+        for rows in slices(values.shape[2], ROWS):
+            total += visible[:, :, rows].mT.to(values.dtype) @ values[:, :, rows]
+        return total
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)
     suffix = torch.nn.functional.pad(values.flip(2).cumsum(2).flip(2), (0, 0, 0, 1))
     first = (torch.arange(keys, device=values.device) - call.offset).clamp(0, values.shape[2])
     return suffix.index_select(2, first)
-
-
-def _masked_sum_over_queries(values: Tensor, visible: Tensor, keys: int) -> Tensor:
-    """Sum values under a mask of all pairs, some queries at a time."""
-    total = values.new_zeros(*values.shape[:2], keys, values.shape[-1])
-    visible = visible.expand(-1, -1, values.shape[2], -1)
-    for rows in slices(values.shape[2], ROWS):
-        total += visible[:, :, rows].mT.to(values.dtype) @ values[:, :, rows]
-    return total
 
 
 def _pairs(name: str, feature: Callable[[Tensor], Tensor]) -> Reduction:
