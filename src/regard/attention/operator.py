@@ -183,7 +183,7 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
     exact = call.to_acc_dtype()
     reductions: dict[str, Tensor] = {}
     if request.select(_computed_by("lanczos")).names:
-        reductions["spectral_bound"] = spectral_bound(exact)
+        reductions["spectral_bound"] = spectral_bound(exact, request.max_iterations)
     request = request.without(reductions)
     if supports_triton(call, request):
         return None, reductions | reduce_by_triton(call, request)

@@ -48,10 +48,14 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions in `WEIGHT_REDUCTIONS` to compute, and how many keys `first_mass` covers."""
+    """Which reductions in `WEIGHT_REDUCTIONS` to compute.
+
+    `first_mass` covers `num_first_keys`; `spectral_bound` takes at most `max_iterations` Lanczos steps.
+    """
 
     names: frozenset[str] = field(default_factory=frozenset)
     num_first_keys: int = 1
+    max_iterations: int = 64
 
     def __post_init__(self) -> None:
         unknown = self.names - WEIGHT_REDUCTIONS.keys()

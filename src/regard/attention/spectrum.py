@@ -9,14 +9,14 @@ from torch import Tensor
 from regard.attention.call import AttentionCall
 from regard.attention.tiles import tiles
 
-TOLERANCE, MAX_ITERATIONS = 1e-6, 64
+TOLERANCE = 1e-6
 
 
-def spectral_bound(call: AttentionCall) -> Float[Tensor, "batch head"]:
+def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "batch head"]:
     """Return λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries of each sample and head.
 
     Lanczos with full re-orthogonalization, until a step moves no head by more than a relative `TOLERANCE`, or for
-    `MAX_ITERATIONS` steps. Memory is (batch, head, steps, key).
+    `max_iterations` steps. Memory is (batch, head, steps, key).
 
     Source:
         Bai et al. 2024 (arXiv 2410.05648): the outputs of a head are no farther from their mean than √λ_max times the
@@ -28,7 +28,7 @@ def spectral_bound(call: AttentionCall) -> Float[Tensor, "batch head"]:
     basis, diagonal = [vector], list[Tensor]()
     off_diagonal: list[Tensor] = []
     bound = call.query.new_zeros(batch, heads)
-    for _ in range(min(MAX_ITERATIONS, keys)):
+    for _ in range(min(max_iterations, keys)):
         product = _multiply(call, basis[-1])
         diagonal.append((basis[-1] * product).sum(-1))
         span = torch.stack(basis, dim=-1)
