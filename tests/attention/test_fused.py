@@ -168,7 +168,7 @@ def test_without_the_kernels_for_cpus_the_others_serve(
     def refused(*_: Any) -> Tensor:
         raise AssertionError("the kernels for CPUs are not there")
 
-    monkeypatch.setattr(fused, "FLASH", None)
+    monkeypatch.setattr(fused, "FLASH_FORWARD", None)
     monkeypatch.setattr(fused, "_by_normalizer", refused)
     call, operation, leaves = drawn(4, shares=shares, **learned)
     assert_defined(fused.fused(call, operation), call, operation, leaves)

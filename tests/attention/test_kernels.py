@@ -46,7 +46,6 @@ class Case:
     scale: float = 0.5
     causal: bool = False
     offset: int = 0
-    window: int | None = None
     key_mask: Tensor | None = None
     query_mask: Tensor | None = None
     softcap: float | None = None
@@ -57,7 +56,6 @@ class Case:
             "scale": self.scale,
             "causal": self.causal,
             "offset": self.offset,
-            "window": self.window,
             "key_mask": self.key_mask,
             "softcap": self.softcap,
             "blocks": blocks,
@@ -79,8 +77,6 @@ class Case:
         see = torch.ones_like(i >= j)
         if self.causal:
             see &= j <= i
-        if self.window is not None:
-            see &= (i - j < self.window) if self.causal else ((i - j).abs() < self.window)
         return see if self.key_mask is None else see & self.key_mask[:, None, None, :]
 
     def expected(self) -> dict[str, Tensor]:
@@ -149,7 +145,6 @@ def cases(draw: st.DrawFn) -> Case:
         scale=draw(st.sampled_from((0.25, 1.0))),
         causal=draw(st.booleans()),
         offset=draw(st.integers(-5, 20)),
-        window=draw(st.none() | st.integers(1, 45)),
         key_mask=draw(st.sampled_from((None, flags(seed + 2, batch, keys)))),
         query_mask=draw(st.sampled_from((None, flags(seed + 3, batch, queries)))),
         softcap=draw(st.sampled_from((None, 0.5, 30.0))),
@@ -254,11 +249,6 @@ def test_strides_do_not_matter() -> None:
         ({"causal": True}, 1 + 2 + 3 + 4),
         ({"causal": True, "offset": 1}, 2 + 3 + 4 + 4),
         ({"causal": True, "offset": -32}, 1 + 2),
-        ({"causal": True, "window": 2}, 1 + 2 + 2 + 2),
-        ({"causal": True, "window": 17}, 1 + 2 + 2 + 2),
-        ({"causal": False, "window": 1}, 4),
-        ({"causal": False, "window": 2}, 2 + 3 + 3 + 2),
-        ({"causal": False, "window": 17}, 2 + 3 + 3 + 2),
     ],
 )
 def test_blocks_that_cannot_see_each_other_are_skipped_and_no_others(
@@ -281,8 +271,6 @@ def test_what_does_not_fit_is_refused() -> None:
         row_statistics(query, key, **options)
     with pytest.raises(ValueError, match="one type of"):
         row_statistics(query[:, :2].double(), key.double(), **options)
-    with pytest.raises(ValueError, match="window: expected 1 or more"):
-        row_statistics(query[:, :2], key, **options, window=0)
     with pytest.raises(ValueError, match="softcap: expected a positive"):
         column_statistics(query[:, :2], key, query[:, :2, :, 0], **options, softcap=0.0)
     with pytest.raises(ValueError, match="lse: expected float32"):
@@ -324,7 +312,7 @@ def test_the_compiler_takes_both_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_long_sequences_on_a_gpu(dtype: torch.dtype) -> None:
     case = Case(normal(0, 2, 4, 3000, 128, dtype=dtype), normal(1, 2, 2, 3100, 128, dtype=dtype), 128**-0.5)
-    replace(case, causal=True, offset=100, window=2000, key_mask=flags(2, 2, 3100)).check(None)
+    replace(case, causal=True, offset=100, key_mask=flags(2, 2, 3100)).check(None)
     replace(case, query_mask=flags(3, 2, 3000), softcap=20.0, sink=normal(4, 4)).check(None)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,14 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall, Operation
-from regard.attention.reduction import (
-    WEIGHT_REDUCTIONS,
-    DenseWeights,
-    ReductionRequest,
-    reduce_dense,
-    unpadded_samples,
-)
+from regard.attention.call import AttentionCall, Operation, slices
+from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
 
 ENTRIES = 1 << 22
 """Entries of the matrix in a block, as long as it has at least and at most `ROWS` rows."""
@@ -42,14 +35,11 @@ def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch
 
 def _block_output(block: AttentionCall) -> Tensor:
     assert block.operation is not None
+    compute = reference.operation_output
     if not (torch.is_grad_enabled() and block.requires_grad):
-        return reference.operation_output(block, block.operation)
+        return compute(block, block.operation)
     output: Tensor = checkpoint(
-        reference.operation_output,
-        block,
-        block.operation,
-        use_reentrant=False,
-        preserve_rng_state=block.dropout > 0,
+        compute, block, block.operation, use_reentrant=False, preserve_rng_state=block.dropout > 0
     )
     return output
 
@@ -81,7 +71,7 @@ def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, 
         rows = slice(row, row + block.query.shape[2])
         row = rows.stop
         for name in request.names:
-            tensor = WEIGHT_REDUCTIONS[name].reference(dense)
+            tensor = WEIGHT_REDUCTIONS[name].compute(dense)
             if name in by_key:
                 by_key[name][..., columns] += tensor
             elif name in by_call:
@@ -94,12 +84,12 @@ def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, 
 def _reduce_matrices(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Compute reductions by sample from the matrix of one sample and head at a time."""
     batch, heads = call.query.shape[:2]
-    samples = [call.select_samples(slice(sample, sample + 1)) for sample in range(batch)]
-    parts = [[reduce_dense(sample.select_heads([head]), request) for head in range(heads)] for sample in samples]
-    return {
-        name: torch.cat([torch.cat([part[name] for part in sample], dim=1) for sample in parts])
-        for name in request.names
-    }
+    parts: dict[str, list[Tensor]] = {name: [] for name in request.names}
+    for sample in (call.select_samples(slice(index, index + 1)) for index in range(batch)):
+        by_head = [reduce_dense(sample.select_heads([head]), request) for head in range(heads)]
+        for name in request.names:
+            parts[name].append(torch.cat([tensors[name] for tensors in by_head], dim=1))
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
@@ -107,10 +97,9 @@ def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     batch, heads, queries, _ = call.query.shape
     min_rows, max_rows = ROWS
     count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
-    for start in range(0, max(queries, 1), count):
-        rows = slice(start, min(start + count, queries))
+    for rows in slices(queries, count) if queries else [slice(0, 0)]:
         columns = _visible_keys(call, rows)
-        yield _select_block(call, rows, columns), columns
+        yield call.select_tokens(rows, columns), columns
 
 
 def _visible_keys(call: AttentionCall, rows: slice) -> slice:
@@ -125,21 +114,3 @@ def _visible_keys(call: AttentionCall, rows: slice) -> slice:
         last = max(rows.stop + call.offset, prefix)
     last = min(max(last, 1), keys)
     return slice(min(max(first, 0), max(last - 1, 0)), last)
-
-
-def _select_block(call: AttentionCall, rows: slice, columns: slice) -> AttentionCall:
-    """Return the call of some queries and keys."""
-    changes: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - columns.start}
-    changes |= {"key": call.key[:, :, columns], "value": call.value[:, :, columns]}
-    for name in ("keep", "bias"):
-        tensor = getattr(call, name)
-        if tensor is not None:
-            tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
-            changes[name] = tensor if tensor.shape[3] == 1 else tensor[..., columns]
-    if call.query_mask is not None:
-        changes["query_mask"] = call.query_mask[:, rows]
-    if call.key_mask is not None:
-        changes["key_mask"] = call.key_mask[:, columns]
-    if columns.start:
-        changes["starts"] = tuple(start - columns.start for start in call.starts or (0,) * call.query.shape[0])
-    return replace(call, **changes)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.spec import AttentionSpec
+
+Record = TypeVar("Record", bound="ConstantHeadsInput | Operation | AttentionCall")
+
+
+def map_fields(record: Record, **functions: Callable[[Any], Any]) -> Record:
+    """Return a record whose fields of these names have gone through functions, unless they are None."""
+    parts = {name: getattr(record, name) for name in functions}
+    return replace(record, **{name: functions[name](part) for name, part in parts.items() if part is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +28,6 @@ class ConstantHeadsInput:
     Attributes:
         matrices: One matrix a constant head. Query i is row `first_query + i`, key j is column `first_key + j`.
         heads: The query heads that use them, in order.
-        first_query: Row of the first query.
-        first_key: Column of the first key.
         query_shift: Column of each sample's first real query; None if all samples begin at 0.
         key_shift: Column of each sample's first real key; None if all samples begin at 0.
         gate: Share g of a head that is attention: the weights are g·A + (1 − g)·C. None: C alone.
@@ -41,14 +47,11 @@ class ConstantHeadsInput:
 
     def detach(self) -> ConstantHeadsInput:
         """Return the same without gradients."""
-        gate = None if self.gate is None else self.gate.detach()
-        return replace(self, matrices=self.matrices.detach(), gate=gate)
+        return map_fields(self, matrices=Tensor.detach, gate=Tensor.detach)
 
     def select_samples(self, samples: slice | Tensor) -> ConstantHeadsInput:
         """Return the same for some samples."""
-        names = ("query_shift", "key_shift")
-        changes: dict[str, Any] = {name: t[samples] for name in names if (t := getattr(self, name)) is not None}
-        return replace(self, **changes)
+        return map_fields(self, query_shift=lambda shift: shift[samples], key_shift=lambda shift: shift[samples])
 
     @property
     def is_shifted(self) -> bool:
@@ -103,21 +106,17 @@ class Operation:
         """Whether an extra key stands beside the keys."""
         return self.extra_key is not None
 
-    @property
-    def limits_keys(self) -> bool:
-        """Whether a window or a prefix decides which keys are seen."""
-        return self.window is not None or self.prefix > 0
-
     def select_heads(self, heads: slice | list[int]) -> Operation:
         """Return the operation of some heads."""
-        per_head = {name: t for name, t in self.tensors.items() if len(t) > 1 or name == "slopes"}
-        changes: dict[str, Any] = {name: tensor[heads] for name, tensor in per_head.items()}
-        return replace(self, **changes)
+        per_head = [name for name, tensor in self.tensors.items() if len(tensor) > 1 or name == "slopes"]
+        return map_fields(self, **dict.fromkeys(per_head, lambda tensor: tensor[heads]))
 
     def detach(self) -> Operation:
         """Return the same without gradients."""
-        changes: dict[str, Any] = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        return replace(self, **changes)
+        return map_fields(self, **dict.fromkeys(self.tensors, Tensor.detach))
+
+
+QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +125,6 @@ class AttentionCall:
 
     Attributes:
         query: H query heads, which share G key/value heads (H is a multiple of G).
-        key: Keys.
-        value: Values.
-        scale: Factor of the products.
         causal: A query sees no key after its own position.
         offset: Position of the first query among the keys.
         keep: Pairs that may meet; None: all.
@@ -138,7 +134,6 @@ class AttentionCall:
         query_mask: False at padding, which is computed but not counted.
         key_mask: False at padding, which is never seen.
         starts: Index of each sample's first real key, for `first_mass`. None: 0; negative: a cache has dropped it.
-        dropout: Probability of dropping a weight.
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
     """
@@ -174,50 +169,73 @@ class AttentionCall:
     @property
     def requires_grad(self) -> bool:
         """Whether the output may need a gradient."""
-        learned = () if self.operation is None else tuple(self.operation.tensors.values())
-        sink = () if self.sink is None else (self.sink,)
-        return any(t.requires_grad for t in (self.query, self.key, self.value, *sink, *learned))
+        learned = () if self.operation is None else self.operation.tensors.values()
+        tensors = (self.query, self.key, self.value, self.sink, *learned)
+        return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+    @property
+    def hides_pairs(self) -> bool:
+        """Whether a mask, a window or a prefix decides which keys are seen."""
+        limits_keys = self.operation is not None and (self.operation.window is not None or self.operation.prefix > 0)
+        return self.keep is not None or limits_keys
+
+    def expand_groups(self, tensor: Tensor) -> Tensor:
+        """Repeat what key/value heads have, (batch, group, …), for each of their query heads."""
+        return tensor.repeat_interleave(self.num_key_value_groups, dim=1)
 
     def detach(self) -> AttentionCall:
         """Return the same call without gradients."""
-        names = ("query", "key", "value", "bias", "sink", "constant", "operation")
-        changes: dict[str, Any] = {name: part.detach() for name in names if (part := getattr(self, name)) is not None}
-        return replace(self, **changes)
+        names = (*QKV, "bias", "sink", "constant", "operation")
+        return map_fields(self, **dict.fromkeys(names, lambda part: part.detach()))
 
     def to_acc_dtype(self) -> AttentionCall:
         """Return the call with queries, keys and values of at least float32."""
         if self.query.dtype in (torch.float32, torch.float64):
             return self
-        return replace(self, query=self.query.float(), key=self.key.float(), value=self.value.float())
+        return map_fields(self, **dict.fromkeys(QKV, Tensor.float))
 
     def select_samples(self, samples: slice | Int[Tensor, " selected"] | Bool[Tensor, " batch"]) -> AttentionCall:
         """Return the call of some samples."""
-        changes: dict[str, Any] = {name: getattr(self, name)[samples] for name in ("query", "key", "value")}
-        for name in ("keep", "bias", "query_mask", "key_mask"):
-            tensor = getattr(self, name)
-            if tensor is not None and len(tensor) > 1:
-                changes[name] = tensor[samples]
-        if self.starts is not None:
-            changes["starts"] = tuple(torch.tensor(self.starts)[samples].tolist())
-        if self.constant is not None:
-            changes["constant"] = self.constant.select_samples(samples)
-        return replace(self, **changes)
+        masks = ("keep", "bias", "query_mask", "key_mask")
+        return map_fields(
+            self,
+            **dict.fromkeys(QKV, lambda tensor: tensor[samples]),
+            **dict.fromkeys(masks, lambda tensor: tensor[samples] if len(tensor) > 1 else tensor),
+            starts=lambda starts: tuple(torch.tensor(starts)[samples].tolist()),
+            constant=lambda constant: constant.select_samples(samples),
+        )
 
     def select_heads(self, heads: Sequence[int]) -> AttentionCall:
         """Return the call of some heads, each with its own keys and values, none of them constant."""
-        index = as_slice(heads)
+        index, num_heads = as_slice(heads), self.query.shape[1]
         groups = as_slice([head // self.num_key_value_groups for head in heads])
-        changes: dict[str, Any] = {"query": self.query[:, index], "constant": None}
-        changes |= {"key": self.key[:, groups], "value": self.value[:, groups]}
-        for name in ("keep", "bias"):
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[1] == self.query.shape[1]:
-                changes[name] = tensor[:, index]
-        if self.sink is not None:
-            changes["sink"] = self.sink[index]
-        if self.operation is not None:
-            changes["operation"] = self.operation.select_heads(index)
-        return replace(self, **changes)
+        return map_fields(
+            replace(self, constant=None),
+            query=lambda query: query[:, index],
+            **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, groups]),
+            **dict.fromkeys(("keep", "bias"), lambda pairs: pairs[:, index] if pairs.shape[1] == num_heads else pairs),
+            sink=lambda sink: sink[index],
+            operation=lambda operation: operation.select_heads(index),
+        )
+
+    def select_tokens(self, rows: slice, columns: slice) -> AttentionCall:
+        """Return the call of some queries and keys."""
+
+        def cut(pairs: Tensor) -> Tensor:
+            pairs = pairs if pairs.shape[2] == 1 else pairs[:, :, rows]
+            return pairs if pairs.shape[3] == 1 else pairs[..., columns]
+
+        starts = self.starts or (0,) * len(self.query)
+        return map_fields(
+            replace(self, starts=starts if columns.start else self.starts),
+            query=lambda query: query[:, :, rows],
+            **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, :, columns]),
+            **dict.fromkeys(("keep", "bias"), cut),
+            query_mask=lambda mask: mask[:, rows],
+            key_mask=lambda mask: mask[:, columns],
+            offset=lambda offset: offset + rows.start - columns.start,
+            starts=lambda starts: tuple(start - columns.start for start in starts),
+        )
 
 
 def visible_mask(call: AttentionCall) -> Bool[Tensor, "#batch #head #query key"]:
@@ -226,24 +244,18 @@ def visible_mask(call: AttentionCall) -> Bool[Tensor, "#batch #head #query key"]
     visible = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
     if call.causal:
         visible = visible.tril(diagonal=call.offset)
-    if call.operation is not None:
-        visible = _apply_span(call, call.operation, visible)
+    operation = call.operation
+    if operation is not None and operation.window is not None:
+        visible = visible & (relative_positions(call) < operation.window)
+    if operation is not None and operation.prefix:
+        positions = torch.arange(keys, device=visible.device)[None]
+        if call.key_mask is not None:
+            positions = positions - call.key_mask.int().argmax(-1, keepdim=True)
+        visible = visible | (positions < operation.prefix)[:, None, None, :]
     if call.keep is not None:
         visible = visible & call.keep
     if call.key_mask is not None:
         visible = visible & call.key_mask[:, None, None, :]
-    return visible
-
-
-def _apply_span(call: AttentionCall, operation: Operation, visible: Tensor) -> Tensor:
-    """Hide what lies before an operation's window, and open its prefix."""
-    if operation.window is not None:
-        visible = visible & (relative_positions(call) < operation.window)
-    if operation.prefix:
-        positions = torch.arange(call.key.shape[2], device=visible.device)[None]
-        if call.key_mask is not None:
-            positions = positions - call.key_mask.int().argmax(-1, keepdim=True)
-        visible = visible | (positions < operation.prefix)[:, None, None, :]
     return visible
 
 
@@ -252,6 +264,11 @@ def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
     queries, keys = call.query.shape[2], call.key.shape[2]
     positions = torch.arange(queries, device=call.query.device) + call.offset
     return positions[:, None] - torch.arange(keys, device=call.query.device)
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """Yield the parts of a length, each of `step` entries but the last."""
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def as_slice(indices: Sequence[int]) -> slice | list[int]:

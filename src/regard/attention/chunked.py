@@ -1,13 +1,12 @@
 """Attention whose weights are the products themselves, A_ij = φ(q_i)·φ(k_j), in chunks: time and memory linear in T.
 
-What all earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in chunks:
-Hua et al. 2022); weights are made within a chunk alone. Σ_j A_ij, which normalizes, is the output for values of one, a
-column beside the others. The chunks start from the matrix of the prefix. The backward pass computes the matrices again,
-and those of queries and gradients from the end.
+What earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in chunks: Hua et
+al. 2022), which begins with the prefix. Σ_j A_ij is the output of a column of ones; backward computes matrices again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +62,7 @@ class _Plan:
 
 
 class _Workspace:
-    """Some heads of a call, whose sequences are cut into a prefix and chunks.
-
-    Chunks are (head · chunk, token · queries_per_key, width), the last filled up with zeros.
-    """
+    """Sequences of some heads, as a prefix and chunks (head · chunk, token · queries_per_key, width), filled with 0."""
 
     def __init__(self, plan: _Plan, chunks: RowChunks) -> None:
         self.plan, self.queries_per_key = plan, chunks.queries_per_key
@@ -124,18 +120,20 @@ class _Workspace:
     def states_before(self, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
         """Return Σ_j k_j v_jᵀ over all keys before each chunk."""
         states = (keys.mT @ values).unflatten(0, (len(start), -1))
-        running = start
-        for chunk in range(states.shape[1]):
-            running, states[:, chunk] = running + states[:, chunk], running
+        _exclusive_sums(states, start, range(states.shape[1]))
         return states
 
     def states_after(self, queries: Tensor, grads: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """Return Σ_i q_i g_iᵀ over all queries behind each chunk, and over those that see the prefix."""
         states = (queries.mT @ grads).unflatten(0, (len(start), -1))
-        running = torch.zeros_like(start)
-        for chunk in reversed(range(states.shape[1])):
-            running, states[:, chunk] = running + states[:, chunk], running
-        return states, running + start
+        return states, start + _exclusive_sums(states, torch.zeros_like(start), reversed(range(states.shape[1])))
+
+
+def _exclusive_sums(states: Tensor, running: Tensor, order: Iterable[int]) -> Tensor:
+    """Replace each chunk's matrix by the sum of those before it in an order; return the sum of all."""
+    for chunk in order:
+        running, states[:, chunk] = running + states[:, chunk], running
+    return running
 
 
 class _Chunked(torch.autograd.Function):

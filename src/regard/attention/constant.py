@@ -1,8 +1,7 @@
 """Attention that ignores its input: constant matrices instead of softmax weights (PAPA, arXiv 2211.03495).
 
-The weights of a constant head are `L1-row-normalize(C ∘ visible)`: each row of the visible part is divided by its sum;
-a row of zeros stays zero. All samples share C, so that C·V is one product for the whole batch, with the samples side by
-side as columns; padding takes a second, thin product.
+The weights of a constant head are `L1-row-normalize(C ∘ visible)`; a row of zeros stays zero. All samples share C, so
+that C·V is one product with the samples side by side as columns; padding takes a second, thin product.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from torch import Tensor
 from regard.attention.call import AttentionCall, ConstantHeadsInput, visible_mask
 
 MAX_LOOKUP_QUERIES = 8
-"""Most queries of a call for which the rows of shifted samples are looked up one by one."""
+"""Most queries of a call for which the rows of shifted samples are looked up one by one: more repay moving them."""
 
 
 def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
     """Return the weights of the constant heads entry by entry, without the gate: the definition."""
-    constant = _constant_of(call)
+    assert call.constant is not None
+    constant = call.constant
     visible = visible_mask(call)
     if visible.shape[1] > 1:
         visible = visible[:, list(constant.heads)]
@@ -34,32 +34,18 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
 
 def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant value_width"]:
     """Return the output of the constant heads, laid out as the host wants it next; differentiable."""
-    constant = _constant_of(call)
-    value = _constant_values(call, constant)
-    is_masked = call.keep is not None or (call.operation is not None and call.operation.limits_keys)
-    if is_masked or (constant.is_shifted and not _can_move(call, constant)):
+    assert call.constant is not None
+    constant, value = call.constant, call.value
+    groups = [head // call.num_key_value_groups for head in constant.heads]
+    if groups != list(range(value.shape[1])):
+        value = value[:, groups]
+    begins_at_first = constant.first_query == constant.first_key == 0
+    can_move = call.query.shape[2] > MAX_LOOKUP_QUERIES and begins_at_first
+    if call.hides_pairs or (constant.is_shifted and not can_move):
         return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
     if constant.is_shifted:
         return _moved_output(call, constant, value)
     return _product(call, _crop(call, constant), value, constant)
-
-
-def _constant_of(call: AttentionCall) -> ConstantHeadsInput:
-    assert call.constant is not None
-    return call.constant
-
-
-def _constant_values(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
-    """Return the values of the constant heads, (batch, constant, key, width)."""
-    groups = [head // call.num_key_value_groups for head in constant.heads]
-    if groups == list(range(call.value.shape[1])):
-        return call.value
-    return call.value[:, groups]
-
-
-def _can_move(call: AttentionCall, constant: ConstantHeadsInput) -> bool:
-    """Return whether a call holds its samples from their first query and key, and enough of them to repay moving."""
-    return call.query.shape[2] > MAX_LOOKUP_QUERIES and constant.first_query == constant.first_key == 0
 
 
 def _align_matrices(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:

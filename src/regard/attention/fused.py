@@ -19,23 +19,30 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
-from regard.attention.call import AttentionCall, Operation
+from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
+from regard.attention.lse import FLASH_FORWARD
 
 MIN_BLOCK, MAX_BLOCK = 64, 128
 """Fewest queries in a block of a window, and the largest window that is folded."""
 ALIGNMENT = 8
 """Fused kernels like widths that are multiples of this."""
+FLASH_BACKWARD: Any | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
 def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """Return the output of a whole causal sequence under a softmax operation, in the dtype of its queries."""
-    call, operation = _autocast(replace(call, operation=None)), _drop_idle(call, operation)
+    call, queries, window = _autocast(replace(call, operation=None)), call.query.shape[2], operation.window
     assert operation.weighting == "softmax", "only softmax goes through the fused kernels"
     assert operation.distance is None, "a bias by distance goes block by block"
-    window = operation.window
-    output = _causal(call, operation) if window is None else _windowed(call, window)
+    if window is None or window >= queries:
+        output = _causal(call, operation)
+    else:
+        output = _folded(call, window) if window <= MAX_BLOCK else _in_blocks(call, window)
     if operation.prefix:
-        output = torch.cat([_prefix_output(call, operation), output[:, :, operation.prefix :]], dim=2)
+        prefix = slice(0, min(operation.prefix, queries))
+        value = operation.extra_value if operation.extra_key is not None else None
+        start = blockwise(call.select_tokens(prefix, prefix), replace(operation, window=None, extra_value=value))
+        output = torch.cat([start, output[:, :, prefix.stop :]], dim=2)
     if operation.extra_value is not None and operation.extra_key is None:
         output = output + operation.extra_value.to(output.dtype)[:, None]
     return output
@@ -47,21 +54,7 @@ def _autocast(call: AttentionCall) -> AttentionCall:
     if not torch.is_autocast_enabled(device_type):
         return call
     dtype = torch.get_autocast_dtype(device_type)
-    return replace(call, query=call.query.to(dtype), key=call.key.to(dtype), value=call.value.to(dtype))
-
-
-def _drop_idle(call: AttentionCall, operation: Operation) -> Operation:
-    """Return the operation without a window that hides nothing, and with a prefix no longer than the sequence."""
-    queries, window = call.query.shape[2], operation.window
-    is_idle = window is not None and window >= queries
-    return replace(operation, window=None if is_idle else window, prefix=min(operation.prefix, queries))
-
-
-def _prefix_output(call: AttentionCall, operation: Operation) -> Tensor:
-    """Return the output of the first tokens, which see each other."""
-    prefix = {name: getattr(call, name)[:, :, : operation.prefix] for name in ("query", "key", "value")}
-    value = operation.extra_value if operation.extra_key is not None else None
-    return blockwise(replace(call, **prefix), replace(operation, extra_value=value))
+    return map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))
 
 
 def _causal(call: AttentionCall, operation: Operation) -> Tensor:
@@ -69,9 +62,9 @@ def _causal(call: AttentionCall, operation: Operation) -> Tensor:
     column = column_score(call, operation)
     value = operation.extra_value if operation.extra_key is not None else None
     if column is None and operation.slopes is None:
-        return _sdpa(call)
+        return sdpa(call, is_causal=True)
     learns_slopes = operation.slopes is not None and operation.slopes.requires_grad and torch.is_grad_enabled()
-    if FLASH is not None and call.query.device.type == "cpu" and not learns_slopes:
+    if FLASH_FORWARD and FLASH_BACKWARD and call.query.device.type == "cpu" and not learns_slopes:
         return _by_normalizer(call, operation.slopes, column, value)
     if operation.slopes is None and operation.extra_key is not None and _shares_column(call, operation):
         return _with_front_key(call, operation.extra_key, value)
@@ -90,9 +83,17 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
     return None
 
 
-def _sdpa(call: AttentionCall) -> Tensor:
+def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+    """Return the output of queries, keys and values by PyTorch's fused attention, with the dropout of the call."""
     return scaled_dot_product_attention(
-        call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=call.num_key_value_groups > 1
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        is_causal=is_causal,
+        scale=call.scale,
+        enable_gqa=call.num_key_value_groups > 1,
     )
 
 
@@ -113,8 +114,8 @@ class _FlashAttention(torch.autograd.Function):
         extra: Tensor | None,
         scale: float,
     ) -> Tensor:
-        assert FLASH is not None
-        output, lse = FLASH[0](query, key, value, 0.0, True, attn_mask=bias, scale=scale)
+        assert FLASH_FORWARD is not None
+        output, lse = FLASH_FORWARD(query, key, value, 0.0, True, attn_mask=bias, scale=scale)
         if column is not None:
             share = torch.sigmoid(lse - column)[..., None]
             output = output * share.to(output.dtype)
@@ -127,10 +128,10 @@ class _FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        assert FLASH is not None
+        assert FLASH_BACKWARD is not None
         (grad,) = grads
         query, key, value, bias, column, extra, output, lse = ctx.saved_tensors
-        input_grads = FLASH[1](grad, query, key, value, output, lse, 0.0, True, attn_mask=bias, scale=ctx.scale)
+        input_grads = FLASH_BACKWARD(grad, query, key, value, output, lse, 0.0, True, attn_mask=bias, scale=ctx.scale)
         if column is None:
             return (*input_grads, None, None, None, None)
         share = (column - lse).exp()
@@ -161,16 +162,6 @@ def _by_normalizer(call: AttentionCall, slopes: Tensor | None, column: Tensor | 
     return _FlashAttention.apply(query, key, values, bias, column, value, call.scale)[..., :value_width]
 
 
-def _find_flash() -> tuple[Any, Any] | None:
-    """Return PyTorch's flash attention for CPUs and its backward pass, if this release has them."""
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    forward, backward = (getattr(torch.ops.aten, name + part, None) for part in ("", "_backward"))
-    return (forward, backward) if forward and backward else None
-
-
-FLASH = _find_flash()
-
-
 # -- with a key in front --------------------------------------------------------------------------------
 
 
@@ -187,7 +178,8 @@ def _with_front_key(call: AttentionCall, key: Tensor, value: Tensor | None) -> T
     value = call.value.new_zeros(1, call.value.shape[-1]) if value is None else value
     front = [t[None, :, None].expand(batch, groups, 1, -1).to(call.query.dtype) for t in (key, value)]
     changes: dict[str, Any] = {"query": pad(call.query, (0, 0, 1, 0)), "key": torch.cat([front[0], call.key], dim=2)}
-    return _sdpa(replace(call, **changes, value=torch.cat([front[1], call.value], dim=2)))[:, :, 1:]
+    extended = replace(call, **changes, value=torch.cat([front[1], call.value], dim=2))
+    return sdpa(extended, is_causal=True)[:, :, 1:]
 
 
 def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
@@ -215,7 +207,7 @@ def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | Non
     values = pad(call.value, (0, 1)) if value is not None else call.value
     extended = replace(call, query=query, key=key, value=_align(values))
     if column is None:
-        return _sdpa(extended)[..., : call.value.shape[-1]]
+        return sdpa(extended, is_causal=True)[..., : call.value.shape[-1]]
     front = query.new_tensor(front_entries)
     front = pad(front, (call.query.shape[-1], query.shape[-1] - call.query.shape[-1] - len(front_entries)))
     mark = values.new_zeros(values.shape[-1])
@@ -259,18 +251,13 @@ def _align(x: Tensor) -> Tensor:
 # -- a window -------------------------------------------------------------------------------------------
 
 
-def _windowed(call: AttentionCall, window: int) -> Tensor:
-    """Return the output under a window, which is shorter than the sequence."""
-    return _folded(call, window) if window <= MAX_BLOCK else _in_blocks(call, window)
-
-
 def _folded(call: AttentionCall, window: int) -> Tensor:
     """Compute blocks of queries as samples, each with the keys of its block and of the one before."""
     batch, _, queries, _ = call.query.shape
     size = min(max(window, MIN_BLOCK), queries)
     band = _band(size, size, window, call.query.device)
-    first_block = {name: getattr(call, name)[:, :, :size] for name in ("query", "key", "value")}
-    output = _masked(replace(call, **first_block), band[:, size:])
+    first_block = slice(0, size)
+    output = sdpa(call.select_tokens(first_block, first_block), band[:, size:])
     count = -(-queries // size)
     if count == 1:
         return output
@@ -279,7 +266,7 @@ def _folded(call: AttentionCall, window: int) -> Tensor:
         for t in (call.query, call.key, call.value)
     )
     pairs = [torch.cat([t[:, :-1], t[:, 1:]], dim=3).flatten(0, 1) for t in (key, value)]
-    rest = _masked(replace(call, query=query[:, 1:].flatten(0, 1), key=pairs[0], value=pairs[1]), band)
+    rest = sdpa(replace(call, query=query[:, 1:].flatten(0, 1), key=pairs[0], value=pairs[1]), band)
     rest = rest.unflatten(0, (batch, count - 1)).transpose(1, 2).flatten(2, 3)
     return torch.cat([output, rest[:, :, : queries - size]], dim=2)
 
@@ -289,17 +276,11 @@ def _in_blocks(call: AttentionCall, window: int) -> Tensor:
     queries, size = call.query.shape[2], MIN_BLOCK * 2
     band = _band(size, window - 1, window, call.query.device)
     outputs = []
-    for start in range(0, queries, size):
-        rows = slice(start, min(start + size, queries))
+    for rows in slices(queries, size):
         keys = slice(max(rows.start - window + 1, 0), rows.stop)
-        changes: dict[str, Any] = {
-            "query": call.query[:, :, rows],
-            "key": call.key[:, :, keys],
-            "value": call.value[:, :, keys],
-        }
         stop = window - 1 + rows.stop - rows.start
         mask = band[: rows.stop - rows.start, stop - (keys.stop - keys.start) : stop]
-        outputs.append(_masked(replace(call, **changes), mask))
+        outputs.append(sdpa(call.select_tokens(rows, keys), mask))
     return torch.cat(outputs, dim=2)
 
 
@@ -307,9 +288,3 @@ def _band(queries: int, before: int, window: int, device: torch.device) -> Tenso
     """Return which keys a block of queries sees: its own, which stand last, and so many before them."""
     distance = torch.arange(queries, device=device)[:, None] + before - torch.arange(before + queries, device=device)
     return (distance >= 0) & (distance < window)
-
-
-def _masked(call: AttentionCall, mask: Tensor) -> Tensor:
-    return scaled_dot_product_attention(
-        call.query, call.key, call.value, attn_mask=mask, scale=call.scale, enable_gqa=call.num_key_value_groups > 1
-    )

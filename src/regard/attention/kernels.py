@@ -1,7 +1,6 @@
-"""Statistics of attention on a GPU: one Triton pass over the scores each, without holding a weight.
+"""Statistics of attention on a GPU: one Triton pass over the scores each, without values and without holding a weight.
 
-Neither pass multiplies by values, which is half of a fused forward's arithmetic. Triton is optional, and imported when
-a kernel is first used.
+Triton is optional, and imported when a kernel is first used.
 """
 
 import importlib.util
@@ -9,6 +8,7 @@ import math
 import os
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,13 +34,9 @@ class RowStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How a kernel cuts its work.
+    """How a kernel cuts its work: the rows that a program holds and those that are streamed past them, in blocks.
 
-    Attributes:
-        resident: Rows that one program holds; a power of two, at least 16.
-        streamed: Rows of a block that is streamed past them; likewise.
-        warps: Warps of a program.
-        stages: Streamed blocks in flight.
+    Both are powers of two, at least 16. `warps` are those of a program, `stages` the streamed blocks in flight.
     """
 
     resident: int
@@ -50,10 +46,7 @@ class Tiling:
 
 
 def is_available() -> bool:
-    """Return whether the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on.
-
-    The interpreter (TRITON_INTERPRET=1 before Triton is first imported) runs them on a CPU, slowly.
-    """
+    """Return whether the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on."""
     return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
 
 
@@ -75,7 +68,6 @@ def row_statistics(
     scale: float,
     causal: bool,
     offset: int,
-    window: int | None = None,
     key_mask: Bool[Tensor, "batch key"] | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
@@ -87,18 +79,10 @@ def row_statistics(
     Any strides, head widths and lengths; float32, bfloat16 and float16, summed in float32. Not differentiable. Heads
     wider than 512 in float32 need a GPU with 128 KiB of shared memory a program; wider than 1024, more.
 
-    Args:
-        query: Queries; query head h reads key group h // (head / group).
-        key: Keys.
-        scale: The score is s_ij = scale · q_i·k_j.
-        causal: A query sees no key after its own position.
-        offset: Position of the first query among the keys.
-        window: Query i sees the last `window` keys up to its own; if not causal, those less than `window` away.
-        key_mask: False at keys that no query sees.
-        softcap: The score is softcap · tanh(s_ij / softcap).
-        sink: A learned logit a head that joins the normalizer, uncapped and unscaled.
-        distance: Whether to compute the distance.
-        blocks: Replaces `choose_tiling`.
+    Query head h reads key group h // (head / group). The score is s_ij = scale · q_i·k_j, or with `softcap`
+    softcap · tanh(s_ij / softcap). Query i stands at position `offset` + i among the keys, and sees no later key if
+    `causal`; `key_mask` is False at keys that no query sees. `sink` is a learned logit a head that joins the
+    normalizer, uncapped and unscaled. `blocks` replaces `choose_tiling`.
 
     Raises:
         ValueError: Inputs do not fit together.
@@ -108,29 +92,15 @@ def row_statistics(
         Milakov & Gimelshein (arXiv 1805.02867), as FlashAttention streams it (arXiv 2205.14135, algorithm 1), here
         without values; the entropy follows from Σ e·s beside Σ e.
     """
-    _check(query, key, window, softcap, {"key_mask": (key_mask, (key.shape[0], key.shape[2]))})
-    batch, heads, queries, head_dim = query.shape
+    launch = _Launch(query, key, {"key_mask": key_mask}, scale, causal, offset, softcap, blocks)
+    batch, heads, queries, _ = query.shape
     if sink is not None and sink.shape != (heads,):
         raise ValueError(f"sink: expected one logit a head, shape ({heads},); got {tuple(sink.shape)}")
-    source = _source(query)
+    kernel = _source(query).row_kernel
     lse, entropy = (query.new_empty(batch, heads, queries, dtype=torch.float32) for _ in range(2))
     mean_distance = torch.empty_like(lse) if distance else None
-    tiling = blocks or choose_tiling(head_dim, query.dtype)
-    grid = (batch * heads * math.ceil(queries / tiling.resident),)
-    if grid[0]:
-        with torch.cuda.device_of(query):
-            source.row_kernel[grid](
-                *(query, key, key_mask, sink, lse, entropy, mean_distance),
-                *(*query.stride(), *key.stride(), *_strides(key_mask, 2), *_strides(sink, 1)),
-                *_sizes(query, key, offset, window, scale, softcap),
-                HEAD_DIM=head_dim,
-                WIDTH=_padded_width(head_dim),
-                CAUSAL=causal,
-                BLOCK_Q=tiling.resident,
-                BLOCK_K=tiling.streamed,
-                num_warps=tiling.warps,
-                num_stages=tiling.stages,
-            )
+    strides = (*_strides(key_mask, 2), *_strides(sink, 1))
+    launch.run(kernel, (query, key, key_mask, sink, lse, entropy, mean_distance), strides, holds_queries=True)
     return RowStatistics(lse=lse, entropy=entropy, distance=mean_distance)
 
 
@@ -142,7 +112,6 @@ def column_statistics(
     scale: float,
     causal: bool,
     offset: int,
-    window: int | None = None,
     key_mask: Bool[Tensor, "batch key"] | None = None,
     query_mask: Bool[Tensor, "batch query"] | None = None,
     softcap: float | None = None,
@@ -164,33 +133,18 @@ def column_statistics(
     Source:
         The swapped pass: awslabs/keys_values, issue 77 and pull requests 78 and 83.
     """
-    masks = {"key_mask": (key_mask, (key.shape[0], key.shape[2])), "query_mask": (query_mask, query.shape[::2])}
-    _check(query, key, window, softcap, masks)
-    batch, heads, _, head_dim = query.shape
+    masks = {"key_mask": key_mask, "query_mask": query_mask}
+    launch = _Launch(query, key, masks, scale, causal, offset, softcap, blocks)
     if lse.shape != query.shape[:3] or lse.dtype != torch.float32 or lse.device != query.device:
         raise ValueError(
             f"lse: expected float32 {tuple(query.shape[:3])} on {query.device}; "
             f"got {lse.dtype} {tuple(lse.shape)} on {lse.device}"
         )
-    source = _source(query)
-    mass = query.new_empty(batch, heads, key.shape[2], dtype=torch.float32)
+    kernel = _source(query).column_kernel
+    mass = query.new_empty(*query.shape[:2], key.shape[2], dtype=torch.float32)
     squared = torch.empty_like(mass) if square else None
-    tiling = blocks or choose_tiling(head_dim, query.dtype)
-    grid = (batch * heads * math.ceil(key.shape[2] / tiling.resident),)
-    if grid[0]:
-        with torch.cuda.device_of(query):
-            source.column_kernel[grid](
-                *(query, key, lse, key_mask, query_mask, mass, squared),
-                *(*query.stride(), *key.stride(), *lse.stride(), *_strides(key_mask, 2), *_strides(query_mask, 2)),
-                *_sizes(query, key, offset, window, scale, softcap),
-                HEAD_DIM=head_dim,
-                WIDTH=_padded_width(head_dim),
-                CAUSAL=causal,
-                BLOCK_Q=tiling.streamed,
-                BLOCK_K=tiling.resident,
-                num_warps=tiling.warps,
-                num_stages=tiling.stages,
-            )
+    strides = (*lse.stride(), *_strides(key_mask, 2), *_strides(query_mask, 2))
+    launch.run(kernel, (query, key, lse, key_mask, query_mask, mass, squared), strides, holds_queries=False)
     return mass, squared
 
 
@@ -210,46 +164,68 @@ def _source(query: Tensor) -> ModuleType:
     return importlib.import_module("regard.attention.triton_source")
 
 
-def _check(
-    query: Tensor,
-    key: Tensor,
-    window: int | None,
-    softcap: float | None,
-    masks: dict[str, tuple[Tensor | None, tuple[int, ...]]],
-) -> None:
-    """Raise a ValueError if the inputs of either kernel do not fit together."""
-    if query.dtype not in DTYPES or key.dtype != query.dtype or key.device != query.device:
-        raise ValueError(
-            f"query and key: expected one device and one type of {DTYPES}; "
-            f"got {query.dtype} on {query.device} and {key.dtype} on {key.device}"
-        )
-    heads, groups = query.shape[1], key.shape[1]
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or groups == 0 or heads % groups:
-        raise ValueError(
-            "query and key: expected (batch, head, query, width) and (batch, group, key, width), heads a multiple of "
-            f"groups; got {tuple(query.shape)} and {tuple(key.shape)}"
-        )
-    for name, (mask, shape) in masks.items():
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != shape or mask.device != query.device):
+@dataclass(frozen=True)
+class _Launch:
+    """The inputs that both kernels take."""
+
+    query: Tensor
+    key: Tensor
+    masks: dict[str, Tensor | None]
+    scale: float
+    causal: bool
+    offset: int
+    softcap: float | None
+    blocks: Tiling | None
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError if the inputs do not fit together."""
+        query, key, softcap = self.query, self.key, self.softcap
+        if query.dtype not in DTYPES or key.dtype != query.dtype or key.device != query.device:
             raise ValueError(
-                f"{name}: expected bool {tuple(shape)} on {query.device}; "
-                f"got {mask.dtype} {tuple(mask.shape)} on {mask.device}"
+                f"query and key: expected one device and one type of {DTYPES}; "
+                f"got {query.dtype} on {query.device} and {key.dtype} on {key.device}"
             )
-    if window is not None and window < 1:
-        raise ValueError(f"window: expected 1 or more keys, or None for all; got {window}")
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap: expected a positive cap, or None for none; got {softcap}")
+        heads, groups = query.shape[1], key.shape[1]
+        if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or groups == 0 or heads % groups:
+            raise ValueError(
+                "query and key: expected (batch, head, query, width) and (batch, group, key, width), heads a multiple "
+                f"of groups; got {tuple(query.shape)} and {tuple(key.shape)}"
+            )
+        for name, mask in self.masks.items():
+            shape = (key if name == "key_mask" else query).shape[::2]
+            if mask is not None and (mask.dtype != torch.bool or mask.shape != shape or mask.device != query.device):
+                raise ValueError(
+                    f"{name}: expected bool {tuple(shape)} on {query.device}; "
+                    f"got {mask.dtype} {tuple(mask.shape)} on {mask.device}"
+                )
+        if softcap is not None and softcap <= 0:
+            raise ValueError(f"softcap: expected a positive cap, or None for none; got {softcap}")
 
-
-def _sizes(
-    query: Tensor, key: Tensor, offset: int, window: int | None, scale: float, softcap: float | None
-) -> tuple[int | float | None, ...]:
-    """Return the numbers that both kernels take, in their order, scaled so that scores come out in bits."""
-    heads, groups = query.shape[1], key.shape[1]
-    sizes = (heads, heads // groups, query.shape[2], key.shape[2], offset, window)
-    if softcap is None:
-        return (*sizes, scale * math.log2(math.e), None)
-    return (*sizes, scale / softcap, softcap * math.log2(math.e))
+    def run(
+        self, kernel: Any, tensors: tuple[Tensor | None, ...], strides: tuple[int, ...], *, holds_queries: bool
+    ) -> None:
+        """Run a kernel whose programs hold a block of queries, or of keys; scores come out in bits."""
+        (batch, heads, queries, head_dim), (_, groups, keys, _) = self.query.shape, self.key.shape
+        tiling = self.blocks or choose_tiling(head_dim, self.query.dtype)
+        scale, softcap = self.scale * math.log2(math.e), None
+        if self.softcap is not None:
+            scale, softcap = self.scale / self.softcap, self.softcap * math.log2(math.e)
+        num_programs = batch * heads * math.ceil((queries if holds_queries else keys) / tiling.resident)
+        if num_programs == 0:
+            return
+        with torch.cuda.device_of(self.query):
+            kernel[(num_programs,)](
+                *tensors,
+                *(*self.query.stride(), *self.key.stride(), *strides),
+                *(heads, heads // groups, queries, keys, self.offset, scale, softcap),
+                HEAD_DIM=head_dim,
+                WIDTH=_padded_width(head_dim),
+                CAUSAL=self.causal,
+                BLOCK_Q=tiling.resident if holds_queries else tiling.streamed,
+                BLOCK_K=tiling.streamed if holds_queries else tiling.resident,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
+            )
 
 
 def _strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:

@@ -58,12 +58,9 @@ def _sees_no_key(call: AttentionCall, key_mask: Tensor) -> Bool[Tensor, "batch 1
 def first_mass(
     call: AttentionCall, lse: Float[Tensor, "batch head query"], num_first_keys: int
 ) -> Float[Tensor, "batch head query first"]:
-    """Return exp(s_ij − lse_i) for the first keys j of each sample.
-
-    One product a query and key, with the keys as rows and in base 2, which takes half the time of the other order.
-    """
+    """Return exp(s_ij − lse_i) for the first keys j of each sample: keys as rows, in base 2, take half the time."""
     key, positions = _first_keys(call, num_first_keys)
-    key = key.repeat_interleave(call.num_key_value_groups, 1) if call.num_key_value_groups > 1 else key
+    key = call.expand_groups(key) if call.num_key_value_groups > 1 else key
     mass = lse.new_empty(*lse.shape[:2], num_first_keys, lse.shape[2])
     for q, k, row, out in zip(call.query.mT, key, lse[:, :, None], mass, strict=True):
         torch.baddbmm(row, k.to(lse.dtype), q.to(lse.dtype), beta=-LOG2_E, alpha=call.scale * LOG2_E, out=out)

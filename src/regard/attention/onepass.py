@@ -19,9 +19,6 @@ def one_pass(
     """Return the output of a call if asked for, and the requested reductions by name.
 
     Computed in the dtype of the call, which must be float32 or float64. Memory is linear in the number of keys.
-
-    Returns:
-        The output (batch, head, query, value_width) or None, and tensors shaped as `Reduction.axis` says.
     """
     result = _empty_output(call) if output else None
     rows, columns = _RowReductions(call, request), _ColumnReductions(call, request)
@@ -52,33 +49,29 @@ class _RowReductions:
 
     def __init__(self, call: AttentionCall, request: ReductionRequest) -> None:
         self.call, self.names = call, request.by_axis("query")
-        batch, heads, queries, _ = call.query.shape
-
-        def empty(*more: int) -> Tensor:
-            return call.query.new_empty(batch, heads, queries, *more)
-
-        self.base, self.total = empty(), empty()
-        self.tokens = empty() if call.sink is not None else None
-        self.entropy = empty() if "entropy" in self.names else None
-        self.distance = empty() if "distance" in self.names else None
+        sums = {"base", "total"} | self.names & {"entropy", "distance"}
+        sums |= set() if call.sink is None else {"tokens"}
+        self.sums = {name: call.query.new_empty(call.query.shape[:3]) for name in sums}
+        if "first_mass" in self.names:
+            self.sums["first_mass"] = call.query.new_zeros(*call.query.shape[:3], request.num_first_keys)
         self.distances = _distance_table(call) if "distance" in self.names else None
-        self.first = empty(request.num_first_keys).zero_() if "first_mass" in self.names else None
 
     def add(self, tile: Tile) -> None:
         if not self.names:
             return
-        at = tile.at_queries
-        self.base[at], self.total[at] = tile.base[..., 0], tile.total[..., 0]
-        if self.first is not None:
-            self._add_first(tile, self.first[at])
-        if self.tokens is not None:
-            torch.sum(tile.exps, -1, out=self.tokens[at])
-        if self.entropy is not None:
-            torch.sum(tile.scores.mul_(tile.exps), -1, out=self.entropy[at])
-        if self.distance is not None and self.distances is not None:
+        sums = {name: tensor[tile.at_queries] for name, tensor in self.sums.items()}
+        sums["base"].copy_(tile.base[..., 0])
+        sums["total"].copy_(tile.total[..., 0])
+        if "first_mass" in sums:
+            self._add_first(tile, sums["first_mass"])
+        if "tokens" in sums:
+            torch.sum(tile.exps, -1, out=sums["tokens"])
+        if "entropy" in sums:
+            torch.sum(tile.scores.mul_(tile.exps), -1, out=sums["entropy"])
+        if self.distances is not None:
             first = self.call.query.shape[2] - tile.queries.start
             distances = self.distances[: tile.exps.shape[-2], first : first + tile.exps.shape[-1]]
-            torch.sum(torch.mul(tile.exps, distances, out=tile.scores), -1, out=self.distance[at])
+            torch.sum(torch.mul(tile.exps, distances, out=tile.scores), -1, out=sums["distance"])
 
     def _add_first(self, tile: Tile, out: Tensor) -> None:
         width, starts = out.shape[-1], self.call.starts
@@ -94,23 +87,22 @@ class _RowReductions:
         """Return the reductions by name."""
         if not self.names:
             return {}
-        sees_keys = self.base > UNSEEN
-        inverse = self.total.reciprocal()
-        logs = self.total.log2()
+        sums, sees_keys = self.sums, self.sums["base"] > UNSEEN
+        inverse, logs = sums["total"].reciprocal(), sums["total"].log2()
+        tokens = sums["tokens"] * inverse if "tokens" in sums else sees_keys.to(inverse.dtype)
         results = {}
         if "lse" in self.names:
-            results["lse"] = (logs + self.base).mul_(math.log(2)).masked_fill_(~sees_keys, -math.inf)
-        if self.first is not None:
-            results["first_mass"] = self.first * inverse[..., None]
-        if self.distance is not None:
-            results["distance"] = self.distance * inverse
-        tokens = sees_keys.to(inverse.dtype) if self.tokens is None else self.tokens * inverse
+            results["lse"] = (logs + sums["base"]).mul_(math.log(2)).masked_fill_(~sees_keys, -math.inf)
+        if "first_mass" in self.names:
+            results["first_mass"] = sums["first_mass"] * inverse[..., None]
+        if "distance" in self.names:
+            results["distance"] = sums["distance"] * inverse
         if "row_sum" in self.names:
             results["row_sum"] = tokens
         if "virtual_sink_mass" in self.names:
             results["virtual_sink_mass"] = (1 - tokens) * sees_keys
-        if self.entropy is not None:
-            results["entropy"] = (tokens * logs - self.entropy * inverse) * math.log(2)
+        if "entropy" in self.names:
+            results["entropy"] = (tokens * logs - sums["entropy"] * inverse) * math.log(2)
         return results
 
 

@@ -16,7 +16,7 @@ from regard.attention.call import AttentionCall, Operation, as_slice, visible_ma
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output
 from regard.attention.flex import flex, supports_flex
-from regard.attention.fused import fused
+from regard.attention.fused import fused, sdpa
 from regard.attention.lse import attend_with_lse, first_mass, supports_lse
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
@@ -206,16 +206,7 @@ def _scaled_dot_product_attention(call: AttentionCall) -> Tensor:
     is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
     if mask is None and call.causal and not is_causal:
         mask = visible_mask(call)
-    return torch.nn.functional.scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=None if is_causal else mask,
-        dropout_p=call.dropout,
-        is_causal=is_causal,
-        scale=call.scale,
-        enable_gqa=call.num_key_value_groups > 1,
-    )
+    return sdpa(call, mask, is_causal=is_causal)
 
 
 def _sdpa_mask(call: AttentionCall) -> Tensor | None:

@@ -1,19 +1,15 @@
 """Attention in tiles of its matrix, which the backward pass computes again: no query × key entries are kept.
 
-A tile is some samples × some heads × 64 queries × the keys those may see, in buffers that are used again: scores,
-weights and their gradients replace each other in place. Tiles end at the diagonal, begin at the window, and hold a
-prefix beyond that as a stretch of its own. Two numbers are kept of a row that is normalized.
-
-Keys are in reverse order: pairs of one distance are then the antidiagonals of a tile, so that a bias by distance is a
-view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
+A tile is some samples × some heads × 64 queries × the keys those may see; scores, weights and their gradients replace
+each other in its buffers. Keys are in reverse order, so that pairs of one distance are antidiagonals: a bias by
+distance is a view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
-from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS, InPlaceWeighting
+from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS
 from regard.attention.row_chunks import RowChunk, RowChunks
 from regard.attention.span import AttentionSpan, Tile
 
@@ -34,23 +30,12 @@ BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def recomputed(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """Return the output of a whole causal sequence, in the dtype of its queries.
-
-    The weighting must be one of `INPLACE_WEIGHTINGS`.
-    """
-    weighting = INPLACE_WEIGHTINGS[operation.weighting]
-    plan = _Plan(
-        weighting=weighting,
-        normalised=weighting.floor is not None or operation.normalisation == "sum",
-        scale=call.scale,
-        shift=operation.shift,
-        window=operation.window or call.key.shape[2],
-        prefix=min(operation.prefix, call.key.shape[2]),
-    )
+    """Return the output of a whole causal sequence, in the dtype of its queries, by one of `INPLACE_WEIGHTINGS`."""
     column = column_score(call, operation)
     if column is not None:
         column = column + operation.shift
-    output, share = _Recomputed.apply(call.query, call.key, call.value, _distance_bias(call, operation), column, plan)
+    bias, fixed = _distance_bias(call, operation), operation.detach()
+    output, share = _Recomputed.apply(call.query, call.key, call.value, bias, column, fixed, call.scale)
     if operation.extra_value is None:
         return output
     value = operation.extra_value[:, None]
@@ -72,20 +57,7 @@ def _distance_bias(call: AttentionCall, operation: Operation) -> Float[Tensor, "
     return bias
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What is computed, beside the tensors."""
-
-    weighting: InPlaceWeighting
-    normalised: bool
-    scale: float
-    shift: float
-    window: int
-    prefix: int
-
-
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Queries, keys (reversed) and values of some heads; scores of the column beside the keys, and biases."""
 
     query: Tensor
@@ -101,19 +73,22 @@ class _Workspace:
     A *line* has one number for each distance from −T to T − 1: (group, queries_per_key, 2T).
     """
 
-    def __init__(self, plan: _Plan, chunks: RowChunks, distance_bias: Tensor | None) -> None:
-        self.plan, self.chunks, self.weighting = plan, chunks, plan.weighting
+    def __init__(self, operation: Operation, scale: float, chunks: RowChunks, distance_bias: Tensor | None) -> None:
+        self.chunks, self.scale, self.weighting = chunks, scale, INPLACE_WEIGHTINGS[operation.weighting]
+        self.normalised = self.weighting.floor is not None or operation.normalisation == "sum"
         like, length = chunks.like, chunks.length
-        span = AttentionSpan(length=length, window=plan.window, prefix=plan.prefix)
+        window, prefix = operation.window or length, min(operation.prefix, length)
+        span = AttentionSpan(length=length, window=window, prefix=prefix)
         self.tiles = span.tiles(ROWS, KEYS if self.weighting.floor is None else None)
         widest = max((tile.row.stop - tile.row.start) * tile.width for tile in self.tiles)
         chunks.fit(BYTES.get(like.device.type, BYTES["cpu"]), widest)
         skewed = ROWS * min(ROWS, length) if distance_bias is not None else 0
         self.buffers = like.new_empty(2, chunks.num_groups * (widest + skewed) * chunks.queries_per_key)
-        self.shift = like.new_full((1, 1, 1), plan.shift * self.weighting.unit)
+        self.has_shift = operation.shift != 0
+        self.shift = like.new_full((1, 1, 1), operation.shift * self.weighting.unit)
         distance = torch.arange(-length, length, device=like.device)
         seen, hidden = (like.new_full((), mark) for mark in self.weighting.marks)
-        self.marks = torch.where((distance >= 0) & (distance < plan.window), seen, hidden).view(1, 1, -1)
+        self.marks = torch.where((distance >= 0) & (distance < window), seen, hidden).view(1, 1, -1)
         self.line = None
         if distance_bias is not None:
             bias = distance_bias.to(like.dtype) * self.weighting.unit
@@ -146,12 +121,12 @@ class _Workspace:
 
     def scores(self, heads: _Heads, tile: Tile) -> Tensor:
         """Return the scores of a tile, times the unit of the weighting, in the first buffer."""
-        rows, weighting, plan = self.rows(tile.row), self.weighting, self.plan
+        rows, weighting = self.rows(tile.row), self.weighting
         buffer = self.buffer(0, len(heads.query), rows, tile.width)
-        query, scale = heads.query[:, rows], plan.scale * weighting.unit
+        query, scale = heads.query[:, rows], self.scale * weighting.unit
         for stretch in tile.stretches:
             part, key = buffer[..., stretch.columns], heads.key[:, stretch.keys].mT
-            torch.baddbmm(self.shift, query, key, beta=float(plan.shift != 0), alpha=scale, out=part)
+            torch.baddbmm(self.shift, query, key, beta=float(self.has_shift), alpha=scale, out=part)
             if heads.line is not None:
                 self.by_head(part, heads.line).add_(self.along(heads.line, tile.row, stretch.keys))
         self.hide(buffer, tile, weighting.hide)
@@ -170,30 +145,29 @@ class _Workspace:
         c = None if column is None else self.chunks.take(column[..., None], chunk) * self.weighting.unit
         return _Heads(q, k.flip(1), v.flip(1), c, None if self.line is None else self.line[chunk[1]])
 
-    def weights(self, heads: _Heads, tile: Tile, bases: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the weights of a tile, a buffer of their shape, and the base of each row."""
-        rows, scores = self.rows(tile.row), self.scores(heads, tile)
-        buffer, base = self.buffer(1, len(scores), rows, tile.width), None
+    def weights(
+        self, heads: _Heads, tile: Tile, bases: Tensor, *, is_first: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the weights of a tile, a buffer of their shape, and the base of each row, found the first time."""
+        rows, scores, base = self.rows(tile.row), self.scores(heads, tile), None
+        buffer = self.buffer(1, len(scores), rows, tile.width)
         if self.weighting.floor is not None:
+            if is_first:
+                top = scores.amax(-1, keepdim=True).clamp_(min=self.weighting.floor)
+                bases[:, rows] = top if heads.column is None else torch.maximum(top, heads.column[:, rows])
             base = bases[:, rows]
             scores.sub_(base)
         return self.weighting.weigh(scores, buffer, base), buffer, base
 
     def forward(self, heads: _Heads) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the output of some heads, the base and the total of each row, and the share of the column."""
-        weighting, normalised = self.weighting, self.plan.normalised
+        weighting, normalised = self.weighting, self.normalised
         output = heads.query.new_zeros(*heads.query.shape[:2], heads.value.shape[2])
         row_stats = heads.query.new_zeros(*heads.query.shape[:2], 2)
         bases, totals = row_stats[..., :1], row_stats[..., 1:]
         for tile in self.tiles:
             rows = self.rows(tile.row)
-            scores, buffer, base = self.scores(heads, tile), self.buffer(1, len(output), rows, tile.width), None
-            if weighting.floor is not None:
-                base = scores.amax(-1, keepdim=True).clamp_(min=weighting.floor)
-                base = base if heads.column is None else torch.maximum(base, heads.column[:, rows])
-                bases[:, rows] = base
-                scores.sub_(base)
-            weights = weighting.weigh(scores, buffer, base)
+            weights, buffer, _ = self.weights(heads, tile, bases, is_first=True)
             if normalised:
                 totals[:, rows] += weighting.total(weights, buffer)
             value_weights = weighting.value_weights(weights, buffer)
@@ -227,7 +201,7 @@ class _Workspace:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of queries, keys and values; add those of the biases to `line_grad`."""
         query_grad, key_grad, value_grad = (torch.zeros_like(t) for t in (heads.query, heads.key, heads.value))
-        weighting, scale = self.weighting, self.plan.scale
+        weighting, scale = self.weighting, self.scale
         for tile in self.tiles:
             rows = self.rows(tile.row)
             q, g = heads.query[:, rows], grad[:, rows]
@@ -279,22 +253,23 @@ class _Recomputed(torch.autograd.Function):
         value: Tensor,
         distance_bias: Tensor | None,
         column: Tensor | None,
-        plan: _Plan,
+        operation: Operation,
+        scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         chunks = RowChunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)
-        row_stats = chunks.like.new_empty(batch, heads, length, 2) if plan.normalised else None
         share = None if column is None else chunks.like.new_empty(batch, heads, length, 1)
         with torch.autocast(query.device.type, enabled=False):
-            workspace = _Workspace(plan, chunks, distance_bias)
+            workspace = _Workspace(operation, scale, chunks, distance_bias)
+            row_stats = chunks.like.new_empty(batch, heads, length, 2) if workspace.normalised else None
             for chunk in chunks:
                 parts = workspace.forward(workspace.heads(chunk, query, key, value, column))
                 for part, tensor in zip(parts, (output, row_stats, share), strict=True):
                     if part is not None and tensor is not None:
                         chunks.put(part, tensor, chunk)
-        ctx.plan = plan
-        saved = (output, share) if plan.normalised else (None, None)
+        ctx.operation, ctx.scale = operation, scale
+        saved = (None, None) if row_stats is None else (output, share)
         ctx.save_for_backward(query, key, value, distance_bias, column, row_stats, *saved)
         return output, share
 
@@ -306,7 +281,7 @@ class _Recomputed(torch.autograd.Function):
         grads = tuple(torch.empty_like(t) for t in (query, key, value))
         column_grad = None if column is None else torch.empty_like(column)
         with torch.autocast(query.device.type, enabled=False):
-            workspace = _Workspace(ctx.plan, chunks, distance_bias)
+            workspace = _Workspace(ctx.operation, ctx.scale, chunks, distance_bias)
             line = workspace.line if ctx.needs_input_grad[3] else None
             line_grad = None if line is None else torch.zeros_like(line)
             for chunk in chunks:
@@ -327,7 +302,7 @@ class _Recomputed(torch.autograd.Function):
                     part = workspace.column_backward(heads.column, s, less, bases)
                     chunks.put(part, column_grad[..., None], chunk)
         bias_grad = None if line_grad is None else _fold_line(line_grad.flatten(0, 1))
-        return (*grads, bias_grad, column_grad, None)
+        return (*grads, bias_grad, column_grad, None, None)
 
 
 def _fold_line(line_grad: Tensor) -> Tensor:

@@ -26,16 +26,13 @@ class Reduction:
         axis: What it has one entry for. "key": (batch, head, key). "query": (batch, head, query), which may have
             another axis behind. "token": (batch, token), likewise. "sample": (batch, head), or (batch, width) of
             hidden states. "call": (head, query, key), summed over the samples without padding.
-        source: What it is computed from.
         steps: How the steps of a cached forward join. "add": sums, by key if it has that axis. "write": each step
             writes its keys. "concat": behind each other. "whole": unknown if a sequence comes in several steps.
         packed: Whether it is known for rows that hold several sequences.
         finite: Whether its entries are finite as long as activations are.
         backends: Which backends compute it; blocks of rows compute every reduction of weights.
         requires: Reductions that are computed with it.
-        cost: What it costs beside the forward, for T tokens.
-        reference: Its definition, from the whole matrix where that takes part. Of weights it takes `DenseWeights`.
-        compute: What computes it, of vectors and hidden states; None: the reference.
+        compute: Of weights its definition, from `DenseWeights`. Of vectors None where a call has nothing of the kind.
     """
 
     name: str
@@ -46,23 +43,14 @@ class Reduction:
     finite: bool = True
     backends: frozenset[Backend] = frozenset()
     requires: tuple[str, ...] = ()
-    cost: str
-    reference: Callable[[Any], Tensor]
-    compute: Callable[[Any], Tensor | None] | None = None
-
-    def __call__(self, source: Any) -> Tensor | None:
-        """Compute it, if it is of vectors or hidden states; None where a call has nothing of the kind."""
-        return (self.compute or self.reference)(source)
+    compute: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions of the weights to compute.
+    """Which reductions in `WEIGHT_REDUCTIONS` to compute.
 
-    Attributes:
-        names: Names in `WEIGHT_REDUCTIONS`.
-        num_first_keys: How many keys `first_mass` covers.
-        max_iterations: Limit of the Lanczos steps of `spectral_bound`.
+    `first_mass` covers `num_first_keys`; `spectral_bound` takes at most `max_iterations` Lanczos steps.
     """
 
     names: frozenset[str] = field(default_factory=frozenset)
@@ -90,10 +78,7 @@ class ReductionRequest:
 class DenseWeights:
     """The whole matrix of a call, or of some of its rows, that reductions of the weights are defined on.
 
-    Attributes:
-        call: The call, or some rows of it.
-        num_first_keys: As in `ReductionRequest`.
-        whole_samples: Samples without padding, in the whole call.
+    `whole_samples` are those without padding in the whole call.
     """
 
     call: AttentionCall
@@ -125,7 +110,7 @@ class DenseWeights:
 def reduce_dense(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return the requested reductions from the whole matrix, by name: the definition."""
     dense = DenseWeights(call, request.num_first_keys, unpadded_samples(call))
-    return {name: WEIGHT_REDUCTIONS[name].reference(dense) for name in request.names}
+    return {name: WEIGHT_REDUCTIONS[name].compute(dense) for name in request.names}
 
 
 def unpadded_samples(call: AttentionCall) -> Bool[Tensor, " batch"]:
@@ -173,66 +158,33 @@ def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*
     return torch.linalg.matrix_norm(centered, ord=2).square()
 
 
-_ONE_PASS: dict[str, Any] = {
-    "source": "weights",
-    "backends": frozenset({"tiles", "triton"}),
-    "cost": "one pass over the scores, T² · width",
-}
-_per_key = partial(Reduction, axis="key", steps="add", **_ONE_PASS)
-_per_query = partial(Reduction, axis="query", steps="concat", **_ONE_PASS)
+_BY_KERNELS: frozenset[Backend] = frozenset({"tiles", "triton"})
+_per_key = partial(Reduction, source="weights", axis="key", steps="add", backends=_BY_KERNELS)
+_per_query = partial(Reduction, source="weights", axis="query", steps="concat", backends=_BY_KERNELS)
+_whole = partial(Reduction, source="weights", steps="whole", packed=False)
 
 _REDUCTIONS = (
-    _per_key(
-        name="column_mass",
-        requires=("prefix_query_count",),
-        reference=lambda dense: dense.counted.sum(-2),
-    ),
-    _per_key(name="column_square", reference=lambda dense: dense.counted.square().sum(-2)),
-    _per_query(name="entropy", reference=lambda dense: -torch.special.xlogy(dense.weights, dense.weights).sum(-1)),
-    _per_query(name="distance", reference=_distance),
-    _per_query(name="row_sum", reference=lambda dense: reference.weights(dense.call).sum(-1)),
-    _per_query(name="virtual_sink_mass", reference=lambda dense: dense.missing),
-    Reduction(
-        name="lse",
-        axis="query",
-        source="weights",
-        steps="concat",
-        finite=False,
-        backends=frozenset({"tiles", "triton", "lse"}),
-        cost="nothing where the fused kernel returns it",
-        reference=_lse,
-    ),
-    Reduction(
+    _per_key(name="column_mass", requires=("prefix_query_count",), compute=lambda dense: dense.counted.sum(-2)),
+    _per_key(name="column_square", compute=lambda dense: dense.counted.square().sum(-2)),
+    _per_query(name="entropy", compute=lambda dense: -torch.special.xlogy(dense.weights, dense.weights).sum(-1)),
+    _per_query(name="distance", compute=_distance),
+    _per_query(name="row_sum", compute=lambda dense: reference.weights(dense.call).sum(-1)),
+    _per_query(name="virtual_sink_mass", compute=lambda dense: dense.missing),
+    _per_query(name="lse", finite=False, backends=_BY_KERNELS | {"lse"}, compute=_lse),
+    _per_query(
         name="first_mass",
-        axis="query",
-        source="weights",
-        steps="concat",
         packed=False,
-        backends=frozenset({"tiles", "triton", "lse"}),
+        backends=_BY_KERNELS | {"lse"},
         requires=("prefix_query_count",),
-        cost="one product a query and first key, T · width",
-        reference=_first_mass,
+        compute=_first_mass,
     ),
-    Reduction(
+    _whole(
         name="weights",
         axis="call",
-        source="weights",
-        steps="whole",
-        packed=False,
         backends=frozenset({"tiles"}),
-        cost="one pass over the scores, and T² entries a head",
-        reference=lambda dense: dense.counted[dense.whole_samples].sum(0),
+        compute=lambda dense: dense.counted[dense.whole_samples].sum(0),
     ),
-    Reduction(
-        name="spectral_bound",
-        axis="sample",
-        source="weights",
-        steps="whole",
-        packed=False,
-        backends=frozenset({"lanczos"}),
-        cost="up to 64 passes over the scores",
-        reference=_spectral_bound,
-    ),
+    _whole(name="spectral_bound", axis="sample", backends=frozenset({"lanczos"}), compute=_spectral_bound),
 )
 WEIGHT_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Every reduction of the attention weights, by name."""

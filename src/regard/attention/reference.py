@@ -23,8 +23,7 @@ def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
 
 def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """Return the logits of every pair, visible or not."""
-    key = call.key.repeat_interleave(call.num_key_value_groups, dim=1)
-    logits = call.query @ key.mT * call.scale
+    logits = call.query @ call.expand_groups(call.key).mT * call.scale
     if call.softcap is not None:
         logits = torch.tanh(logits / call.softcap) * call.softcap
     if call.operation is not None:
@@ -83,9 +82,7 @@ def mixed_weights(call: AttentionCall, operation: Operation) -> WeightsAndColumn
 def operation_output(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """Return the output of an operation, with the dropout of the call."""
     matrix, column = mixed_weights(call, operation)
-    output = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(
-        call.num_key_value_groups, dim=1
-    )
+    output = torch.nn.functional.dropout(matrix, call.dropout) @ call.expand_groups(call.value)
     if operation.extra_value is None:
         return output
     value = operation.extra_value.to(output.dtype)[:, None]
@@ -103,10 +100,7 @@ def _attention_share(call: AttentionCall, like: Tensor) -> Float[Tensor, "head 1
 
 
 def log_normalizer(call: AttentionCall) -> Float[Tensor, "batch head query"]:
-    """Return log Σ_j exp(s_ij) of softmax, a column beside the keys included; −inf where no key is seen.
-
-    Constant heads are normalized: theirs is 0.
-    """
+    """Return log Σ_j exp(s_ij) of softmax with a column beside the keys; −inf for no key, 0 for constant heads."""
     lse = scores(call).logsumexp(-1)
     column = _extra_scores(call, call.operation or Operation())
     if column is not None:
@@ -141,7 +135,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     if call.operation is not None:
         return operation_output(call, call.operation)
     matrix = torch.nn.functional.dropout(weights(call), call.dropout)
-    return matrix @ call.value.repeat_interleave(call.num_key_value_groups, dim=1)
+    return matrix @ call.expand_groups(call.value)
 
 
 def distribution(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
+
+from regard.attention.call import slices
 
 RowChunk = tuple[slice, slice]
 """Some samples, and some key/value heads of each."""
 
 
 class RowChunks:
-    """How the key/value heads of a batch are cut into chunks.
+    """How the key/value heads of a batch are cut into chunks: less than all of a sample, or all of some samples.
 
-    Attributes:
-        num_groups: Key/value heads in a chunk; less than all of a sample, or all of some samples.
-        queries_per_key: Query heads that share a key/value head.
-        like: An empty tensor in the dtype of the computation.
+    `queries_per_key` query heads share one of them; `like` is an empty tensor in the dtype of the computation.
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
@@ -34,12 +34,7 @@ class RowChunks:
 
     def __iter__(self) -> Iterator[RowChunk]:
         samples = max(1, self.num_groups // self.groups)
-        for sample in range(0, self.batch, samples):
-            for group in range(0, self.groups, self.num_groups):
-                yield (
-                    slice(sample, min(sample + samples, self.batch)),
-                    slice(group, min(group + self.num_groups, self.groups)),
-                )
+        return product(slices(self.batch, samples), slices(self.groups, self.num_groups))
 
     def take(self, tensor: Tensor, chunk: RowChunk) -> Tensor:
         """Return a chunk of a (batch, head, token, width) as (sample · group, token · queries_per_key, width)."""

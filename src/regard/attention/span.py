@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from regard.attention.call import slices
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive keys of a tile.
-
-    Attributes:
-        keys: The keys, counted from the last key of the sequence.
-        columns: Their columns in the tile.
-        edges: Those of them that some queries may not see, counted likewise.
-    """
+    """Consecutive keys of a tile, and those of them that some queries may not see: counted from the last key."""
 
     keys: slice
     columns: slice
+    """Columns of the keys in the tile."""
     edges: tuple[slice, ...]
 
     def columns_of(self, edge: slice) -> slice:
         """Return the columns of some of its keys."""
-        begin = self.columns.start - self.keys.start
-        return slice(edge.start + begin, edge.stop + begin)
+        return _shift(edge, self.columns.start - self.keys.start)
 
 
 @dataclass(frozen=True)
@@ -48,20 +43,16 @@ class AttentionSpan:
     prefix: int
 
     def tiles(self, num_rows: int, max_keys: int | None) -> list[Tile]:
-        """Return tiles of so many queries, each with the keys that these meet and few others.
-
-        Args:
-            num_rows: Queries in a tile.
-            max_keys: Most keys in a tile; None: rows are whole.
-        """
+        """Return tiles of so many queries with the keys that these meet and few others, at most `max_keys`."""
         tiles = []
-        for first in range(0, self.length, num_rows):
-            row = slice(first, min(first + num_rows, self.length))
+        for row in slices(self.length, num_rows):
             stretches = self._stretches(row)
             if max_keys is None:
                 tiles.append(self._tile(row, stretches))
-            else:
-                tiles += [self._tile(row, [part]) for keys in stretches for part in _split(keys, max_keys)]
+                continue
+            for keys in stretches:
+                parts = slices(keys.stop - keys.start, max_keys)
+                tiles += [self._tile(row, [_shift(part, keys.start)]) for part in parts]
         return tiles
 
     def _stretches(self, row: slice) -> list[slice]:
@@ -92,5 +83,5 @@ class AttentionSpan:
         return slice(self.length - keys.stop, self.length - keys.start)
 
 
-def _split(keys: slice, max_keys: int) -> Iterator[slice]:
-    return (slice(start, min(start + max_keys, keys.stop)) for start in range(keys.start, keys.stop, max_keys))
+def _shift(keys: slice, distance: int) -> slice:
+    return slice(keys.start + distance, keys.stop + distance)

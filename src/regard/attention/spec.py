@@ -18,9 +18,7 @@ class AttentionSpec:
     """An attention: scores s_ij = φ(q_i)·φ(k_j) / √d, their weighting, and what stands around it.
 
     Attributes:
-        weighting: Name in `regard.attention.weightings.WEIGHTINGS`.
-        feature_map: φ, a name in `FEATURE_MAPS`.
-        normalisation: Name in `NORMALISATIONS`.
+        weighting: Name in `regard.attention.weightings`, as are those of `feature_map` (φ) and `normalisation`.
         extra: A column beside the keys that every query sees: `zero` (logit and value zero: off-by-one softmax),
             `sink-logit` (a learned logit a head, value zero), `k-bias` (a learned key k*, value zero) or `kv-bias` (k*
             and v*). `v-bias`: v* is added to the output.
@@ -57,10 +55,8 @@ class AttentionSpec:
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f"attention: unknown {name} {value!r}; choose one of {', '.join(choices)}")
-        for name, minimum in (("window", 1), ("prefix", 0)):
-            value = getattr(self, name)
-            if value is None and name == "window":
-                continue
+        window = () if self.window is None else (("window", self.window, 1),)
+        for name, value, minimum in (*window, ("prefix", self.prefix, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise UserError(f"attention: {name} must be a whole number of at least {minimum}, got {value!r}")
         for name in ("shared_extra", "log_length", "sink_token", "gate", "qk_norm"):

@@ -1,8 +1,7 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is some samples × some heads × 128 queries × the keys that those may see, about two megabytes, in two buffers
-that are used again for every tile. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper
-instruction. Keys behind the last real one of a sample are not computed.
+A tile is some samples × some heads × 128 queries × the keys that those may see, up to the last real one, in two buffers
+that are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, slices
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -32,18 +31,14 @@ READS_PER_COPY = 8
 class Tile:
     """Samples × heads × queries × keys of the matrix, before normalization: `weights = exps / total`.
 
-    The tensors are overwritten by the next tile.
+    The tensors are overwritten by the next tile. `base` and `total` have an axis of size 1 for keys.
 
     Attributes:
-        samples: Samples in the batch.
-        heads: Query heads.
-        queries: Rows.
-        keys: Columns.
         value: Values of these keys, by key/value head.
         scores: Logarithms to base 2, relative to the row's maximum `base`.
         exps: `2**scores`; zero in a row that sees no key.
-        base: Maximum of each row, with an axis of size 1 for keys; `UNSEEN` in a row that sees no key.
-        total: Sum of each row, likewise; 1 in a row that sees no key. The log-sum-exp is log2(total) + base.
+        base: Maximum of each row; `UNSEEN` in a row that sees no key.
+        total: Sum of each row; 1 in a row that sees no key. The log-sum-exp is log2(total) + base.
     """
 
     samples: slice
@@ -76,12 +71,14 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
     query = call.query.unflatten(1, (groups, call.num_key_value_groups))
-    for sample in _slices(batch, num_samples):
+    for sample in slices(batch, num_samples):
         last = max(masks.num_keys[sample])
-        for group in _slices(groups, num_groups):
+        for group in slices(groups, num_groups):
             head = slice(group.start * call.num_key_value_groups, group.stop * call.num_key_value_groups)
-            key, value = (_compact(t[sample, group, :last], queries // num_rows) for t in (call.key, call.value))
-            for row in _slices(queries, num_rows):
+            key, value = call.key[sample, group, :last], call.value[sample, group, :last]
+            if queries // num_rows >= READS_PER_COPY:
+                key, value = key.contiguous(), value.contiguous()
+            for row in slices(queries, num_rows):
                 end = max(1, min(last, call.offset + row.stop)) if call.causal else last
                 shape = (sample.stop - sample.start, head.stop - head.start, row.stop - row.start, end)
                 raw, exps = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
@@ -89,11 +86,6 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
                 masks.apply(raw, sample, head, row)
                 base, total = _exponentiate(call, head, raw, exps)
                 yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
-
-
-def _compact(part: Tensor, reads: int) -> Tensor:
-    """Copy keys or values without the gaps of other heads, if they are read often enough to repay it."""
-    return part.contiguous() if reads >= READS_PER_COPY else part
 
 
 def _num_rows(call: AttentionCall) -> int:
@@ -110,10 +102,6 @@ def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, in
     return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
 
 
-def _slices(length: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
 def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
     """Write q·k into `out`, one product for the heads that share a key/value head."""
     for q, k, o in zip(query, key, out, strict=True):
@@ -127,19 +115,16 @@ def _exponentiate(call: AttentionCall, head: slice, raw: Tensor, exps: Tensor) -
     if call.sink is not None:
         sink = (call.sink[head].to(raw.dtype) * LOG2_E)[:, None, None]
         base = torch.maximum(base, sink)
-    if _may_see_no_key(call):
+    may_see_none = call.keep is not None or call.bias is not None or call.key_mask is not None or call.offset < 0
+    if may_see_none:
         base.clamp_(min=UNSEEN)
     torch.exp2(raw.sub_(base), out=exps)
     total = exps.sum(-1, keepdim=True)
     if call.sink is not None:
         total.add_(torch.exp2(sink - base))
-    if _may_see_no_key(call):
+    if may_see_none:
         total.clamp_(min=1.0)
     return base, total
-
-
-def _may_see_no_key(call: AttentionCall) -> bool:
-    return call.keep is not None or call.bias is not None or call.key_mask is not None or call.offset < 0
 
 
 class _Masks:

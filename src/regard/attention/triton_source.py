@@ -1,12 +1,10 @@
 """The Triton source of the two attention kernels; `regard.attention.kernels` imports it when a kernel is first used.
 
-Both kernels compute scores block by block, read them at once and keep none. One program holds a *resident* block
-(of queries in the row kernel, of keys in the column kernel) and streams the blocks of the other side past it, only
-those that it can see. Nothing is written but one number a row or a column, so memory is O(T), not O(T·T).
+A program holds a *resident* block (of queries in the row kernel, of keys in the column kernel) and streams the blocks
+of the other side that it can see past it. One number a row or column is written, so memory is O(T).
 
-Scores are kept in bits (multiplied by log2 e), because the hardware's exponential is 2^x. A pair that may not see each
-other gets the finite score `MASKED`, and a running maximum starts at the greater `NOTHING`: 2^(MASKED − NOTHING) is
-exactly 0, and no infinity ever meets its opposite, so no NaN needs a guard.
+Scores are in bits (times log2 e), because the hardware's exponential is 2^x. A hidden pair gets the finite score
+`MASKED`, and a running maximum starts at the greater `NOTHING`: 2^(MASKED − NOTHING) is 0, and no NaN needs a guard.
 """
 # No types in these signatures: the compiler makes of every parameter a pointer, a number or None, as it is passed.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -65,7 +63,7 @@ def _real(flags, index, length, stride):
 
 @triton.jit
 @no_type_check
-def _scores(resident, streamed, position, key, real, scale, softcap, window, CAUSAL: tl.constexpr):
+def _scores(resident, streamed, position, key, real, scale, softcap, CAUSAL: tl.constexpr):
     """(resident, streamed) scores in bits; `position` (of the queries), `key` and `real` broadcast to that shape."""
     score = tl.dot(resident, tl.trans(streamed), input_precision="ieee") * scale
     if softcap is not None:
@@ -73,10 +71,6 @@ def _scores(resident, streamed, position, key, real, scale, softcap, window, CAU
     seen = real
     if CAUSAL:
         seen = seen & (key <= position)
-    if window is not None:
-        seen = seen & (key > position - window)
-        if not CAUSAL:
-            seen = seen & (key < position + window)
     return tl.where(seen, score, MASKED)
 
 
@@ -87,7 +81,7 @@ def row_kernel(
     query_batch, query_head, query_row, query_width,
     key_batch, key_head, key_row, key_width,
     real_batch, real_row, sink_stride,
-    heads, group_size, queries, keys, offset, window, scale, softcap,
+    heads, group_size, queries, keys, offset, scale, softcap,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -111,16 +105,9 @@ def row_kernel(
 
     row = first_query + tl.arange(0, BLOCK_Q)
     position = offset + row
-    first_position = offset + first_query
-    last_position = offset + tl.minimum(first_query + BLOCK_Q, queries) - 1
-    start = 0
     end = keys
     if CAUSAL:
-        end = tl.minimum(end, last_position + 1)
-    if window is not None:
-        start = tl.maximum(first_position - window + 1, 0) // BLOCK_K * BLOCK_K
-        if not CAUSAL:
-            end = tl.minimum(end, last_position + window)
+        end = tl.minimum(end, offset + tl.minimum(first_query + BLOCK_Q, queries))
 
     resident = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
     highest = tl.full([BLOCK_Q], NOTHING, tl.float32)
@@ -130,13 +117,11 @@ def row_kernel(
     total = tl.zeros([BLOCK_Q], tl.float32)
     tilt = tl.zeros([BLOCK_Q], tl.float32)
     reach = tl.zeros([BLOCK_Q], tl.float32)
-    for first_key in range(start, end, BLOCK_K):
+    for first_key in range(0, end, BLOCK_K):
         column = first_key + tl.arange(0, BLOCK_K)
         real = _real(key_mask, column, keys, real_row)
         streamed = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
-        score = _scores(
-            resident, streamed, position[:, None], column[None, :], real[None, :], scale, softcap, window, CAUSAL
-        )
+        score = _scores(resident, streamed, position[:, None], column[None, :], real[None, :], scale, softcap, CAUSAL)
         raised = tl.maximum(highest, tl.max(score, 1))
         shift = highest - raised
         fade = tl.exp2(shift)
@@ -171,7 +156,7 @@ def column_kernel(
     key_batch, key_head, key_row, key_width,
     lse_batch, lse_head, lse_row,
     key_mask_batch, key_mask_row, query_mask_batch, query_mask_row,
-    heads, group_size, queries, keys, offset, window, scale, softcap,
+    heads, group_size, queries, keys, offset, scale, softcap,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -191,21 +176,15 @@ def column_kernel(
         query_mask = query_mask + batch * query_mask_batch
 
     column = first_key + tl.arange(0, BLOCK_K)
-    last_key = tl.minimum(first_key + BLOCK_K, keys) - 1
     start = 0
-    end = queries
     if CAUSAL:
         start = tl.maximum(first_key - offset, 0) // BLOCK_Q * BLOCK_Q
-    if window is not None:
-        end = tl.minimum(end, last_key + window - offset)
-        if not CAUSAL:
-            start = tl.maximum(first_key - window + 1 - offset, 0) // BLOCK_Q * BLOCK_Q
 
     resident = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
     real = _real(key_mask, column, keys, key_mask_row)
     column_mass = tl.zeros([BLOCK_K], tl.float32)
     column_square = tl.zeros([BLOCK_K], tl.float32)
-    for first_query in range(start, end, BLOCK_Q):
+    for first_query in range(start, queries, BLOCK_Q):
         row = first_query + tl.arange(0, BLOCK_Q)
         counted = _real(query_mask, row, queries, query_mask_row)
         row_lse = tl.load(lse_of_head + tl.cast(row, tl.int64) * lse_row, mask=counted, other=float("inf"))
@@ -213,7 +192,7 @@ def column_kernel(
         row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse) * LOG2_E
         streamed = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
         score = _scores(
-            resident, streamed, (offset + row)[None, :], column[:, None], real[:, None], scale, softcap, window, CAUSAL
+            resident, streamed, (offset + row)[None, :], column[:, None], real[:, None], scale, softcap, CAUSAL
         )
         weight = tl.exp2(score - row_lse[None, :])
         column_mass += tl.sum(weight, 1)

@@ -1,8 +1,6 @@
 """Weightings, normalizations and feature maps: how scores become weights, and what queries and keys go through before.
 
-A weighting is a function `(scores, keep) -> weights`, each (…, query, key); what `keep` hides has weight zero. A
-normalization takes weights to weights, row by row. A feature map takes queries and keys, each by itself. To add one,
-write a function and enter it in the table at the end of its kind.
+What `keep` hides has weight zero. To add one, write a function and enter it in the table at the end of its kind.
 """
 
 from __future__ import annotations
@@ -16,40 +14,33 @@ from torch import Tensor
 from torch.nn.functional import elu, linear, relu
 
 EPSILON = 1e-8
+Matrix = Float[Tensor, "*lead query key"]
+Mask = Bool[Tensor, "*#lead query key"]
+Features = Float[Tensor, "*lead width"]
 
 
-def softmax(
-    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
-) -> Float[Tensor, "*lead query key"]:
+def softmax(scores: Matrix, keep: Mask) -> Matrix:
     """Return exp(s) / Σ exp(s); a row that sees no key is zero."""
     least = torch.finfo(scores.dtype).min
     return scores.masked_fill(~keep, least).softmax(-1).masked_fill(~keep, 0.0)
 
 
-def sigmoid(
-    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
-) -> Float[Tensor, "*lead query key"]:
+def sigmoid(scores: Matrix, keep: Mask) -> Matrix:
     """Return σ(s) = 1 / (1 + exp(−s))."""
     return scores.sigmoid().masked_fill(~keep, 0.0)
 
 
-def elu_plus_one(
-    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
-) -> Float[Tensor, "*lead query key"]:
+def elu_plus_one(scores: Matrix, keep: Mask) -> Matrix:
     """Return elu(s) + 1: s + 1 where s > 0, else exp(s)."""
     return (elu(scores) + 1).masked_fill(~keep, 0.0)
 
 
-def identity(
-    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
-) -> Float[Tensor, "*lead query key"]:
+def identity(scores: Matrix, keep: Mask) -> Matrix:
     """Return the scores: a linear kernel, or that of a feature map."""
     return scores.masked_fill(~keep, 0.0)
 
 
-def softpick(
-    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
-) -> Float[Tensor, "*lead query key"]:
+def softpick(scores: Matrix, keep: Mask) -> Matrix:
     """Return relu(exp(s) − 1) / Σ |exp(s) − 1|, both times exp(−max) so that none overflows (Zuhri et al. 2025)."""
     hidden = scores.masked_fill(~keep, float("-inf"))
     top = hidden.amax(-1, keepdim=True).clamp(min=0).detach()
@@ -62,7 +53,6 @@ class Weighting:
     """A way from scores to weights.
 
     Attributes:
-        weigh: The function.
         proxy: The weights are no distribution; sinks are measured on `proxy_distribution` of them.
         linear: The weights are linear in the scores.
     """
@@ -81,12 +71,12 @@ WEIGHTINGS = {
 }
 
 
-def normalize_by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def normalize_by_sum(weights: Matrix) -> Matrix:
     """Return A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
     return weights / (weights.sum(-1, keepdim=True) + EPSILON)
 
 
-def normalize_by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def normalize_by_clamped_sum(weights: Matrix) -> Matrix:
     """Return A / max(|Σ_j A|, 1), for weights of either sign."""
     return weights / weights.sum(-1, keepdim=True).abs().clamp(min=1)
 
@@ -98,19 +88,17 @@ NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def proxy_distribution(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def proxy_distribution(weights: Matrix) -> Matrix:
     """Return |A| / (Σ_j |A| + 10⁻⁸), on which sinks of other weightings are measured (Gu et al. 2025)."""
     return normalize_by_sum(weights.abs())
 
 
-def mlp_features(
-    x: Float[Tensor, "*lead width"], inner: Float[Tensor, "hidden width"], outer: Float[Tensor, "width hidden"]
-) -> Float[Tensor, "*lead width"]:
+def mlp_features(x: Features, inner: Float[Tensor, "hidden width"], outer: Float[Tensor, "width hidden"]) -> Features:
     """Return φ(x) = W₂ relu(W₁ x), with weights that queries, keys and heads share."""
     return linear(relu(linear(x, inner)), outer)
 
 
-def elu_features(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
+def elu_features(x: Features) -> Features:
     """Return elu(x) + 1, entry by entry."""
     return elu(x) + 1
 

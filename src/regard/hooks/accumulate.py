@@ -20,13 +20,9 @@ CONCAT_DIM = {"query": 2, "token": 1}
 
 @dataclass
 class LayerAccumulator:
-    """The reductions of one layer over the steps of the open sequences.
+    """The reductions of one layer so far, over the steps of the open sequences.
 
-    Attributes:
-        tensors: Reductions so far, by name.
-        steps: Attention calls so far.
-        keys: Most keys of a step.
-        virtual_key: Whether a learned key stands beside them.
+    `keys` are the most of a step; `virtual_key` says whether a learned key stands beside them.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -42,14 +38,7 @@ class LayerAccumulator:
     def add_attention(
         self, tensors: dict[str, Tensor], *, first_key: int, keys: int, virtual_key: bool = False
     ) -> None:
-        """Add the reductions of one attention call.
-
-        Args:
-            tensors: Reductions by name.
-            first_key: Position of the first key in its row.
-            keys: Number of keys that hold tokens.
-            virtual_key: Whether a learned key stands beside them.
-        """
+        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens."""
         self.steps += 1
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
@@ -73,13 +62,10 @@ class LayerAccumulator:
     def _join(self, reduction: Reduction, tensor: Tensor) -> None:
         """Join a step of a reduction that has no axis of keys."""
         before = self.tensors.get(reduction.name)
-        if before is None:
-            joined = tensor
-        elif reduction.steps == "add":
-            joined = before + tensor
-        else:
-            joined = torch.cat([before, tensor], dim=CONCAT_DIM[reduction.axis])
-        self.tensors[reduction.name] = joined
+        if before is not None:
+            is_sum = reduction.steps == "add"
+            tensor = before + tensor if is_sum else torch.cat([before, tensor], dim=CONCAT_DIM[reduction.axis])
+        self.tensors[reduction.name] = tensor
 
     def align(self, queries: SampleAlignment, keys: SampleAlignment, *, packed: bool) -> dict[str, Tensor]:
         """Return the tensors by sample instead of by row; of packed rows those that are known of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,17 +36,10 @@ class Observer:
         """See a call that was not skipped, its output (batch, head, query, width) and reductions by name."""
 
 
-class OperationOverride(Protocol):
-    """What an attention layer computes instead of softmax."""
-
-    def apply_to(self, call: AttentionCall) -> AttentionCall:
-        """Return the call with that operation in it."""
-
-
 OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
 """Observers by module, in the order in which they were added; empty outside of `observing`."""
 OVERRIDE = "_regard_override"
-"""Attribute of a module with its `OperationOverride`; only inside `replacing`, and in copies made there."""
+"""Attribute of a module with its `LayerOperation`; only inside `replacing`, and in copies made there."""
 EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 """The only observer that is told of calls, if there is one."""
 
@@ -83,7 +76,7 @@ def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tenso
     constants = module._modules.get(NAME)
     if isinstance(constants, ConstantHeadsByCall):
         call = constants.apply_to(call)
-    override: OperationOverride | None = vars(module).get(OVERRIDE)
+    override = vars(module).get(OVERRIDE)
     if override is not None:
         call = override.apply_to(call)
     observers: list[Observer] = []

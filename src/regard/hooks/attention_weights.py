@@ -19,30 +19,20 @@ from regard.hooks.routing import observing
 
 @dataclass(frozen=True, eq=False)
 class CapturedWeights:
-    """The attention call of one layer in a forward, and its output, in the graph.
-
-    Attributes:
-        call: The call.
-        output: Its output.
-    """
+    """The attention call of one layer in a forward, and its output, in the graph."""
 
     call: AttentionCall
     output: Float[Tensor, "batch head query width"]
 
     def weights(self, samples: Int[Tensor, " sample"] | None = None) -> Float[Tensor, "sample head query key"]:
-        """Return the weights before dropout, in the graph of the forward and its dtype.
-
-        Args:
-            samples: Indices of samples; None: all.
-        """
+        """Return the weights of some or all samples before dropout, in the graph of the forward and its dtype."""
         return reference.weights(self.call if samples is None else self.call.select_samples(samples))
 
     def weights_grad(
         self, output_grad: Float[Tensor, "batch head query width"]
     ) -> Float[Tensor, "batch head query key"]:
         """Return the gradient in the weights of what has this gradient in the output."""
-        values = self.call.value.detach().repeat_interleave(self.call.num_key_value_groups, dim=1)
-        return output_grad @ values.mT
+        return output_grad @ self.call.expand_groups(self.call.value.detach()).mT
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, slices
 from regard.attention.reduction import ReductionRequest
 from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
@@ -67,7 +67,8 @@ def average_attention(
     layers = find_attention_layers(model)
     sums = _AttentionSums(layers, length)
     digest, samples, batches_done = hashlib.sha256(), 0, 0
-    with eval_mode(model), observing(model, sums, sums.modules, hooks=sums.hooks()):
+    modules = list(dict.fromkeys(layer.module for layer in layers))
+    with eval_mode(model), observing(model, sums, modules, hooks=sums.hooks()):
         for batch in batches:
             inputs = _prepare_inputs(batch, length, layout, next(model.parameters()).device)
             _use_labels_as_decoder_inputs(model, inputs)
@@ -172,13 +173,7 @@ class _AttentionSums(Observer):
         self._forwards: dict[str, ForwardContext] = {}
         self._layer: AttentionLayer | None = None
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The attention modules of all layers, each once."""
-        return list(dict.fromkeys(module for module, _ in self._layers))
-
     def hooks(self) -> list[ModuleHook]:
-        """Return hooks that read the arguments of each stack."""
         stacks = {layer.stack.path: layer.stack for layer in self._layers.values()}
         return [ModuleHook(stack.module, partial(self._begin_forward, path)) for path, stack in stacks.items()]
 
@@ -192,7 +187,6 @@ class _AttentionSums(Observer):
     def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest]:
-        """Return the call with its padding."""
         use = self._uses.get(module, 0)
         self._uses[module] = use + 1
         self._layer = self._layers[module, use]
@@ -203,7 +197,6 @@ class _AttentionSums(Observer):
     def after_attention(
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
-        """Add the weights of the call, some samples at a time."""
         layer = self._layer
         assert layer is not None
         batch, heads, queries, _ = call.query.shape
@@ -215,8 +208,8 @@ class _AttentionSums(Observer):
             self._squares[layer.key] = torch.zeros(heads, dtype=torch.float64)
         step = max(1, ENTRIES // (heads * queries * keys))
         detached = call.detach()
-        for first in range(0, batch, step):
-            part = detached.select_samples(slice(first, first + step)).to_acc_dtype()
+        for samples in slices(batch, step):
+            part = detached.select_samples(samples).to_acc_dtype()
             weights = reference.weights(part)
             if part.query_mask is not None:
                 weights = weights * part.query_mask[:, None, :, None]
@@ -235,7 +228,6 @@ class _AttentionSums(Observer):
         count[:queries, :keys] += (query_ones.double().mT @ key_ones.double()).round().long()
 
     def constants(self, origin: Origin) -> Constants:
-        """Return the averages."""
         matrices = {
             (site, layer): (total / self._counts[site].clamp(min=1)).float()
             for (site, layer), total in self._sums.items()

@@ -20,14 +20,11 @@ NAME = "constant_heads"
 class PassState:
     """The forward that a stack is in, shared by its layers.
 
-    Attributes:
-        forward: What its arguments say.
-        shift: Column of each sample's first real token; None if all begin at 0.
-        encoder_shift: The same of the encoder's tokens.
-        hides_padding_alone: Whether a mask hides nothing but padding, of masks so far, by their address.
+    A shift is the column of each sample's first real token, None if all begin at 0. `hides_padding_alone` says of each
+    mask so far, by its address, whether it hides nothing but padding.
     """
 
-    forward: ForwardContext | None = None
+    forward: ForwardContext = field(default_factory=ForwardContext)
     shift: Tensor | None = None
     encoder_shift: Tensor | None = None
     hides_padding_alone: dict[int, bool] = field(default_factory=dict)
@@ -80,20 +77,16 @@ class ConstantHeads(nn.Module):
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with these constants in it. Raise a UserError if it has more tokens than they serve."""
-        forward = self.during.forward
-        queries, keys = call.query.shape[2], call.key.shape[2]
-        offset = forward.offset if forward is not None else 0
+        forward, query_shift = self.during.forward, self.during.shift
+        queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
         first_key = 0 if self.cross else max(offset + queries - keys, 0)
-        token_mask = forward.token_mask if forward else None
-        query_shift = key_shift = self.during.shift
-        if self.cross:
-            token_mask = forward.encoder_mask if forward else None
-            key_shift = self.during.encoder_shift
+        token_mask = forward.encoder_mask if self.cross else forward.token_mask
+        key_shift = self.during.encoder_shift if self.cross else query_shift
         matrix = self._matrix_for(max(offset + queries, keys if self.cross else 0), query_shift)
         if self.causal and matrix.requires_grad:
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplify_mask(call, token_mask)
-        if forward is not None and call.query_mask is None:
+        if call.query_mask is None:
             call = replace(call, query_mask=forward.query_mask(queries))
         is_normalised = not first_key and self.gate is None and not matrix.requires_grad
         is_normalised = is_normalised and (self.causal or matrix.shape[-1] <= keys)

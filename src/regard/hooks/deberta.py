@@ -26,18 +26,13 @@ def find_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[..., Any]]
     Raises:
         UserError: A layer mixes heads, so that its weights are no softmax of scores.
     """
-    forwards: list[tuple[nn.Module, Callable[..., Any]]] = []
-    for module in model.modules():
-        if isinstance(module, DebertaV2Attention):
-            forwards.append((module, partial(_forward_v2, module)))
-        elif isinstance(module, DebertaAttention):
-            if module.talking_head:
-                raise UserError("cannot observe DeBERTa with talking heads: its weights are no softmax of scores")
-            forwards.append((module, partial(_forward_v1, module)))
-    return forwards
+    modules = [module for module in model.modules() if isinstance(module, (DebertaAttention, DebertaV2Attention))]
+    if any(isinstance(module, DebertaAttention) and module.talking_head for module in modules):
+        raise UserError("cannot observe DeBERTa with talking heads: its weights are no softmax of scores")
+    return [(module, partial(_forward, module)) for module in modules]
 
 
-def _forward_v1(
+def _forward(
     module: Any,
     hidden_states: Tensor,
     attention_mask: Tensor,
@@ -46,58 +41,66 @@ def _forward_v1(
     relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """Compute DeBERTa (He et al. 2021): one projection; content–position terms as a bias."""
+    """Compute the attention of a layer: relative positions are a bias of the scores."""
+    num_heads = module.num_attention_heads
+    is_v2 = isinstance(module, DebertaV2Attention)
+    project = _project_v2 if is_v2 else _project_v1
+    query, key, value, scale, num_terms = project(module, hidden_states, query_states)
+    bias = None
+    if module.relative_attention and (is_v2 or (rel_embeddings is not None and relative_pos is not None)):
+        bias = _relative_bias(module, query, key, relative_pos, module.pos_dropout(rel_embeddings), num_terms)
+    if is_v2:
+        query, key, value = (t.unflatten(0, (-1, num_heads)) for t in (query, key, value))
+    call = AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        scale=scale,
+        bias=bias,
+        keep=attention_mask.bool(),
+        dropout=module.dropout.p if module.training else 0.0,
+    )
+    return torch.flatten(dispatch(module, call, causal_site=False).transpose(1, 2), 2), None
+
+
+def _project_v1(module: Any, hidden: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float, int]:
+    """Return scaled queries, keys, values, their scale and the terms of a score in DeBERTa (He et al. 2021)."""
     if query_states is not None:
         raise UserError("cannot observe DeBERTa's enhanced mask decoder: its queries are not its hidden states")
-    query, key, value = module.transpose_for_scores(module.in_proj(hidden_states)).chunk(3, dim=-1)
+    query, key, value = module.transpose_for_scores(module.in_proj(hidden)).chunk(3, dim=-1)
     query = query + module.transpose_for_scores(module.q_bias[None, None])
     value = value + module.transpose_for_scores(module.v_bias[None, None])
     num_terms = 1 + len(module.pos_att_type)
-    query = query / (query.shape[-1] * num_terms) ** 0.5
-    bias = None
-    if module.relative_attention and rel_embeddings is not None and relative_pos is not None:
-        positions = module.pos_dropout(rel_embeddings)
-        heads = dynamic_heads(module, module.num_attention_heads)
-        if heads is None:
-            bias = module.disentangled_att_bias(query, key, relative_pos, positions, num_terms)
-        elif heads:
-            selected = _SelectedHeads(module, heads)
-            bias = type(module).disentangled_att_bias(
-                selected, query[:, heads], key[:, heads], relative_pos, positions, num_terms
-            )
-    return _attend(module, query, key, value, 1.0, bias, attention_mask)
+    return query / (query.shape[-1] * num_terms) ** 0.5, key, value, 1.0, num_terms
 
 
-def _forward_v2(
-    module: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor,
-    output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Tensor | None = None,
-    rel_embeddings: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    """Compute DeBERTa v2 and v3 (He et al. 2023): three projections; relative positions in buckets."""
-    num_heads = module.num_attention_heads
-    queries = hidden_states if query_states is None else query_states
-    flat_query = module.transpose_for_scores(module.query_proj(queries), num_heads)
-    flat_key = module.transpose_for_scores(module.key_proj(hidden_states), num_heads)
-    value = module.transpose_for_scores(module.value_proj(hidden_states), num_heads)
+def _project_v2(module: Any, hidden: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float, int]:
+    """Return the same in DeBERTa v2 and v3 (He et al. 2023), as (batch × head, token, width)."""
+    inputs = (hidden if query_states is None else query_states, hidden, hidden)
+    projections = (module.query_proj, module.key_proj, module.value_proj)
+    query, key, value = (
+        module.transpose_for_scores(projection(states), module.num_attention_heads)
+        for projection, states in zip(projections, inputs, strict=True)
+    )
     num_terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)
-    bias = None
-    if module.relative_attention:
-        positions = module.pos_dropout(rel_embeddings)
-        heads = dynamic_heads(module, num_heads)
-        if heads is None:
-            bias = module.disentangled_attention_bias(flat_query, flat_key, relative_pos, positions, num_terms)
-        elif heads:
-            selected = _SelectedHeads(module, heads)
-            flat = (t.unflatten(0, (-1, num_heads))[:, heads].flatten(0, 1) for t in (flat_query, flat_key))
-            bias = type(module).disentangled_attention_bias(selected, *flat, relative_pos, positions, num_terms)
-        if isinstance(bias, Tensor) and bias.ndim == 3:
-            bias = bias.unflatten(0, (-1, num_heads if heads is None else len(heads)))
-    query, key, value = (t.unflatten(0, (-1, num_heads)) for t in (flat_query, flat_key, value))
-    return _attend(module, query, key, value, (query.shape[-1] * num_terms) ** -0.5, bias, attention_mask)
+    return query, key, value, (query.shape[-1] * num_terms) ** -0.5, num_terms
+
+
+def _relative_bias(
+    module: Any, query: Tensor, key: Tensor, relative_pos: Tensor | None, positions: Tensor, num_terms: int
+) -> Tensor | None:
+    """Return the bias of the heads whose scores are needed; None if there are none."""
+    heads, num_heads = dynamic_heads(module, module.num_attention_heads), module.num_attention_heads
+    if heads == []:
+        return None
+    is_flat, selected = query.ndim == 3, module
+    if heads is not None:
+        by_head = (t.unflatten(0, (-1, num_heads)) if is_flat else t for t in (query, key))
+        query, key = (t[:, heads].flatten(0, 1) if is_flat else t[:, heads] for t in by_head)
+        selected, num_heads = _SelectedHeads(module, heads), len(heads)
+    name = "disentangled_attention_bias" if is_flat else "disentangled_att_bias"
+    bias = getattr(type(module), name)(selected, query, key, relative_pos, positions, num_terms)
+    return bias.unflatten(0, (-1, num_heads)) if isinstance(bias, Tensor) and bias.ndim == 3 else bias
 
 
 class _SelectedHeads:
@@ -117,12 +120,3 @@ class _SelectedHeads:
             return selected.transpose(-2, -3)
         transposed: Tensor = self._module.transpose_for_scores(selected.flatten(-2), heads)
         return transposed
-
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None, mask: Tensor
-) -> tuple[Tensor, None]:
-    dropout = module.dropout.p if module.training else 0.0
-    call = AttentionCall(query=query, key=key, value=value, scale=scale, bias=bias, keep=mask.bool(), dropout=dropout)
-    output = dispatch(module, call, causal_site=False)
-    return torch.flatten(output.transpose(1, 2), 2), None

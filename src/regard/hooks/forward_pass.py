@@ -27,11 +27,11 @@ class ForwardContext:
         blocks: Layers finished so far.
     """
 
-    offset: int
-    tokens: Int[Tensor, "batch query"] | None
-    token_mask: Bool[Tensor, "batch token"] | None
-    segments: Int[Tensor, "batch query"] | None
-    encoder_mask: Bool[Tensor, "batch key"] | None
+    offset: int = 0
+    tokens: Int[Tensor, "batch query"] | None = None
+    token_mask: Bool[Tensor, "batch token"] | None = None
+    segments: Int[Tensor, "batch query"] | None = None
+    encoder_mask: Bool[Tensor, "batch key"] | None = None
     calls: Counter[str] = field(default_factory=Counter)
     embeddings: Float[Tensor, "batch token width"] | None = None
     blocks: int = 0
@@ -45,14 +45,12 @@ class ForwardContext:
         offset = _cached_tokens(arguments.get("past_key_values"))
         mask = arguments.get("attention_mask")
         tokens = arguments.get("input_ids")
-        segments = None
-        if mask is None and offset == 0:
-            segments = _find_segments(arguments.get("position_ids"))
+        is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
             tokens=tokens if isinstance(tokens, Tensor) else None,
             token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
-            segments=segments,
+            segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
         )
 

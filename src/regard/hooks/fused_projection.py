@@ -27,12 +27,9 @@ class FusedProjection:
 def find_fused_projection(
     module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: AttentionCall
 ) -> FusedProjection | None:
-    """Return the fused projection of a module whose output holds the values of a call; None if there is none.
+    """Return the fused projection of an attention module, whose output of this forward holds the values of its call.
 
-    Args:
-        module: The attention module.
-        outputs: Output of each layer in the forward of the call.
-        call: The call.
+    None if there is none that is recognized.
     """
     for name in NAMES:
         layer = getattr(module, name, None)

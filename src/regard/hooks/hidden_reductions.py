@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from regard.attention.reduction import Reduction
 
+_hidden = partial(Reduction, source="hidden")
+
 _REDUCTIONS = (
-    Reduction(
-        name="hidden_norm",
-        axis="token",
-        source="hidden",
-        steps="concat",
-        cost="T · width",
-        reference=lambda hidden: hidden.norm(dim=-1),
-    ),
-    Reduction(
-        name="direction",
-        axis="sample",
-        source="hidden",
-        steps="add",
-        cost="T · width",
-        reference=lambda hidden: torch.nn.functional.normalize(hidden, dim=-1),
-    ),
-    Reduction(
-        name="hidden",
-        axis="token",
-        source="hidden",
-        steps="concat",
-        cost="memory for all hidden states, T · width a layer",
-        reference=lambda hidden: hidden,
-    ),
+    _hidden(name="hidden_norm", axis="token", steps="concat", compute=lambda hidden: hidden.norm(dim=-1)),
+    _hidden(name="direction", axis="sample", steps="add", compute=lambda hidden: normalize(hidden, dim=-1)),
+    _hidden(name="hidden", axis="token", steps="concat", compute=lambda hidden: hidden),
 )
 HIDDEN_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Reductions of hidden states (batch, token, width), by name; those by sample are summed over its tokens."""

@@ -33,13 +33,9 @@ class AttentionLayer:
     Attributes:
         site: `decoder`, `encoder` or `cross`, with the path of its stack if several have this role.
         layer: Its index in this site.
-        module: What makes the call.
         path: Path of the module in the stack.
         use: Index of the call among the module's in a forward: above 0 only where layers share their weights.
-        stack: The model around it.
-        heads: Query heads.
         groups: Key/value heads.
-        width: Width of a head.
         causal: A query sees no later key.
         fused: How queries, keys and values come out of one projection, if they do and it is recognized.
         operation: Whether it computes another operation than softmax.
@@ -75,7 +71,7 @@ def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
     if not stacks:
         raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
     tracer = _Tracer(stacks)
-    with eval_mode(model), observing(model, tracer, tracer.modules, hooks=tracer.hooks(), exclusive=True):
+    with eval_mode(model), observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True):
         _run_small_forward(model)
     if not tracer.layers:
         raise no_attention_interface(model)
@@ -87,10 +83,6 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
 
     The class is not part of it: the same encoder under another head is the same model. The weights say how far two
     models are apart, the digest whether they are equal, in the same precision.
-
-    Args:
-        model: The model.
-        layers: Its attention layers, if they are known.
     """
     layers = find_attention_layers(model) if layers is None else layers
     weights: list[float] = []
@@ -127,17 +119,13 @@ class _Tracer(Observer):
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self.layers: list[AttentionLayer] = []
-        self._locations = {module: (stack, path) for stack in stacks for path, module in stack.module.named_modules()}
+        self.locations = {module: (stack, path) for stack in stacks for path, module in stack.module.named_modules()}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        return list(self._locations)
-
     def hooks(self) -> list[ModuleHook]:
         """Return hooks that note the output of each module without children."""
-        leaves = [module for module in self.modules if not list(module.children())]
+        leaves = [module for module in self.locations if not list(module.children())]
         return [ModuleHook(module, self._note_output, is_after=True) for module in leaves]
 
     def _note_output(self, module: nn.Module, _args: Any, output: Any) -> None:
@@ -147,7 +135,7 @@ class _Tracer(Observer):
     def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        stack, path = self._locations[module]
+        stack, path = self.locations[module]
         kind = attention_kind(path)
         role = self._role(stack, causal_site) if kind == "self" else self._roles.get(stack.path, "decoder")
         site = "cross" + role.removeprefix("decoder") if kind == "cross" else role

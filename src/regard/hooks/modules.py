@@ -20,10 +20,7 @@ LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "
 class Stack:
     """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower.
 
-    Attributes:
-        path: Its path in the model.
-        module: The stack.
-        blocks: Its layers, between which the hidden states are; one that is used again stands here once.
+    Hidden states are between its `blocks`; one that is used again stands there once.
     """
 
     path: str
@@ -73,13 +70,7 @@ def attention_kind(path: str) -> str:
 
 
 def output_projection(model: nn.Module, path: str, width: int) -> Float[Tensor, "model_width width"] | None:
-    """Return the weight W_O behind an attention module; None if it is not recognized.
-
-    Args:
-        model: The model.
-        path: Path of the attention module.
-        width: Heads × head width.
-    """
+    """Return the weight W_O behind an attention module, `width` being heads × head width; None if not recognized."""
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in PROJECTIONS]

@@ -58,7 +58,7 @@ def watching(
     """
     check_observable(model)
     watch = Watch(model, select_statistics(statistics), layers)
-    with check_generation(model), observing(model, watch, watch.modules, hooks=watch.hooks()):
+    with check_generation(model), observing(model, watch, list(watch.locations), hooks=watch.hooks()):
         yield watch
         watch.close()
 
@@ -66,11 +66,8 @@ def watching(
 class Watch(Observer):
     """The statistics measured so far.
 
-    Sequences count once they are finished: by the next ones, by `close`, or at the end of the block.
-
-    Attributes:
-        statistics: Statistics by name.
-        samples: Number of samples so far.
+    Sequences count once they are finished: by the next ones, by `close`, or at the end of the block. `samples` is their
+    number.
     """
 
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
@@ -86,7 +83,7 @@ class Watch(Observer):
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
         count = max(num_blocks(sequences.stack) for sequences in self._stacks)
         self._layers = None if layers is None else _check_layers(layers, count)
-        self._locations = {
+        self.locations = {
             module: (sequences, path)
             for sequences in self._stacks
             for path, module in sequences.stack.module.named_modules()
@@ -125,11 +122,6 @@ class Watch(Observer):
         return f"{role}@{sequences.stack.path}" if any(s.role == role for s in earlier) else role
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The modules whose attention calls are observed."""
-        return list(self._locations)
 
     def hooks(self) -> list[ModuleHook]:
         """Return the hooks on stacks and, if hidden states are measured, on layers."""
@@ -191,8 +183,7 @@ class Watch(Observer):
         hidden = to_acc_dtype(hidden.detach())
         tensors = {}
         for reduction in (REDUCTIONS[name] for name in self._hidden):
-            tensor = reduction(hidden)
-            assert tensor is not None
+            tensor = reduction.compute(hidden)
             tensors[reduction.name] = sequences.sum_tokens(tensor) if reduction.axis == "sample" else tensor
         sequences.layer("self", index).add_hidden(tensors)
 
@@ -201,8 +192,7 @@ class Watch(Observer):
     def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """Return the call with its padding and position, and the reductions of its weights."""
-        sequences, path = self._locations[module]
+        sequences, path = self.locations[module]
         forward = sequences.forward
         if forward is None:
             return None
@@ -228,15 +218,14 @@ class Watch(Observer):
     def after_attention(
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
-        """Add the reductions of a call to its layer."""
-        sequences, path = self._locations[module]
+        sequences, path = self.locations[module]
         assert sequences.forward is not None
         kind = attention_kind(path)
         io = AttentionIO(call, output.detach(), partial(self._projection, sequences, path, call))
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
-        vectors = {name: REDUCTIONS[name](io) for name in self._vectors}
+        vectors = {name: REDUCTIONS[name].compute(io) for name in self._vectors}
         sequences.layer(kind, sequences.forward.calls[kind] - 1).add_attention(
             tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
             first_key=sequences.first_key(call) if kind == "self" else 0,

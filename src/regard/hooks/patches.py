@@ -32,11 +32,8 @@ LOCK = threading.RLock()
 def patched(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replace attributes of objects inside the block.
 
-    Blocks may overlap and end in any order: an attribute is restored with the last block that replaced it,
+    Blocks may overlap and end in any order: the first decides the value of an attribute, and the last restores it,
     unless it was changed inside.
-
-    Args:
-        attributes: Object, name and value of each. The first block decides the value.
     """
     attributes = list(attributes)
     entered: list[tuple[int, str]] = []

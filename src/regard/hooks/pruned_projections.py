@@ -1,8 +1,4 @@
-"""Projections without the queries and keys that constant heads do not use.
-
-A `PartialLinear` holds the rows that are used, and gives the width that the host expects, with zeros for the others.
-Layers are recognized by their names; one fused projection by its output in a real call.
-"""
+"""Projections without the queries and keys that constant heads do not use, recognized by their names."""
 
 from __future__ import annotations
 

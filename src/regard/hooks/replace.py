@@ -26,13 +26,7 @@ Heads = Collection[tuple[int, int] | Head] | float | None
 
 @dataclass(frozen=True)
 class Replacement:
-    """Constants inside a model.
-
-    Attributes:
-        sources: The constants that were put in, by length.
-        heads: The heads that use them.
-        modules: What holds them, by layer.
-    """
+    """Constants inside a model: `sources` by length, the heads that use them, and the modules that hold them."""
 
     sources: tuple[Constants, ...]
     heads: tuple[Head, ...]
@@ -181,15 +175,7 @@ def check_constants(
 
 
 def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
-    """Return the site, layer and head of each selected head, in order.
-
-    Args:
-        constants: Constants with these heads.
-        heads: As in `replacing`.
-
-    Raises:
-        UserError: A head is not there, or the fraction is none.
-    """
+    """Return the site, layer and head of each selected head, in order. Raise a UserError for what selects none."""
     all_heads = constants.heads
     if heads is None:
         return tuple(all_heads)
@@ -234,17 +220,9 @@ def install_constants(
     undo: ExitStack,
     **options: Any,
 ) -> dict[Layer, ConstantHeads]:
-    """Put constants into attention layers, and prune projections that they do not need.
+    """Put constants into attention layers, prune projections that they do not need, and return what holds them.
 
-    Args:
-        layers: The attention layers of a model.
-        sources: Constants by length.
-        heads: The heads that use them.
-        undo: Restores the layers when it is closed.
-        **options: Of `ConstantHeads`.
-
-    Returns:
-        What holds the constants of each layer.
+    `undo` restores the layers when it is closed; `options` are those of `ConstantHeads`.
     """
     installed: dict[Layer, ConstantHeads] = {}
     by_module: dict[nn.Module, dict[int, ConstantHeads]] = {}

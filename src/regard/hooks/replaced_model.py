@@ -54,16 +54,12 @@ AUTO_CLASSES = (
 
 
 class ReplacedConfig(PretrainedConfig):
-    """The config of a model with constant heads: that of the original model, and which heads they are.
-
-    A loaded config is of a class of its own, derived from this one and that of the original model.
-    """
+    """The config of a model with constant heads, loaded in a class that also is that of the original model."""
 
     model_type = MODEL_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
-        """Return the config in a class that also is that of the original model."""
         values = dict(config_dict)
         original_type, entry = str(values.get("base_model_type")), values.get(ENTRY)
         if original_type not in transformers.CONFIG_MAPPING and original_type in OWN_TYPES:
@@ -115,11 +111,7 @@ def replaced(model: PreTrainedModel, constants: ConstantsLike, heads: Heads = No
     generates and goes into pipelines. `save_pretrained`, `push_to_hub` and `from_pretrained` keep the constants and
     leave out what is not computed.
 
-    Args:
-        model: A model of a class of Transformers.
-        constants: As in `replacing`.
-        heads: As in `replacing`.
-        any_model: As in `replacing`.
+    The model is of a class of Transformers; the other arguments are those of `replacing`.
 
     Raises:
         UserError: The constants do not fit, or the class is not of Transformers.
@@ -228,10 +220,7 @@ def _empty_constants(entry: Mapping[str, Any]) -> tuple[Constants, ...]:
 
 
 def _find_architecture(name: str, config_class: Any) -> Any:
-    """Return the class of models of this name, of Transformers or known to an `Auto…` class for its config.
-
-    Raises a UserError if there is none.
-    """
+    """Return the class of models of this name, of Transformers or of an `Auto…` class. UserError if there is none."""
     architecture = getattr(transformers, name, None)
     if architecture is None:
         known = (getattr(transformers, auto)._model_mapping.get(config_class, None) for auto in AUTO_CLASSES)

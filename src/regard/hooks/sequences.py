@@ -25,7 +25,6 @@ class Sequences:
     """The open sequences of one stack, one to a row of the batch, or several that are packed.
 
     Attributes:
-        stack: The stack.
         role: `decoder` or `encoder`, once its first layer has been called.
         forward: The forward under way.
         last: The latest forward over the open sequences.
@@ -51,8 +50,7 @@ class Sequences:
     def begin(self, forward: ForwardContext) -> None:
         """Begin a forward, which goes on with these sequences if it has a cache, and else starts new ones.
 
-        Raises:
-            UserError: The cache does not hold what was observed.
+        Raise a UserError if the cache does not hold what was observed.
         """
         if forward.offset != self._length or self.forward is not None:
             raise UserError(
@@ -64,11 +62,7 @@ class Sequences:
         self.offered = forward.tokens
 
     def read_first_attention(self, call: AttentionCall) -> None:
-        """Take the number of rows, the length and the packing from the first self-attention of a forward.
-
-        Raises:
-            UserError: The rows are not those of the forward before.
-        """
+        """Take rows, length and packing from a forward's first self-attention. UserError for rows of another batch."""
         assert self.forward is not None
         batch, _, queries, _ = call.query.shape
         if self._batch not in (0, batch):
@@ -121,10 +115,7 @@ class Sequences:
         return values.sum(1) if mask is None else (values * mask[..., None]).sum(1)
 
     def finish(self, site: str) -> list[Observation]:
-        """Return all layers of the sequences by sample, and get ready for new ones.
-
-        Sequences whose last forward failed give nothing.
-        """
+        """Return all layers by sample, nothing if the last forward failed, and get ready for new sequences."""
         is_complete = self.forward is None and self._layers and self._length
         observations = list(self._observations(site)) if is_complete else []
         for observation in observations:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.attention.blockwise import blocks
-from regard.attention.call import AttentionCall, relative_positions, visible_mask
+from regard.attention.call import AttentionCall, relative_positions, slices, visible_mask
 from regard.attention.reduction import Reduction
 
 ROWS = 256
@@ -21,13 +21,7 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class AttentionIO:
-    """One finished attention call.
-
-    Attributes:
-        call: The call.
-        output: Its output.
-        projection: Returns W_O, or raises a UserError if the model has none that is recognized.
-    """
+    """One finished attention call, its output, and what returns W_O or raises a UserError if it is not recognized."""
 
     call: AttentionCall
     output: Float[Tensor, "batch head query value_width"]
@@ -39,56 +33,6 @@ def to_acc_dtype(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _by_head(values: Tensor, call: AttentionCall) -> Tensor:
-    """Repeat what key/value heads have for each of their query heads."""
-    return values.repeat_interleave(call.num_key_value_groups, 1)
-
-
-def _counted_mask(call: AttentionCall) -> Bool[Tensor, "*batch_and_head query key"]:
-    """Return the pairs that meet, of real queries: the definition."""
-    mask = visible_mask(call).expand(len(call.query), -1, -1, -1)
-    return mask if call.query_mask is None else mask & call.query_mask[:, None, :, None]
-
-
-def _key_norm(io: AttentionIO) -> Float[Tensor, "batch group key"]:
-    return to_acc_dtype(io.call.key).norm(dim=-1)
-
-
-def _value_norm(io: AttentionIO) -> Float[Tensor, "batch group key"]:
-    return to_acc_dtype(io.call.value).norm(dim=-1)
-
-
-def _cosine_sum(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    call = io.call
-    directions = _by_head(normalize(to_acc_dtype(call.key), dim=-1), call)
-    return (_sum_over_queries(normalize(to_acc_dtype(call.query), dim=-1), call) * directions).sum(-1)
-
-
-def _dense_cosine_sum(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    query, key = (normalize(to_acc_dtype(t), dim=-1) for t in (io.call.query, io.call.key))
-    return (query @ _by_head(key, io.call).mT * _counted_mask(io.call)).sum(-2)
-
-
-def _norm_sum(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    call = io.call
-    query_norms = to_acc_dtype(call.query).norm(dim=-1, keepdim=True)
-    return _sum_over_queries(query_norms, call)[..., 0] * _by_head(_key_norm(io), call)
-
-
-def _dense_norm_sum(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    query, key = (to_acc_dtype(t).norm(dim=-1) for t in (io.call.query, io.call.key))
-    return (query[..., None] * _by_head(key, io.call)[:, :, None] * _counted_mask(io.call)).sum(-2)
-
-
-def _pair_count(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    return _sum_over_queries(torch.ones_like(to_acc_dtype(io.call.query)[..., :1]), io.call)[..., 0]
-
-
-def _dense_pair_count(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    query = to_acc_dtype(io.call.query)
-    return _counted_mask(io.call).to(query.dtype).sum(-2).expand(-1, query.shape[1], -1)
-
-
 def _prefix_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
     """Count early queries block by block; None if the call has no prefix."""
     call = io.call
@@ -96,29 +40,11 @@ def _prefix_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
         return None
     count = to_acc_dtype(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
     for block, columns in blocks(call):
-        count[..., columns] += _dense_prefix_query_count(AttentionIO(block, io.output, io.projection))
+        early = visible_mask(block) & (relative_positions(block) < 0)
+        if block.query_mask is not None:
+            early = early & block.query_mask[:, None, :, None]
+        count[..., columns] += early.any(1, keepdim=True).sum(2)
     return count
-
-
-def _dense_prefix_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"]:
-    early = (_counted_mask(io.call) & (relative_positions(io.call) < 0)).any(1, keepdim=True)
-    return early.sum(2).to(to_acc_dtype(io.call.query).dtype)
-
-
-def _value_output_norm(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    return _projected_norm(_by_head(io.call.value, io.call), io.projection())
-
-
-def _dense_value_output_norm(io: AttentionIO) -> Float[Tensor, "batch head key"]:
-    return _dense_projected_norm(_by_head(io.call.value, io.call), io.projection())
-
-
-def _output_norm(io: AttentionIO) -> Float[Tensor, "batch head query"]:
-    return _projected_norm(io.output, io.projection())
-
-
-def _dense_output_norm(io: AttentionIO) -> Float[Tensor, "batch head query"]:
-    return _dense_projected_norm(io.output, io.projection())
 
 
 def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
@@ -129,11 +55,6 @@ def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
     return (vectors @ gram * vectors).sum(-1).clamp(min=0).sqrt()
 
 
-def _dense_projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
-    parts = to_acc_dtype(projection).unflatten(1, (vectors.shape[1], vectors.shape[-1]))
-    return torch.einsum("mhd,bhtd->bhtm", parts, to_acc_dtype(vectors)).norm(dim=-1)
-
-
 def _sum_over_queries(
     values: Float[Tensor, "batch head query width"], call: AttentionCall
 ) -> Float[Tensor, "batch head key width"]:
@@ -141,8 +62,12 @@ def _sum_over_queries(
     if call.query_mask is not None:
         values = values * call.query_mask[:, None, :, None]
     keys = call.key.shape[2]
-    if call.keep is not None or (call.operation is not None and call.operation.limits_keys):
-        return _masked_sum_over_queries(values, visible_mask(call), keys)
+    if call.hides_pairs:
+        total = values.new_zeros(*values.shape[:2], keys, values.shape[-1])
+        visible = visible_mask(call).expand(-1, -1, values.shape[2], -1)
+        for rows in slices(values.shape[2], ROWS):
+            total += visible[:, :, rows].mT.to(values.dtype) @ values[:, :, rows]
+        return total
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)
     suffix = torch.nn.functional.pad(values.flip(2).cumsum(2).flip(2), (0, 0, 0, 1))
@@ -150,32 +75,32 @@ def _sum_over_queries(
     return suffix.index_select(2, first)
 
 
-def _masked_sum_over_queries(values: Tensor, visible: Tensor, keys: int) -> Tensor:
-    """Sum values under a mask of all pairs, some queries at a time."""
-    total = values.new_zeros(*values.shape[:2], keys, values.shape[-1])
-    visible = visible.expand(-1, -1, values.shape[2], -1)
-    for start in range(0, values.shape[2], ROWS):
-        rows = slice(start, start + ROWS)
-        total += visible[:, :, rows].mT.to(values.dtype) @ values[:, :, rows]
-    return total
+def _pairs(name: str, feature: Callable[[Tensor], Tensor]) -> Reduction:
+    """Return the reduction Σ_i φ(q_i)·φ(k_j) over the real queries i that see key j."""
+
+    def compute(io: AttentionIO) -> Float[Tensor, "batch head key"]:
+        sums = _sum_over_queries(feature(to_acc_dtype(io.call.query)), io.call)
+        return (sums * io.call.expand_groups(feature(to_acc_dtype(io.call.key)))).sum(-1)
+
+    return _of_keys(name=name, steps="add", compute=compute)
 
 
-def _vector(name: str, reference: Callable[[AttentionIO], Tensor], **options: Any) -> Reduction:
-    return Reduction(name=name, source="vectors", reference=reference, **({"axis": "key", "steps": "add"} | options))
-
-
-_PAIRS = "T · width, of masks of all pairs T² · width"
-_PROJECTED = "T · width² a head, once W_Oᵀ W_O is known"
+_of_keys = partial(Reduction, source="vectors", axis="key")
+_of_queries = partial(Reduction, source="vectors", axis="query", steps="concat")
 
 _REDUCTIONS = (
-    _vector("key_norm", _key_norm, steps="write", cost="T · width"),
-    _vector("value_norm", _value_norm, steps="write", cost="T · width"),
-    _vector("cosine_sum", _dense_cosine_sum, compute=_cosine_sum, cost=_PAIRS),
-    _vector("norm_sum", _dense_norm_sum, compute=_norm_sum, cost=_PAIRS),
-    _vector("pair_count", _dense_pair_count, compute=_pair_count, cost=_PAIRS),
-    _vector("prefix_query_count", _dense_prefix_query_count, compute=_prefix_query_count, cost="T²"),
-    _vector("value_output_norm", _dense_value_output_norm, compute=_value_output_norm, steps="write", cost=_PROJECTED),
-    _vector("output_norm", _dense_output_norm, compute=_output_norm, axis="query", steps="concat", cost=_PROJECTED),
+    _of_keys(name="key_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.key).norm(dim=-1)),
+    _of_keys(name="value_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.value).norm(dim=-1)),
+    _pairs("cosine_sum", lambda vectors: normalize(vectors, dim=-1)),
+    _pairs("norm_sum", lambda vectors: vectors.norm(dim=-1, keepdim=True)),
+    _pairs("pair_count", lambda vectors: torch.ones_like(vectors[..., :1])),
+    _of_keys(name="prefix_query_count", steps="add", compute=_prefix_query_count),
+    _of_keys(
+        name="value_output_norm",
+        steps="write",
+        compute=lambda io: _projected_norm(io.call.expand_groups(io.call.value), io.projection()),
+    ),
+    _of_queries(name="output_norm", compute=lambda io: _projected_norm(io.output, io.projection())),
 )
 VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Reductions of an `AttentionIO`, by name.
