@@ -17,6 +17,7 @@ from regard.adapters import saving
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
+from regard.models.model_files import as_user_error
 from regard.runs.output_dir import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
@@ -143,15 +144,11 @@ def _read_origin(path: Path) -> dict[str, Any]:
     text = saving.read_metadata(path).get(_HEADER)
     if text is None:
         return {}
-    try:
+    with as_user_error(f"{path}: expected what `export_peft` tells of a block, got", saving.MALFORMED):
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
         base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
         return {"name": str(content["name"]), "lineage": lineage, "base": {**base, "sha256": str(base["sha256"])}}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: expected what `export_peft` tells of a block, got {saving.format_error(error)}"
-        ) from error
 
 
 def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -182,7 +179,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
 def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     """Return the kind of attention in a file, the key (width,) of each adapter and the maps, both by name."""
     tensors, metadata = saving.read_tensors(path), saving.read_metadata(path)
-    try:
+    with as_user_error(f"{path}: expected keys and maps as `export_peft` leaves them, got", saving.MALFORMED):
         names, settings = [str(name) for name in json.loads(metadata["names"])], json.loads(metadata["settings"])
         keys = tensors.pop("attention.keys")
         inner, width = int(settings["router_hidden_size"]), keys.shape[1]
@@ -193,9 +190,6 @@ def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]
         temperature = settings["temperature"] or math.sqrt(width)
         kind = _describe_maps(inner, width, str(settings["projection_order"]), temperature)
         return kind, dict(zip(names, keys, strict=True)), maps
-    except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        got = saving.format_error(error)
-        raise UserError(f"{path}: expected keys and maps as `export_peft` leaves them, got {got}") from error
 
 
 def _describe_maps(inner: int, width: int, order: str, temperature: float) -> str:

@@ -29,6 +29,7 @@ from regard.models.heads import (
 )
 from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
 from regard.models.loaded import Loaded
+from regard.models.model_files import as_user_error
 
 _AUTO = "auto"
 
@@ -322,12 +323,9 @@ def add_lora(
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     targets = targets or ADAPTED.get(model.config.model_type)
     config = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
-    try:
-        with warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
-            inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
+    with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
+        inject_adapter_in_model(config, model)
 
 
 def merge_lora(model: PreTrainedModel) -> None:

@@ -3,7 +3,8 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -27,7 +28,25 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
+_MAX_REASON = 400
+"""Characters of a reason that fit a line."""
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
+
+
+@contextmanager
+def as_user_error(
+    message: str, kinds: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, KeyError)
+) -> Iterator[None]:
+    """Raise these errors, which others raise over someone's files, as a `UserError` with the reason after `message`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
+        raise UserError(f"{message} {reason[:_MAX_REASON]}") from error
 
 
 def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:

@@ -1,7 +1,5 @@
 """A pretrained model with its tokenizer, ready to be looked at."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,19 @@ from regard.models.architectures import (
 )
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.loaded import Loaded as Loaded
-from regard.models.model_files import check_tokenizer_files, find_model_folder, find_weight_files, hash_files
+from regard.models.model_files import (
+    as_user_error,
+    check_tokenizer_files,
+    find_model_folder,
+    find_weight_files,
+    hash_files,
+)
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
 # Heads that AutoModel adds on top and no attention stands behind: they may be new where the checkpoint has none.
 _HEADS = ("pooler.",)
-# What Transformers raises over files it does not understand, and how much of its reason fits a line.
-_LONGEST_REASON = 400
-_FAILURES = (OSError, ValueError, ImportError, KeyError)
 
 
 def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
@@ -81,17 +82,17 @@ def load(
     folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
     with suppress_logging():
         options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
-        with _as_user_error(f"model: the configuration of '{name}' is not understood"):
+        with as_user_error(f"model: the configuration of '{name}' is not understood:"):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         check_complete_model(config, name)
         if language_model:
             check_generates_text(config, name)
         files = [] if random_weights else find_weight_files(folder, name)
         check_tokenizer_files(folder, name)
-        with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
+        with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         kind = select_language_model_class(config) if language_model else select_auto_class(config)
-        with _as_user_error(f"model: '{name}' cannot be built"):
+        with as_user_error(f"model: '{name}' cannot be built:"):
             if isinstance(config, ClassifierConfig):
                 model = _encoder(folder, config, numbers, name, attn_implementation, seed if random_weights else None)
             elif random_weights:
@@ -218,17 +219,3 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
             f"model: the tokenizer of '{name}' does not belong to it: its ids go up to {highest}, "
             f"the model's embedding has {rows} rows"
         )
-
-
-@contextlib.contextmanager
-def _as_user_error(what: str) -> Iterator[None]:
-    """Turn what Transformers raises over someone's files into one line for the user."""
-    try:
-        yield
-    except UserError:
-        raise
-    except _FAILURES as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if "trust_remote_code" in reason:
-            reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
-        raise UserError(f"{what}: {reason[:_LONGEST_REASON]}") from error
