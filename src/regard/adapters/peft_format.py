@@ -82,10 +82,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
 def import_adapter(
     adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool
 ) -> int:
-    """Add the adapter of a folder, frozen, and return its index; see `SharedAdapters.import_peft`.
-
-    B absorbs another scale. A lower rank, and layers that the folder does not adapt, are filled up with zeros.
-    """
+    """Add the adapter of a folder; B absorbs another scale, and a lower rank and other layers are filled with zeros."""
     config = saving.read_json(folder / CONFIG, "an adapter of PEFT")
     _check_config(folder, config)
     if not (folder / WEIGHTS).is_file():
@@ -123,17 +120,14 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that PEFT's configuration is that of a plain LoRA adapter."""
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder}: expected a LoRA adapter, got one of the type {config.get('peft_type')!r}")
-    for option, description in _UNSUPPORTED.items():
-        if config.get(option):
-            raise UserError(f"{folder}: expected a plain LoRA adapter, got one that is {description} ({option})")
-    initialization = str(config.get("init_lora_weights", True))
+    extras = [f"that is {words} ({option})" for option, words in _UNSUPPORTED.items() if config.get(option)]
+    initialization, bias = str(config.get("init_lora_weights", True)), config.get("bias", "none")
     if initialization.startswith(_CHANGES_BASE):
-        raise UserError(
-            f"{folder}: expected a plain LoRA adapter, got one for which peft changes the base model's own weights "
-            f"(init_lora_weights={initialization!r})"
-        )
-    if config.get("bias", "none") != "none":
-        raise UserError(f"{folder}: expected a plain LoRA adapter, got one with biases (bias={config['bias']!r})")
+        extras.append(f"for which peft changes the base model's own weights (init_lora_weights={initialization!r})")
+    if bias != "none":
+        extras.append(f"with biases (bias={bias!r})")
+    if extras:
+        raise UserError(f"{folder}: expected a plain LoRA adapter, got one {extras[0]}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
         raise UserError(f"{folder}: expected a rank r and lora_alpha in {CONFIG}, got {rank!r} and {alpha!r}")
