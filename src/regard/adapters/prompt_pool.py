@@ -108,10 +108,7 @@ class PromptAdapterPool(AdapterPool):
             yield
 
     def prepend(self, prompts: Tensor, mask: Tensor | None = None) -> AbstractContextManager[None]:
-        """Prepend these prompts for a while: (row, token, width), or (1, token, width) for all rows.
-
-        `mask` (row, token) marks their tokens that are no padding.
-        """
+        """Prepend these prompts for a while, (row or 1, token, width); `mask` (row, token) is False at padding."""
         return self._use_prefix(_Prefix(prompts, mask))
 
     @contextmanager
@@ -136,11 +133,11 @@ class PromptAdapterPool(AdapterPool):
 
     def _prefix_of(self, rows: int) -> _Prefix | None:
         """Return what is prepended to the rows, None for nothing."""
-        if self._prefix is not None:
-            mask = self._prefix.mask
-            return _Prefix(_repeat_rows(self._prefix.prompts, rows), None if mask is None else _repeat_rows(mask, rows))
-        weights = self.mixture.weights
-        return None if weights is None else _Prefix(_repeat_rows(self.prompts.mix(weights), rows), None)
+        weights, prefix = self.mixture.weights, self._prefix
+        if prefix is None:
+            return None if weights is None else _Prefix(_repeat_rows(self.prompts.mix(weights), rows), None)
+        mask = None if prefix.mask is None else _repeat_rows(prefix.mask, rows)
+        return _Prefix(_repeat_rows(prefix.prompts, rows), mask)
 
     def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepend prompts to the inputs of the reader."""
@@ -180,17 +177,12 @@ class PromptAdapterPool(AdapterPool):
         prefix_mask = torch.ones(rows, length, dtype=torch.long, device=device) if real is None else real.long()
         updates: dict[str, Any] = {}
         if mask is not None or real is not None:
-            text_mask = (
-                torch.ones(rows, num_cached + tokens - (length if num_cached else 0), device=device)
-                if mask is None
-                else mask
-            )
+            num_text = num_cached - length + tokens if num_cached else tokens
+            text_mask = torch.ones(rows, num_text, device=device) if mask is None else mask
             updates["attention_mask"] = torch.cat([prefix_mask.to(text_mask.dtype), text_mask], 1)
         if positions is not None:
-            shifted = positions + prefix_mask.sum(1, keepdim=True)
-            updates["position_ids"] = (
-                shifted if num_cached else torch.cat([self._count_positions(prefix_mask), shifted], 1)
-            )
+            before = [] if num_cached else [self._count_positions(prefix_mask)]
+            updates["position_ids"] = torch.cat([*before, positions + prefix_mask.sum(1, keepdim=True)], 1)
         elif "position_ids" in self._reader_arguments and (real is not None or _has_left_padding(mask)):
             count = tokens + (0 if num_cached else length)
             updates["position_ids"] = self._count_positions(updates["attention_mask"])[:, -count:]
