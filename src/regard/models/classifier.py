@@ -20,9 +20,9 @@ from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
     POOLINGS,
+    ClassVectorHead,
     HeadName,
     LabelTextHead,
-    LinearHead,
     Pooling,
     PreScalingHead,
     make_head,
@@ -100,8 +100,7 @@ class ClassifierConfig(PreTrainedConfig):
     def base_config(self) -> PreTrainedConfig:
         """Return the configuration of the encoder."""
         fields = dict(self.base)
-        config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        return config
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 class Classifier(PreTrainedModel):
@@ -137,16 +136,12 @@ class Classifier(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize heads only; the encoder has initialized itself."""
-        if isinstance(module, (LinearHead, PreScalingHead, LabelTextHead)):
+        if isinstance(module, (ClassVectorHead, LabelTextHead)):
             module.reset()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a classifier as any model of Transformers; an encoder with adapters is frozen again.
-
-        Raises:
-            UserError: The folder has a part of a network, or lacks the states of the labels' words.
-        """
+        """Load a classifier as any model of Transformers; an encoder with adapters is frozen again."""
         config = kwargs.get("config")
         if isinstance(config, ClassifierConfig) and config.part_of is not None:
             raise UserError(
@@ -163,8 +158,7 @@ class Classifier(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the input embeddings of the encoder."""
-        embeddings: nn.Module = self.encoder.get_input_embeddings()
-        return embeddings
+        return self.encoder.get_input_embeddings()
 
     @classmethod
     def from_loaded(
@@ -184,18 +178,8 @@ class Classifier(PreTrainedModel):
     ) -> Classifier:
         """Make a classifier over a copy of a pretrained model, with a new head initialized from the seed.
 
-        Args:
-            loaded: Model and tokenizer.
-            classes: Class names.
-            head: See `ClassifierConfig`.
-            head_dropout: See `ClassifierConfig`.
-            common: See `ClassifierConfig`.
-            lora: `rank`, `alpha` and `targets` of `add_lora`, which freezes the encoder.
-            seed: Seed of the new weights.
-            pooling: See `ClassifierConfig`.
-            label_scale: See `ClassifierConfig`.
-            label_texts: Words of classes for the head "labels", if not those of their names.
-            label_words: Number of other words of the vocabulary that the head "labels" contrasts in training.
+        The other arguments are those of `ClassifierConfig`. `label_texts` are needed only for classes whose words are
+        not those of their names.
 
         Raises:
             UserError: The model has no hidden states, peft is missing, or two labels are the same tokens.
@@ -253,11 +237,10 @@ class Classifier(PreTrainedModel):
 
     def states(self, input_ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None, **others: Any) -> Tensor:
         """Return the last hidden states (row, token, width)."""
-        inputs = {"input_ids": input_ids, "attention_mask": mask.long(), **others}
         if token_type_ids is not None:
-            inputs["token_type_ids"] = token_type_ids
-        states: Tensor = self.encoder(**inputs, return_dict=True).last_hidden_state
-        return states
+            others["token_type_ids"] = token_type_ids
+        outputs = self.encoder(input_ids=input_ids, attention_mask=mask.long(), **others, return_dict=True)
+        return outputs.last_hidden_state
 
     def common(self, input_ids: Tensor) -> Tensor | None:
         """Return the mask (row, token) of common tokens, or None if the head does not need it."""
@@ -304,15 +287,8 @@ def add_lora(
 ) -> None:
     """Add LoRA adapters of peft to a model and freeze its other weights.
 
-    Args:
-        model: The model.
-        rank: Rank of the adapters.
-        alpha: Scaling; twice the rank by default.
-        targets: Names of layers. By default peft's choice for the architecture; for our own decoder the projections of
-            queries and values.
-
-    Raises:
-        UserError: peft is not installed, or knows no layers to adapt.
+    By default `alpha` is twice the rank, and `targets` are peft's choice for the architecture; for our own decoder the
+    projections of queries and values.
 
     Source:
         LoRA (arXiv 2106.09685).
