@@ -28,6 +28,7 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 _MAX_REASON = 400
 """Characters of a reason that fit a line."""
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
@@ -50,10 +51,7 @@ def as_user_error(
 
 
 def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
-    """Return the folder with the files of the model `name`, fetched from the hub where it is a hub id.
-
-    `code`: fetch Python files as well. `weights`: fetch weight files as well.
-    """
+    """Return the folder with a model's files; those of a hub id are fetched, `code` (Python) and `weights` on demand."""
     if name == MINILM:
         return _embedded()
     folder = Path(name).expanduser()
@@ -72,7 +70,9 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
     if (folder / _WEIGHTS).is_file():
         files = [folder / _WEIGHTS]
     elif index.is_file():
-        files = sorted(folder / shard for shard in set(_shards(index)))
+        with as_user_error(f"model: expected a JSON object with 'weight_map' in {_INDEX}, got", _MALFORMED):
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = sorted({folder / str(shard) for shard in shards})
     else:
         raise UserError(_without_weights(folder, name))
     for file in files:
@@ -100,10 +100,7 @@ def hash_files(files: Iterable[Path]) -> str:
 
 
 def _embedded() -> Path:
-    """Return the folder of the embedded model.
-
-    Its package is found but not imported, for it wants sentence-transformers.
-    """
+    """Return the folder of the embedded model, whose package is not imported, for it wants sentence-transformers."""
     try:
         distribution = importlib.metadata.distribution(MINILM_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -138,15 +135,6 @@ def _fetched(name: str, *, code: bool, weights: bool) -> Path:
             f"model: '{name}' is no folder here and could not be had from the hub ({type(error).__name__}); "
             f"expected {_ALLOWED}"
         ) from error
-
-
-def _shards(index: Path) -> Iterable[str]:
-    """Return the file names that an index of sharded weights names."""
-    try:
-        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"model: expected a JSON object with 'weight_map' in {index.name}, got {error!r}") from None
-    return [str(shard) for shard in mapping.values()]
 
 
 def _check(file: Path, name: str) -> None:
