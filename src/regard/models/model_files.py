@@ -51,7 +51,7 @@ def as_user_error(
 
 
 def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
-    """Return the folder with a model's files; those of a hub id are fetched, `code` (Python) and `weights` on demand."""
+    """Return the folder with a model's files; of a hub id they are fetched, `code` (Python) and `weights` if true."""
     if name == MINILM:
         return _embedded()
     folder = Path(name).expanduser()

@@ -14,13 +14,15 @@ from torch import Tensor
 from regard.statistics.moments import RunningMoments
 from regard.statistics.observation import Observation
 
+GU = "Gu et al. 2025 (arXiv 2410.10781)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatisticInfo:
     """The description of a statistic, as reports and documentation show it."""
 
     title: str
-    unit: str
+    unit: str = ""
     description: str
     source: str
 
@@ -58,6 +60,7 @@ class SampleValues(NamedTuple):
 
 
 Self = TypeVar("Self", bound="Statistic")
+SelfAverage = TypeVar("SelfAverage", bound="Average")
 
 
 class Statistic(ABC):
@@ -110,7 +113,7 @@ class Average(Statistic):
         for key, values, present in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
 
-    def merge(self, other: Average) -> None:
+    def merge(self: SelfAverage, other: SelfAverage) -> None:
         for key, moments in other.moments.items():
             self.moments.setdefault(key, RunningMoments()).merge(moments)
 
