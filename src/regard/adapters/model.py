@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
-from regard.adapters.lora import MixedLayer
+from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
@@ -104,14 +106,8 @@ class AdapterModel(nn.Module):
     def add_adapter(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
         """Add an adapter and return its index.
 
-        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet.
-
-        Args:
-            name: A new name.
-            lineage: Facts saved with the adapter (task, data and their hashes), which JSON can hold.
-
-        Raises:
-            UserError: The name exists, or JSON cannot hold the lineage.
+        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet. `lineage`
+        has facts to save with it (task, data and their hashes), which JSON can hold.
         """
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
@@ -288,3 +284,32 @@ def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def base_sha256(model: PreTrainedModel) -> str:
+    """Return the sha256 of the base model's weights by name, rounded to bfloat16; its head does not count.
+
+    It is the same with adapters and without, and in float32 and bfloat16.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(_base_weights(model).items()):
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        rounded = value.detach().to("cpu", torch.bfloat16) if value.is_floating_point() else value.detach().cpu()
+        digest.update(rounded.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the base model's weights by the names they have without adapters."""
+    modules = dict(model.base_model.named_modules())
+    kinds = (LoraAdapters, PromptAdapters)
+    adapters = tuple(f"{name}." for name, module in modules.items() if isinstance(module, kinds))
+    layers = {name for name, module in modules.items() if isinstance(module, MixedLayer)}
+    weights = model.base_model.state_dict().items()
+    return {_original_name(name, layers): value for name, value in weights if not name.startswith(adapters)}
+
+
+def _original_name(name: str, layers: set[str]) -> str:
+    """Return the name that a weight has without adapters beside its layer."""
+    layer, separator, weight = name.rpartition(".base_layer.")
+    return f"{layer}.{weight}" if separator and layer in layers else name

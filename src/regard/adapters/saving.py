@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard.adapters.base_model import base_sha256
 from regard.adapters.lora import MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
-from regard.adapters.model import AdapterModel, MergedAdapter
+from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.model_files import as_user_error, find_model_folder, find_weight_files

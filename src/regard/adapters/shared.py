@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
-from regard.adapters.base_model import base_sha256
-from regard.adapters.model import AdapterModel, MergedAdapter
+from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
 

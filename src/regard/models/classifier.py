@@ -40,10 +40,8 @@ class ClassifierConfig(PreTrainedConfig):
     Args:
         base: Configuration of the encoder, as a dictionary.
         head: One of `regard.models.heads.HEADS`.
-        classes: Class names.
         pooling: Token that the head reads, "first" or "last", or "mean". "auto" is "last" for causal models, "mean" for
             the encoder of an encoder–decoder and for the head "labels", else "first".
-        head_dropout: Dropout of the head.
         common: Ids of common tokens, for the head "sink".
         lora: Rank, alpha and targets of LoRA adapters beside frozen weights, or None.
         lineage: The model that this one started from, and the tasks it has learned, in order.
@@ -51,10 +49,6 @@ class ClassifierConfig(PreTrainedConfig):
         label_scale: Factor of the cosines of the head "labels".
         label_texts: Words of each class, for the head "labels".
         label_words: Number of other words that the head "labels" contrasts in training.
-        **others: Passed to `PreTrainedConfig`.
-
-    Raises:
-        UserError: A choice is unknown.
     """
 
     model_type = "regard-classifier"

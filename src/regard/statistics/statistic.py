@@ -67,8 +67,6 @@ class Statistic(ABC):
     """A quantity over samples. Updates and merges give the same result in any order.
 
     Attributes:
-        name: Its name in the table.
-        info: Its description.
         needs: Names of the reductions that observations must hold.
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
     """
@@ -171,10 +169,5 @@ def _encode(key: StatisticKey) -> str:
 
 def _decode(text: str) -> StatisticKey:
     statistic, site, layer, epsilon, axes = text.split("|")
-    return StatisticKey(
-        statistic,
-        site,
-        int(layer) if layer else None,
-        float(epsilon) if epsilon else None,
-        tuple(axes.split(",")) if axes else (),
-    )
+    numbers = (int(layer) if layer else None, float(epsilon) if epsilon else None)
+    return StatisticKey(statistic, site, *numbers, tuple(axes.split(",")) if axes else ())
