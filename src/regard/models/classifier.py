@@ -28,8 +28,7 @@ from regard.models.heads import (
     make_head,
 )
 from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
-from regard.models.loaded import Loaded
-from regard.models.model_files import as_user_error
+from regard.models.model_files import Loaded, as_user_error
 
 _AUTO = "auto"
 

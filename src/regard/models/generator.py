@@ -18,7 +18,7 @@ from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.architectures import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, merge_lora
-from regard.models.loaded import Loaded
+from regard.models.model_files import Loaded
 from regard.models.pretrained import load
 from regard.runs.quiet import suppress_logging
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.models.heads import Pooling, pool_states, split_label
 from regard.models.limits import maximum_length
-from regard.models.loaded import Loaded
+from regard.models.model_files import Loaded
 
 _BATCH_SIZE = 64
 _MIN_LETTERS = 3

@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -16,6 +18,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
 from regard.errors import UserError
 
@@ -32,6 +35,21 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 _MAX_REASON = 400
 """Characters of a reason that fit a line."""
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its device, with its tokenizer.
+
+    Attributes:
+        name: Name by which the model was requested.
+        sha256: Hash of the weight files, sorted by name and joined; None for random weights.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    name: str
+    sha256: str | None
 
 
 @contextmanager

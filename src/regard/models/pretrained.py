@@ -15,7 +15,9 @@ from regard.models.architectures import (
     select_language_model_class,
 )
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
-from regard.models.loaded import Loaded as Loaded
+from regard.models.model_files import (
+    Loaded as Loaded,
+)
 from regard.models.model_files import (
     as_user_error,
     check_tokenizer_files,

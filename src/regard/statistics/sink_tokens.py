@@ -160,8 +160,7 @@ class SinkTokens(Statistic):
         """Return a row for each head and position, 0 at positions without a sink, so that means over them are right."""
         rows = []
         for (site, layer), counts in sorted(self.counts.items()):
-            n = self.samples[site, layer]
-            heads, keys = self.shape[site, layer]
+            n, (heads, keys) = self.samples[site, layer], self.shape[site, layer]
             positions: Counter[tuple[int, int]] = Counter()
             for (head, position, _), count in counts.items():
                 positions[head, position] += count
@@ -180,21 +179,19 @@ class SinkTokens(Statistic):
         ]
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            "|".join(map(str, (site, layer, self.samples[site, layer], *self.shape[site, layer]))): _to_tensor(
-                [[*triple, n] for triple, n in counts.items()], 4
-            )
-            for (site, layer), counts in self.counts.items()
-        }
+        state = {}
+        for key, counts in self.counts.items():
+            name = "|".join(map(str, (*key, self.samples[key], *self.shape[key])))
+            state[name] = _to_tensor([[*triple, n] for triple, n in counts.items()], 4)
+        return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.counts, self.samples, self.shape = {}, Counter(), {}
         for name, tensor in state.items():
             site, layer, samples, heads, keys = name.split("|")
             key = (site, int(layer))
-            self.shape[key] = (int(heads), int(keys))
+            self.shape[key], self.samples[key] = (int(heads), int(keys)), int(samples)
             self.counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
-            self.samples[key] = int(samples)
 
 
 def _tokens_at(layer: Observation, index: Tensor) -> Tensor:
