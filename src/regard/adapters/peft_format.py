@@ -70,12 +70,9 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
         (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         save_file(tensors, target / WEIGHTS, {"format": "pt", _HEADER: json.dumps(origin)})
         if router:
-            metadata = {
-                "format": "pt",
-                "names": json.dumps(adapters.adapter_names),
-                "settings": json.dumps(adapters.settings),
-            }
-            save_file(saving.attention_tensors(adapters), target / ROUTER, metadata)
+            contents = {"names": adapters.adapter_names, "settings": adapters.settings}
+            metadata = {name: json.dumps(content) for name, content in contents.items()}
+            save_file(saving.attention_tensors(adapters), target / ROUTER, {"format": "pt", **metadata})
     return folder
 
 

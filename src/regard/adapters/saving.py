@@ -35,6 +35,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
+    blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
     with atomic_folder(folder, marker=METADATA, overwrite=overwrite, option=OPTION) as target:
         save_file(_collect_tensors(adapters), target / TENSORS, {"format": "pt"})
         metadata = {
@@ -42,9 +43,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
             "settings": adapters.settings,
             "base": base,
             "layers": list(_layers(adapters)),
-            "blocks": [
-                {"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()
-            ],
+            "blocks": blocks,
             "merged": [
                 {"name": adapter.name, "weight": adapter.weight, "lineage": lineage_of(base, adapter.lineage)}
                 for adapter in adapters.merged
@@ -78,9 +77,8 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         if merged:
             adapters.base_sha256 = base["sha256"]
         for index, (name, weight, lineage) in enumerate(merged):
-            parts = {
-                layer: (tensors[f"merged.{index}.{layer}.A"], tensors[f"merged.{index}.{layer}.B"]) for layer in layers
-            }
+            paths = {layer: f"merged.{index}.{layer}" for layer in layers}
+            parts = {layer: (tensors[f"{path}.A"], tensors[f"{path}.B"]) for layer, path in paths.items()}
             adapters.add_merged(MergedAdapter(name, weight, lineage, parts))
     return adapters
 

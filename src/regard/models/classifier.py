@@ -149,10 +149,6 @@ class Classifier(PreTrainedModel):
             raise UserError(f"model: expected the states of the labels' words, head.vectors, in {args[0]}")
         return loaded
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the input embeddings of the encoder."""
-        return self.encoder.get_input_embeddings()
-
     @classmethod
     def from_loaded(
         cls,

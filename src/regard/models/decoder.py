@@ -95,14 +95,6 @@ class RegardModel(RegardPreTrainedModel):
             self.register_forward_pre_hook(_with_sink_token, with_kwargs=True)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the table of token embeddings."""
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: Any) -> None:
-        """Put another table of token embeddings in."""
-        self.embed_tokens = value
-
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
