@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from regard.adapters.base_model import base_sha256
+from regard.adapters.model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import blocks_of, filled, logits, made, rows

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from regard.adapters import saving
-from regard.adapters.base_model import base_sha256
+from regard.adapters.model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load

@@ -72,7 +72,7 @@ def test_only_whole_samples_of_one_length_count(
     measured.update([observe([random_sample(3, 4)])])
     measured.update([observe([random_sample(4, 5)], width=6)])
     measured.update([observe([random_sample(5, 5, 5, "cross")])])
-    assert measured.samples == {("decoder", 0): 1}
+    assert {key: sums.samples for key, sums in measured.sums.items()} == {("decoder", 0): 1}
     assert measured.result() == []
     torch.testing.assert_close(measured.mean_attention()["decoder", 0], random_sample(2, 5).matrix)
     given = InputDependence(4)

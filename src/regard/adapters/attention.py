@@ -16,14 +16,9 @@ ORDERS: tuple[ProjectionOrder, ...] = get_args(ProjectionOrder)
 
 
 def query_vectors(embedded: Tensor, mask: Tensor) -> Tensor:
-    """Return the query vector e of each row: the maximum of each feature over its tokens (arXiv 2401.08295).
+    """Return the query vectors e (row, width): the maximum of each feature over tokens (arXiv 2401.08295).
 
-    Args:
-        embedded: Input embeddings of shape (row, token, width).
-        mask: True at the tokens that count, at least one in each row, of shape (row, token).
-
-    Returns:
-        Query vectors of shape (row, width).
+    `embedded` (row, token, width) are input embeddings; `mask` (row, token) marks the tokens that count.
     """
     return embedded.masked_fill(~mask.bool()[..., None], -torch.inf).amax(1)
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.hooks.layers import eval_mode
+
 
 def embedding_reader(model: nn.Module) -> tuple[Any, nn.Module | None]:
     """Return the module that reads tokens, and the decoder after it, None if there is no other."""
@@ -18,31 +20,20 @@ def embedding_reader(model: nn.Module) -> tuple[Any, nn.Module | None]:
     return base, None
 
 
-@torch.no_grad()
 def reads_input_embeddings(encoder: Any) -> bool:
     """Return whether four tokens and their embeddings give the same states."""
     if "inputs_embeds" not in inspect.signature(encoder.forward).parameters:
         return False
-    training = [module for module in encoder.modules() if module.training]
-    encoder.eval()
-    try:
-        return _gives_same_states(encoder)
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _gives_same_states(encoder: Any) -> bool:
-    """Compare the states of tokens and of their embeddings in a model in evaluation."""
     table = encoder.get_input_embeddings()
     tokens = [token for token in range(6) if token != encoder.config.pad_token_id]
     ids = torch.tensor([tokens[:4]], device=table.weight.device) % table.num_embeddings
     options = {"attention_mask": torch.ones_like(ids), "return_dict": True}
-    from_ids = encoder(input_ids=ids, **options).last_hidden_state
-    try:
-        from_embeddings = encoder(inputs_embeds=table(ids), **options).last_hidden_state
-    except (NotImplementedError, ValueError):  # of models that read no embeddings
-        return False
+    with eval_mode(encoder):
+        from_ids = encoder(input_ids=ids, **options).last_hidden_state
+        try:
+            from_embeddings = encoder(inputs_embeds=table(ids), **options).last_hidden_state
+        except (NotImplementedError, ValueError):  # of models that read no embeddings
+            return False
     return torch.allclose(from_ids, from_embeddings, rtol=1e-3, atol=1e-3)
 
 
@@ -54,9 +45,6 @@ def position_ids(encoder: Any) -> int | None:
 
 def first_position(encoder: Any) -> int:
     """Return the index of the first position, which in RoBERTa's table follows that of padding."""
-    tables = [
-        module
-        for name, module in encoder.named_modules()
-        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
-    ]
-    return max((1 + table.padding_idx for table in tables if table.padding_idx is not None), default=0)
+    tables = (module for name, module in encoder.named_modules() if name.endswith("position_embeddings"))
+    padding = (table.padding_idx for table in tables if isinstance(table, nn.Embedding))
+    return max((1 + index for index in padding if index is not None), default=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,9 @@ class AdapterWeights:
 
     Args:
         trained: Indices of the adapters that are trained and in use.
-        trained_weights: Their weights, (group, 1, adapter · rank); None if there are none.
+        trained_weights: Their weights, (group, 1, adapter · rank).
         frozen: Number of frozen adapters in use.
-        frozen_weights: Weights of these, or of the gathered ones, (group, 1, adapter · rank); None if there are none.
+        frozen_weights: Weights of these, or of the gathered ones, (group, 1, adapter · rank).
         gathered: Indices among frozen adapters of those that each group gathers, (group, adapter); None for all.
     """
 
@@ -41,8 +42,7 @@ class Mixture:
     Args:
         weights: Weights (row, adapter), or (adapter,) for all rows. None leaves the adapters out.
         top_k: Number of adapters that each row uses, those with the highest weights; None for all. In training they are
-            chosen among frozen adapters, and the trained ones are used as well. In evaluation they are chosen among all
-            adapters, so that it makes no difference which are frozen.
+            those of the frozen adapters, besides the trained ones. In evaluation they are those of all adapters.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
@@ -58,6 +58,15 @@ class Mixture:
         self._weights = weights
         self._cache: dict[Any, AdapterWeights] = {}
 
+    @contextmanager
+    def use(self, weights: Tensor | None) -> Iterator[None]:
+        """Mix with these weights for a while."""
+        previous, self.weights = self.weights, weights
+        try:
+            yield
+        finally:
+            self.weights = previous
+
     def layer_weights(
         self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
     ) -> AdapterWeights:
@@ -71,14 +80,13 @@ class Mixture:
         sparse = self.top_k is not None and self.top_k < frozen
         gather = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
         top_k_all = None if training or self.top_k is None or self.top_k >= count else self.top_k
+        arguments = (rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
         if torch.is_grad_enabled() and weights.requires_grad:
-            return _layer_weights(weights, rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
+            return _layer_weights(weights, *arguments)
         version = None if weights.is_inference() else weights._version
-        key = (rank, scale, trained, self.top_k, top_k_all, gather, version, torch.is_inference_mode_enabled())
+        key = (*arguments, version, torch.is_inference_mode_enabled())
         if key not in self._cache:
-            self._cache[key] = _layer_weights(
-                weights, rank, scale, trained, self.top_k if sparse else None, gather, top_k_all
-            )
+            self._cache[key] = _layer_weights(weights, *arguments)
         return self._cache[key]
 
 
@@ -89,10 +97,8 @@ class LoraAdapters(nn.Module):
     adapters are contiguous in memory, so that mixing them takes two products whatever their number.
 
     Args:
-        inputs: Input features of the layer.
-        outputs: Output features of the layer.
-        rank: Rank r.
-        alpha: Scaling α.
+        inputs, outputs: Features of the layer.
+        rank, alpha: r and α.
         dropout: Dropout of the inputs.
         detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
         like: Tensor whose device new parameters get.
@@ -185,7 +191,7 @@ class LoraAdapters(nn.Module):
                 result = _add(inputs, result, down[:rows], up[:rows], mix.frozen_weights)
             else:
                 down, up = (part.unflatten(0, (-1, self.rank))[mix.gathered].flatten(1, 2) for part in (down, up))
-                result = _add_gathered(inputs, result, down, up, mix.frozen_weights)
+                result = _add(inputs, result, down, up, mix.frozen_weights)
         return result.reshape(out.shape)
 
     def _stack_trained(self, trained: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -225,29 +231,26 @@ class LoraAdapters(nn.Module):
 class MixedLayer(nn.Module):
     """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes."""
 
-    def __init__(self, layer: nn.Module, mixture: Mixture, **options: Any) -> None:
+    def __init__(self, layer: Any, mixture: Mixture, **options: Any) -> None:
         super().__init__()
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
-        self.adapters = LoraAdapters(inputs, outputs, like=layer.weight, **options)  # type: ignore[arg-type]
+        self.adapters = LoraAdapters(inputs, outputs, like=layer.weight, **options)
         self.mixture = mixture
 
     @property
     def weight(self) -> Tensor:
         """Weight of the base layer."""
-        weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as all adapted layers have
-        return weight
+        return self.base_layer.weight
 
     @property
     def bias(self) -> Tensor | None:
         """Bias of the base layer."""
-        bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
-        return bias
+        return self.base_layer.bias
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the output of the layer with its adapters."""
-        outputs: Tensor = self.adapters(states, self.base_layer(states), self.mixture)
-        return outputs
+        return self.adapters(states, self.base_layer(states), self.mixture)
 
 
 def is_linear_layer(module: nn.Module) -> bool:
@@ -270,21 +273,15 @@ def _cast(states: Tensor, like: Tensor) -> Tensor:
 
 
 def _add(inputs: Tensor, out: Tensor, down: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-    """Add adapters A (hidden, inputs) and Bᵀ (hidden, outputs) to `out` (group, token, outputs)."""
-    hidden = nn.functional.linear(_cast(inputs, down), down)
+    """Add adapters to `out` (group, token, outputs): A (hidden, inputs), Bᵀ (hidden, outputs), also by group."""
+    by_group, states = down.dim() == 3, _cast(inputs, down)
+    hidden = states @ down.transpose(1, 2) if by_group else nn.functional.linear(states, down)
     mixed = hidden * weights.to(hidden.dtype)
-    if out.dtype == mixed.dtype == up.dtype:
-        return torch.addmm(out.flatten(0, 1), mixed.flatten(0, 1), up).view(out.shape)
-    return out + (mixed @ _cast(up, mixed)).to(out.dtype)
-
-
-def _add_gathered(inputs: Tensor, out: Tensor, down: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-    """Add adapters of each group, A (group, hidden, inputs) and Bᵀ (group, hidden, outputs), to `out`."""
-    hidden = _cast(inputs, down) @ down.transpose(1, 2)
-    mixed = hidden * weights.to(hidden.dtype)
-    if out.dtype == mixed.dtype == up.dtype:
+    if not out.dtype == mixed.dtype == up.dtype:
+        return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+    if by_group:
         return torch.baddbmm(out, mixed, up)
-    return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+    return torch.addmm(out.flatten(0, 1), mixed.flatten(0, 1), up).view(out.shape)
 
 
 def _layer_weights(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
 
 AUTO = (
@@ -27,21 +27,15 @@ AUTO = (
 The last two compute the keys as well."""
 
 
-class LoraAdapterPool:
+class LoraAdapterPool(AdapterPool):
     """LoRA adapters in a model, in place: each adapted layer becomes a `MixedLayer`, and one `mixture` weights all.
 
-    The weights of the model are frozen.
+    The weights of the model are frozen. See `LoraAdapters` and `Mixture` for the other arguments.
 
     Args:
-        model: The model.
-        r: Rank of the adapters.
-        lora_alpha: Scaling of the adapters.
+        r, lora_alpha: Rank and scaling of the adapters.
         target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
-        dropout: Dropout of the adapters' inputs.
-        detach_old: See `LoraAdapters`.
-        top_k: See `Mixture`.
         by_row: Whether each row will have its own weights.
-        seed: Seed of the initial weights.
 
     Raises:
         UserError: The model has no such layer, or one that cannot have weights by row.
@@ -60,14 +54,18 @@ class LoraAdapterPool:
         by_row: bool = False,
         seed: int = 0,
     ) -> None:
-        _check_counts(r, top_k)
+        check_int("r", r, least=1)
+        if top_k is not None:
+            check_int("top_k", top_k, least=1)
         names = target_layers(model, target_modules)
         if by_row:
             _check_only_tokens(model, names)
-        _check_rank(model, names, r)
-        model.requires_grad_(False)
-        self.model, self.rank, self.alpha, self.seed = model, r, lora_alpha, seed
-        self.mixture = Mixture(top_k=top_k)
+        for name in names:
+            max_rank = min(weight_shape(model.get_submodule(name)))
+            if r > max_rank:
+                raise UserError(f"r: expected at most {max_rank}, which {name} has, got {r}")
+        super().__init__(model, Mixture(top_k=top_k))
+        self.rank, self.alpha, self.seed = r, lora_alpha, seed
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
             options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
@@ -76,35 +74,12 @@ class LoraAdapterPool:
             _replace_module(model, name, layer)
             self.layers[name] = layer
 
-    def __len__(self) -> int:
-        """Return the number of adapters, in use or reserved."""
-        return len(next(iter(self.adapters)))
-
     @property
     def adapters(self) -> tuple[LoraAdapters, ...]:
         """The adapters of each layer."""
         return tuple(layer.adapters for layer in self.layers.values())
 
-    def reserve(self, blocks: int) -> None:
-        """Add adapters until there are `blocks`."""
-        for adapters in self.adapters:
-            adapters.reserve(blocks)
-
-    def set_trainable(self, *blocks: int) -> None:
-        """Train these adapters only."""
-        unknown = [index for index in blocks if index not in range(len(self))]
-        if unknown:
-            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
-        for adapters in self.adapters:
-            adapters.set_trainable(*blocks)
-
-    def delete(self, block: int) -> None:
-        """Remove an adapter from every layer; later ones move up."""
-        for adapters in self.adapters:
-            adapters.delete(block)
-
     def parameters_of(self, block: int) -> list[nn.Parameter]:
-        """Return A and B of an adapter, layer by layer."""
         return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]
 
     @torch.no_grad()
@@ -112,16 +87,6 @@ class LoraAdapterPool:
         """Copy adapter `other` into adapter `block`."""
         for target, source in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
             target.copy_(source)
-
-    @contextmanager
-    def use_weights(self, weights: Tensor | None) -> Iterator[None]:
-        """Mix with these weights, (row, adapter) or (adapter,); None leaves the adapters out."""
-        previous = self.mixture.weights
-        self.mixture.weights = weights
-        try:
-            yield
-        finally:
-            self.mixture.weights = previous
 
     @contextmanager
     def disable(self) -> Iterator[None]:
@@ -163,10 +128,7 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
 
 
 def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
-    """Check that the layers read nothing but tokens, so that adapters can have weights by row.
-
-    DeBERTa with `share_att_key` sends its table of relative positions through the query and key projections.
-    """
+    """Check that no layer reads DeBERTa's relative positions (`share_att_key`), which are no rows to weight."""
     if getattr(getattr(model, "config", None), "share_att_key", False):
         shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
         if shared:
@@ -184,19 +146,6 @@ def _describe_layers(names: Sequence[str]) -> str:
     """Name the linear layers of a model, for messages."""
     ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
     return f"the model has {', '.join(ends[:40]) or 'none'}"
-
-
-def _check_counts(rank: Any, top_k: Any) -> None:
-    check_int("r", rank, least=1)
-    if top_k is not None:
-        check_int("top_k", top_k, least=1)
-
-
-def _check_rank(model: nn.Module, names: Sequence[str], rank: int) -> None:
-    for name in names:
-        max_rank = min(weight_shape(model.get_submodule(name)))
-        if rank > max_rank:
-            raise UserError(f"r: expected at most {max_rank}, which {name} has, got {rank}")
 
 
 def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
-from regard.adapters.lora import MixedLayer
+from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
@@ -55,37 +57,29 @@ class AdapterModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_model(model, adapter_type)
-        _check_numbers(
-            lora_alpha=lora_alpha, router_hidden_size=router_hidden_size, temperature=temperature, dropout=dropout
-        )
+        check_int("router_hidden_size", router_hidden_size, least=1)
+        _check_numbers(lora_alpha, temperature, dropout)
         layers = target_modules if isinstance(target_modules, str) else list(target_modules)
+        router: dict[str, Any] = {"projection_order": projection_order, "temperature": temperature, "seed": seed}
+        lora = {"target_modules": layers, "detach_old": detach_old, "top_k": top_k, "dropout": dropout}
+        options: dict[str, Any]
+        if adapter_type == "lora":
+            options = {"r": r, "lora_alpha": lora_alpha, **lora}
+        else:
+            _check_defaults(lora)
+            options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
         self.settings: dict[str, Any] = {
             "adapter_type": adapter_type,
             "router_hidden_size": router_hidden_size,
-            "projection_order": projection_order,
-            "temperature": temperature,
+            **router,
+            **options,
         }
-        pool_options: dict[str, Any]
-        row_options: dict[str, Any]
-        if adapter_type == "lora":
-            pool_options = {"r": r, "lora_alpha": lora_alpha, "target_modules": layers}
-            pool_options |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
-            row_options = {"by_row": True}
-        else:
-            _check_prompt_options(target_modules=layers, detach_old=detach_old, top_k=top_k, dropout=dropout)
-            pool_options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
-            row_options = {}
-        self.settings |= {**pool_options, "seed": seed}
         embeddings: Any = model.get_input_embeddings().weight
-        attention = SharedAttention(
-            embeddings.shape[1],
-            hidden_size=router_hidden_size,
-            projection_order=projection_order,
-            temperature=temperature,
-            seed=seed,
-        )
-        self.pool = (LoraAdapterPool if adapter_type == "lora" else PromptAdapterPool)(
-            model, **pool_options, **row_options, seed=seed
+        attention = SharedAttention(embeddings.shape[1], hidden_size=router_hidden_size, **router)
+        self.pool = (
+            LoraAdapterPool(model, **options, by_row=True, seed=seed)
+            if adapter_type == "lora"
+            else PromptAdapterPool(model, **options, seed=seed)
         )
         self.model: Any = model
         self.attention = attention.to(embeddings.device)
@@ -112,14 +106,8 @@ class AdapterModel(nn.Module):
     def add_adapter(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
         """Add an adapter and return its index.
 
-        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet.
-
-        Args:
-            name: A new name.
-            lineage: Facts saved with the adapter (task, data and their hashes), which JSON can hold.
-
-        Raises:
-            UserError: The name exists, or JSON cannot hold the lineage.
+        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet. `lineage`
+        has facts to save with it (task, data and their hashes), which JSON can hold.
         """
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
@@ -169,6 +157,16 @@ class AdapterModel(nn.Module):
         self.freeze()
         if isinstance(self.pool, PromptAdapterPool):
             self.pool.prompts.folded.fill_(True)
+
+    def add_merged(self, merged: MergedAdapter) -> None:
+        """Add a merged adapter to the weights of each layer."""
+        for name, layer in self.layers("merge").items():
+            down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
+            delta = merged.weight * layer.adapters.scale * up @ down
+            with torch.no_grad():
+                delta = delta if isinstance(layer.base_layer, nn.Linear) else delta.T
+                layer.weight.add_(delta.to(layer.weight.dtype))
+        self.merged.append(merged)
 
     def _reseed(self, removed: int) -> None:
         """Change seeds, so that adapters at indices free again after a removal get new initial weights."""
@@ -267,7 +265,7 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     check_choice("adapter_type", adapter_type, BLOCKS)
 
 
-def _check_prompt_options(**options: Any) -> None:
+def _check_defaults(options: Mapping[str, Any]) -> None:
     """Check that options of LoRA adapters have their defaults."""
     defaults = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
     for name, value in options.items():
@@ -275,17 +273,43 @@ def _check_prompt_options(**options: Any) -> None:
             raise UserError(f"{name}: expected {defaults[name]!r} with adapter_type='prompt', got {value!r}")
 
 
-def _check_numbers(*, lora_alpha: Any, router_hidden_size: Any, temperature: Any, dropout: Any) -> None:
+def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
     """Check that numbers are in their ranges."""
-    numbers = {"lora_alpha": lora_alpha, "router_hidden_size": router_hidden_size, "dropout": dropout}
-    if temperature is not None:
-        numbers["temperature"] = temperature
-    for name, value in numbers.items():
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        is_finite = value == value and value < float("inf") if is_int or isinstance(value, float) else False
-        if name == "dropout" and not (is_finite and 0 <= value < 1):
-            raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
-        if name == "router_hidden_size":
-            check_int(name, value, least=1)
-        if name != "dropout" and not (is_finite and value > 0):
+    for name, value in (("lora_alpha", lora_alpha), ("temperature", 1 if temperature is None else temperature)):
+        if not (_is_number(value) and 0 < value < float("inf")):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")
+    if not (_is_number(dropout) and 0 <= dropout < 1):
+        raise UserError(f"dropout: expected a number from 0 to below 1, got {dropout!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def base_sha256(model: PreTrainedModel) -> str:
+    """Return the sha256 of the base model's weights by name, rounded to bfloat16; its head does not count.
+
+    It is the same with adapters and without, and in float32 and bfloat16.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(_base_weights(model).items()):
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        rounded = value.detach().to("cpu", torch.bfloat16) if value.is_floating_point() else value.detach().cpu()
+        digest.update(rounded.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the base model's weights by the names they have without adapters."""
+    modules = dict(model.base_model.named_modules())
+    kinds = (LoraAdapters, PromptAdapters)
+    adapters = tuple(f"{name}." for name, module in modules.items() if isinstance(module, kinds))
+    layers = {name for name, module in modules.items() if isinstance(module, MixedLayer)}
+    weights = model.base_model.state_dict().items()
+    return {_original_name(name, layers): value for name, value in weights if not name.startswith(adapters)}
+
+
+def _original_name(name: str, layers: set[str]) -> str:
+    """Return the name that a weight has without adapters beside its layer."""
+    layer, separator, weight = name.rpartition(".base_layer.")
+    return f"{layer}.{weight}" if separator and layer in layers else name

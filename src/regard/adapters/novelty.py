@@ -1,14 +1,10 @@
 """Novelty of a sample: a two-sample test against the samples of known tasks.
 
-The test compares distances between samples with distances within them (energy statistics: Székely and Rizzo, Testing
-for equal distributions in high dimension, InterStat 2004; Energy statistics, Journal of Statistical Planning and
-Inference 143, 2013). It needs only distances, so fewer vectors than features are enough. It has no kernel width to
-choose, and its statistic is zero only for equal distributions. Its p-value comes from permutations, so the rate of
-false alarms is exact for every distribution and sample size.
-
-A sample is new if it differs from every known task. Each test alone has the level `alarm`, and so has their
-conjunction, without a correction for their number (intersection-union test: Berger, Technometrics 24, 1982). Power
-falls with the number of known tasks.
+The test compares distances between samples with distances within them (energy statistics: Székely and Rizzo, Journal of
+Statistical Planning and Inference 143, 2013), so fewer vectors than features are enough. Its p-value comes from
+permutations, so the rate of false alarms is exact for every distribution and sample size. A sample is new if it differs
+from every known task; no correction for their number is needed (intersection-union test: Berger, Technometrics
+24, 1982).
 """
 
 from __future__ import annotations
@@ -28,12 +24,10 @@ _CLOSE = 1e-9
 
 
 class Novelty(NamedTuple):
-    """Result of a two-sample test.
+    """Result of a two-sample test: the energy coefficient and the p-value of the permutation test.
 
-    Args:
-        statistic: Energy coefficient: fraction of the mean distance between samples that distances within them do not
-            explain. Its numerator is unbiased: about 0 or a little less for equal distributions, 1 for two points.
-        p: p-value of the permutation test.
+    The coefficient is the fraction of the mean distance between samples that distances within them do not explain. Its
+    numerator is unbiased: about 0 or a little less for equal distributions, 1 for two points.
     """
 
     statistic: float
@@ -41,15 +35,10 @@ class Novelty(NamedTuple):
 
 
 def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Novelty:
-    """Test whether vectors have the distribution of a reference sample, whatever the order of rows.
+    """Test whether two samples (row, width) have the same distribution, whatever the order of rows.
 
-    Each feature is divided by its standard deviation over both samples.
-
-    Args:
-        vectors: Sample of shape (row, width).
-        reference: Sample of shape (row, width).
-        draws: Number of permutations. The observed split counts as one more, so that p is at least 1 / (draws + 1).
-        seed: Seed of the permutations.
+    Each feature is divided by its standard deviation over both samples. The observed split counts as one more of the
+    `draws` permutations, so that p is at least 1 / (draws + 1).
 
     Raises:
         UserError: A sample has fewer than two rows or numbers that are not finite, or the widths differ.
@@ -77,10 +66,8 @@ def find_known_task(comparisons: Sequence[Novelty], *, alarm: float, reuse: floa
 
     Args:
         comparisons: Tests of the sample against each known task.
-        alarm: Level of the tests: rate at which samples of known tasks count as new. Of the tasks with p above it, the
-            one with the highest p is returned.
-        reuse: If no p is above `alarm`, return the task with the smallest statistic if 1 − statistic is at least
-            `reuse`; 0 for never.
+        alarm: Level of the tests. Of the tasks with p above it, the one with the highest p is returned.
+        reuse: If there is none, the task with the smallest statistic is, if 1 − statistic is at least this; 0: never.
     """
     indices = range(len(comparisons))
     similar = [index for index in indices if comparisons[index].p > alarm]
@@ -112,11 +99,7 @@ def _sort_rows(rows: Tensor, num_first: int) -> tuple[Tensor, Tensor]:
 
 
 def _energies(distances: Tensor, in_first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 2 E|x − y| − E|x − x'| − E|y − y'| and E|x − y| for each split of the rows.
-
-    x and x' are of the first sample, where `in_first` (draw, row) is 1, y and y' of the second; `distances` is
-    (row, row).
-    """
+    """Return 2 E|x − y| − E|x − x'| − E|y − y'| and E|x − y| for each split: x is where `in_first` (draw, row) is 1."""
     num_first = float(in_first[0].sum())
     num_rest = len(distances) - num_first
     within = ((in_first @ distances) * in_first).sum(1)

@@ -17,6 +17,7 @@ from regard.adapters import saving
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
+from regard.models.model_files import as_user_error
 from regard.runs.output_dir import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
@@ -69,22 +70,16 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
         (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         save_file(tensors, target / WEIGHTS, {"format": "pt", _HEADER: json.dumps(origin)})
         if router:
-            metadata = {
-                "format": "pt",
-                "names": json.dumps(adapters.adapter_names),
-                "settings": json.dumps(adapters.settings),
-            }
-            save_file(saving.attention_tensors(adapters), target / ROUTER, metadata)
+            contents = {"names": adapters.adapter_names, "settings": adapters.settings}
+            metadata = {name: json.dumps(content) for name, content in contents.items()}
+            save_file(saving.attention_tensors(adapters), target / ROUTER, {"format": "pt", **metadata})
     return folder
 
 
 def import_adapter(
     adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool
 ) -> int:
-    """Add the adapter of a folder, frozen, and return its index; see `SharedAdapters.import_peft`.
-
-    B absorbs another scale. A lower rank, and layers that the folder does not adapt, are filled up with zeros.
-    """
+    """Add the adapter of a folder; B absorbs another scale, and a lower rank and other layers are filled with zeros."""
     config = saving.read_json(folder / CONFIG, "an adapter of PEFT")
     _check_config(folder, config)
     if not (folder / WEIGHTS).is_file():
@@ -122,17 +117,14 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that PEFT's configuration is that of a plain LoRA adapter."""
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder}: expected a LoRA adapter, got one of the type {config.get('peft_type')!r}")
-    for option, description in _UNSUPPORTED.items():
-        if config.get(option):
-            raise UserError(f"{folder}: expected a plain LoRA adapter, got one that is {description} ({option})")
-    initialization = str(config.get("init_lora_weights", True))
+    extras = [f"that is {words} ({option})" for option, words in _UNSUPPORTED.items() if config.get(option)]
+    initialization, bias = str(config.get("init_lora_weights", True)), config.get("bias", "none")
     if initialization.startswith(_CHANGES_BASE):
-        raise UserError(
-            f"{folder}: expected a plain LoRA adapter, got one for which peft changes the base model's own weights "
-            f"(init_lora_weights={initialization!r})"
-        )
-    if config.get("bias", "none") != "none":
-        raise UserError(f"{folder}: expected a plain LoRA adapter, got one with biases (bias={config['bias']!r})")
+        extras.append(f"for which peft changes the base model's own weights (init_lora_weights={initialization!r})")
+    if bias != "none":
+        extras.append(f"with biases (bias={bias!r})")
+    if extras:
+        raise UserError(f"{folder}: expected a plain LoRA adapter, got one {extras[0]}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
         raise UserError(f"{folder}: expected a rank r and lora_alpha in {CONFIG}, got {rank!r} and {alpha!r}")
@@ -143,15 +135,11 @@ def _read_origin(path: Path) -> dict[str, Any]:
     text = saving.read_metadata(path).get(_HEADER)
     if text is None:
         return {}
-    try:
+    with as_user_error(f"{path}: expected what `export_peft` tells of a block, got", saving.MALFORMED):
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
         base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
         return {"name": str(content["name"]), "lineage": lineage, "base": {**base, "sha256": str(base["sha256"])}}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: expected what `export_peft` tells of a block, got {saving.format_error(error)}"
-        ) from error
 
 
 def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -182,7 +170,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
 def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     """Return the kind of attention in a file, the key (width,) of each adapter and the maps, both by name."""
     tensors, metadata = saving.read_tensors(path), saving.read_metadata(path)
-    try:
+    with as_user_error(f"{path}: expected keys and maps as `export_peft` leaves them, got", saving.MALFORMED):
         names, settings = [str(name) for name in json.loads(metadata["names"])], json.loads(metadata["settings"])
         keys = tensors.pop("attention.keys")
         inner, width = int(settings["router_hidden_size"]), keys.shape[1]
@@ -193,9 +181,6 @@ def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]
         temperature = settings["temperature"] or math.sqrt(width)
         kind = _describe_maps(inner, width, str(settings["projection_order"]), temperature)
         return kind, dict(zip(names, keys, strict=True)), maps
-    except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        got = saving.format_error(error)
-        raise UserError(f"{path}: expected keys and maps as `export_peft` leaves them, got {got}") from error
 
 
 def _describe_maps(inner: int, width: int, order: str, temperature: float) -> str:

@@ -19,8 +19,7 @@ class PromptAdapters(nn.Module):
     it is trained as a plain tensor.
 
     Args:
-        width: Number of features.
-        length: Number of vectors in a prompt.
+        width, length: Number of features, and of vectors in a prompt.
         hidden: Hidden features of the MLP (ReLU, then a layer norm); 0 for none.
         residual: Add P to the output of the MLP.
         words: Embeddings (word, width) from which a new prompt is sampled; by default it is sampled from U(−0.5, 0.5).
@@ -51,14 +50,12 @@ class PromptAdapters(nn.Module):
         self._words = (words,)
         self._like = torch.empty(0)
         if words is not None:
-            dtype = torch.promote_types(words.dtype, torch.float32)
-            self._like = torch.empty(0, dtype=dtype, device=words.device)
+            self._like = words.new_empty(0, dtype=torch.promote_types(words.dtype, torch.float32))
         self.P = nn.ParameterList()
         self.mlp: nn.Sequential | None = None
         if hidden:
             layers = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.LayerNorm(width)
-            self.mlp = nn.Sequential(*layers).to(self._like)
-            self.mlp.requires_grad_(False)
+            self.mlp = nn.Sequential(*layers).to(self._like).requires_grad_(False)
             self._reset_mlp(0)
         for name in ("live", "folded"):
             self.register_buffer(name, torch.zeros(0, dtype=torch.bool, device=self._like.device))
@@ -145,12 +142,12 @@ class PromptAdapters(nn.Module):
     def _reparametrize(self, block: int) -> Tensor:
         """Return P' of a live prompt."""
         prompt: Tensor = self.P[block]
-        output: Tensor = prompt if self.mlp is None else self.mlp(prompt)
-        return output + prompt if self.residual and self.mlp is not None else output
+        if self.mlp is None:
+            return prompt
+        return self.mlp(prompt) + prompt if self.residual else self.mlp(prompt)
 
     def _initial_prompt(self, generator: torch.Generator) -> Tensor:
-        words = self._words[0]
-        device = self.live.device
+        words, device = self._words[0], self.live.device
         if words is None:
             return (torch.rand(self.length, self.width, generator=generator) - 0.5).to(device)
         indices = torch.randint(len(words), (self.length,), generator=generator)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.adapters.input_embeddings import embedding_reader, first_position, position_ids, reads_input_embeddings
 from regard.adapters.lora import Mixture
+from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
 
@@ -34,21 +35,15 @@ def check_prompt_fits(text_tokens: int, limit: int, prompt_tokens: int) -> UserE
     )
 
 
-class PromptAdapterPool:
+class PromptAdapterPool(AdapterPool):
     """Soft prompts before the inputs of any Transformers model, in place, mixed by `mixture`.
 
     The outputs of an encoder or decoder have no states of the prompt (attention maps do). In an encoder–decoder, the
     decoder attends to the prompt as well. The prompt has the first positions, and the text those after it. With a cache
     it is read once, with the first tokens. Padding on the left needs a model that takes `position_ids`.
 
-    The weights of the model are frozen. The prompts are its submodule `soft_prompts`.
-
-    Args:
-        model: The model.
-        length: Vectors in a prompt.
-        hidden: See `PromptAdapters`.
-        residual: See `PromptAdapters`.
-        seed: Seed of the initial prompts.
+    The weights of the model are frozen. The prompts are its submodule `soft_prompts`. See `PromptAdapters` for the
+    arguments (there `length` and `hidden`).
 
     Raises:
         UserError: The model does not read embeddings in place of tokens, or has soft prompts.
@@ -63,7 +58,6 @@ class PromptAdapterPool:
         residual: bool = True,
         seed: int = 0,
     ) -> None:
-        self.model: Any = model
         self.reader, decoder = embedding_reader(model)
         if hasattr(model, _NAME):
             raise UserError(f"model: expected one without soft prompts, {type(model).__name__} has some")
@@ -72,14 +66,13 @@ class PromptAdapterPool:
                 "model: expected one that reads embeddings in place of tokens (inputs_embeds), among which soft "
                 f"prompts are put, got {type(self.reader).__name__}"
             )
-        model.requires_grad_(False)
+        super().__init__(model, Mixture())
         embeddings = self.reader.get_input_embeddings().weight
         self.prompts = PromptAdapters(
             embeddings.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=embeddings, seed=seed
         )
         model.add_module(_NAME, self.prompts)
         self.limit = position_ids(self.reader)
-        self.mixture = Mixture()
         self._prefix: _Prefix | None = None
         self._reader_arguments = frozenset(inspect.signature(self.reader.forward).parameters)
         self._keeps_prompt_states, self._cut = decoder is not None, 0
@@ -90,37 +83,20 @@ class PromptAdapterPool:
         if decoder is not None:
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
 
-    def __len__(self) -> int:
-        """Return the number of prompts, in use or reserved."""
-        return len(self.prompts)
-
     @property
-    def adapters(self) -> tuple[PromptAdapters, ...]:
+    def adapters(self) -> tuple[PromptAdapters]:
         """The prompts, as a tuple of one, as a LoRA pool has one item for each layer."""
         return (self.prompts,)
-
-    def reserve(self, blocks: int) -> None:
-        """Add prompts until there are `blocks`."""
-        self.prompts.reserve(blocks)
-
-    def set_trainable(self, *blocks: int) -> None:
-        """Train these prompts only."""
-        self.prompts.set_trainable(*blocks)
 
     def fold(self) -> None:
         """Fold trained prompts, so that they need no MLP."""
         self.prompts.fold()
-
-    def delete(self, block: int) -> None:
-        """Remove a prompt; later ones move up."""
-        self.prompts.delete(block)
 
     def copy(self, block: int, other: int) -> None:
         """Copy prompt `other` into prompt `block`."""
         self.prompts.copy(block, other)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
-        """Return the parameters of a prompt, with the MLP if it is live."""
         mlp = self.prompts.mlp
         mlp_parameters = list(mlp.parameters()) if mlp is not None and bool(self.prompts.live[block]) else []
         return [self.prompts.P[block], *mlp_parameters]
@@ -128,20 +104,16 @@ class PromptAdapterPool:
     @contextmanager
     def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Prepend a mix of prompts for a while, by weights (row, prompt) or (prompt,); None for nothing."""
-        weights_before, prefix_before = self.mixture.weights, self._prefix
-        self.mixture.weights, self._prefix = weights, None
-        try:
+        with self._use_prefix(None), self.mixture.use(weights):
             yield
-        finally:
-            self.mixture.weights, self._prefix = weights_before, prefix_before
+
+    def prepend(self, prompts: Tensor, mask: Tensor | None = None) -> AbstractContextManager[None]:
+        """Prepend these prompts for a while, (row or 1, token, width); `mask` (row, token) is False at padding."""
+        return self._use_prefix(_Prefix(prompts, mask))
 
     @contextmanager
-    def prepend(self, prompts: Tensor, mask: Tensor | None = None) -> Iterator[None]:
-        """Prepend these prompts for a while: (row, token, width), or (1, token, width) for all rows.
-
-        `mask` (row, token) marks their tokens that are no padding.
-        """
-        previous, self._prefix = self._prefix, _Prefix(prompts, mask)
+    def _use_prefix(self, prefix: _Prefix | None) -> Iterator[None]:
+        previous, self._prefix = self._prefix, prefix
         try:
             yield
         finally:
@@ -161,11 +133,11 @@ class PromptAdapterPool:
 
     def _prefix_of(self, rows: int) -> _Prefix | None:
         """Return what is prepended to the rows, None for nothing."""
-        if self._prefix is not None:
-            mask = self._prefix.mask
-            return _Prefix(_repeat_rows(self._prefix.prompts, rows), None if mask is None else _repeat_rows(mask, rows))
-        weights = self.mixture.weights
-        return None if weights is None else _Prefix(_repeat_rows(self.prompts.mix(weights), rows), None)
+        weights, prefix = self.mixture.weights, self._prefix
+        if prefix is None:
+            return None if weights is None else _Prefix(_repeat_rows(self.prompts.mix(weights), rows), None)
+        mask = None if prefix.mask is None else _repeat_rows(prefix.mask, rows)
+        return _Prefix(_repeat_rows(prefix.prompts, rows), mask)
 
     def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepend prompts to the inputs of the reader."""
@@ -205,17 +177,12 @@ class PromptAdapterPool:
         prefix_mask = torch.ones(rows, length, dtype=torch.long, device=device) if real is None else real.long()
         updates: dict[str, Any] = {}
         if mask is not None or real is not None:
-            text_mask = (
-                torch.ones(rows, num_cached + tokens - (length if num_cached else 0), device=device)
-                if mask is None
-                else mask
-            )
+            num_text = num_cached - length + tokens if num_cached else tokens
+            text_mask = torch.ones(rows, num_text, device=device) if mask is None else mask
             updates["attention_mask"] = torch.cat([prefix_mask.to(text_mask.dtype), text_mask], 1)
         if positions is not None:
-            shifted = positions + prefix_mask.sum(1, keepdim=True)
-            updates["position_ids"] = (
-                shifted if num_cached else torch.cat([self._count_positions(prefix_mask), shifted], 1)
-            )
+            before = [] if num_cached else [self._count_positions(prefix_mask)]
+            updates["position_ids"] = torch.cat([*before, positions + prefix_mask.sum(1, keepdim=True)], 1)
         elif "position_ids" in self._reader_arguments and (real is not None or _has_left_padding(mask)):
             count = tokens + (0 if num_cached else length)
             updates["position_ids"] = self._count_positions(updates["attention_mask"])[:, -count:]

@@ -26,9 +26,6 @@ def divergence(target: Tensor, scores: Tensor) -> Tensor:
         target: ā of an earlier task, (adapter,); adapters added since then are padded with zeros.
         scores: Scores (row, adapter), whose softmax is a.
 
-    Raises:
-        UserError: The target has more adapters than there are, or there are no rows.
-
     Source:
         SAPT (arXiv 2401.08295), equation 9.
     """
@@ -46,11 +43,7 @@ def divergence(target: Tensor, scores: Tensor) -> Tensor:
 
 
 def without(target: Tensor, block: int) -> Tensor:
-    """Return ā (adapter,) without the adapter at an index, normalized; unchanged if the adapter came after the task.
-
-    Raises:
-        UserError: The other adapters have no weight.
-    """
+    """Return ā (adapter,) without the adapter at an index, normalized; unchanged if the adapter came after the task."""
     if block >= len(target):
         return target
     remaining = torch.cat([target[:block], target[block + 1 :]])
@@ -62,14 +55,10 @@ def without(target: Tensor, block: int) -> Tensor:
 
 
 class Density(NamedTuple):
-    """A normal density over query vectors: principal directions, and the residual deviation of each feature.
+    """A normal density over query vectors, whose samples are mean + directionsᵀ z + spread · z'.
 
-    Samples are mean + directionsᵀ z + spread · z'.
-
-    Args:
-        mean: Mean, (width,).
-        directions: Principal directions times their standard deviations, (direction, width).
-        spread: Residual standard deviations, (width,).
+    `directions` (direction, width) are the principal ones times their standard deviations, `spread` (width,) is the
+    residual deviation of each feature.
     """
 
     mean: Tensor

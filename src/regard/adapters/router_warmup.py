@@ -1,8 +1,6 @@
 """Router warm-up: training the shared attention to recognize a new task before its adapter is trained.
 
-An adapter begins with B = 0. Its weight then changes nothing, so the loss does not ask for more of it: old adapters
-that are a little right keep their weights, and the new one never learns. The attention reads only frozen embeddings, so
-it can be trained alone, on query vectors, at the cost of a few products a step.
+An adapter begins with B = 0, so its weight changes nothing, the loss does not ask for more of it, and it never learns.
 """
 
 from __future__ import annotations
@@ -26,10 +24,7 @@ class PastTask(NamedTuple):
 
 
 def router_loss(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], index: int = -1) -> Tensor:
-    """Return the mean −log a of a task's own adapter at `index`, plus the divergences of earlier tasks.
-
-    Each task counts the same, as in a classification of rows by task.
-    """
+    """Return the mean −log a of a task's own adapter at `index`, plus the divergences of earlier tasks."""
     negative_log_weight = -attention.scores(vectors).log_softmax(-1)[:, index].mean()
     return negative_log_weight + sum(divergences(attention, earlier), torch.zeros_like(negative_log_weight))
 
@@ -55,24 +50,11 @@ def warm_up_router(
     seed: int = 0,
     own: int | None = None,
 ) -> float:
-    """Train the key of a task's adapter and the maps on query vectors, with AdamW without weight decay.
+    """Train the key of a task's adapter and the maps with AdamW; return the loss of the last step.
 
-    Args:
-        attention: Attention with a key that is trained.
-        vectors: Query vectors of the task's rows, (row, width).
-        earlier: Earlier tasks, whose weights are held.
-        steps: Number of steps.
-        rate: Peak learning rate; it rises for the fraction `warmup` of `steps` and then falls linearly to 0.
-        batch: Maximum number of vectors of each task in a step.
-        warmup: Fraction of steps.
-        seed: Seed of the sampled vectors.
-        own: Index of the task's adapter; by default the trained one.
-
-    Returns:
-        Loss of the last step.
-
-    Raises:
-        UserError: No adapter is trained, or there are no vectors.
+    `vectors` (row, width) are query vectors of the task's rows, of which a step samples at most `batch`, as of those of
+    each earlier task. The learning rate rises to `rate` for the fraction `warmup` of `steps`, then falls linearly to 0.
+    `own` is the index of the task's adapter, by default the trained one.
     """
     open_blocks = [number for number, key in enumerate(attention.keys) if key.requires_grad]
     if not open_blocks:
@@ -81,14 +63,14 @@ def warm_up_router(
         raise UserError("vectors: expected at least one of the task's rows, got none")
     own = open_blocks[0] if own is None else own
     generator = torch.Generator().manual_seed(seed)
-    parameters = [one for one in attention.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in attention.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     loss = torch.zeros(())
     for step in range(steps):
         factor = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
-        sampled = [PastTask(one.target, _sample_rows(one.vectors, batch, generator)) for one in earlier]
+        sampled = [task._replace(vectors=_sample_rows(task.vectors, batch, generator)) for task in earlier]
         loss = router_loss(attention, _sample_rows(vectors, batch, generator), sampled, own)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,34 +19,18 @@ from regard.errors import UserError
 _MARK = "_regard_weights"
 
 
-@dataclass(frozen=True, eq=False)
-class _WeightRecord:
+class _WeightRecord(NamedTuple):
     """Weights that an output was computed with, and the state of the adapters that they belong to."""
 
     weights: Tensor | None
     state: object
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
+class _Call(NamedTuple):
     """A running call of a module, with its inputs by name."""
 
     module: nn.Module
     inputs: Mapping[str, Any]
-
-
-class _WithWeights:
-    """A checkpointed function that the backward pass runs again with the weights of the forward pass."""
-
-    def __init__(self, function: Callable[..., Any], mixture: Mixture) -> None:
-        self.function, self.mixture, self.weights = function, mixture, mixture.weights
-
-    def __call__(self, *args: Any) -> Any:
-        previous, self.mixture.weights = self.mixture.weights, self.weights
-        try:
-            return self.function(*args)
-        finally:
-            self.mixture.weights = previous
 
 
 class Routing:
@@ -56,12 +39,7 @@ class Routing:
     Weights are set at the module that reads the tokens: the encoder of an encoder–decoder, else the base model. They
     hold until the outermost call ends. They are also attached to what was computed with them: to the encoder's output
     for the decoder, and to the cache of keys and values for the next tokens. If the weights are unknown there, the call
-    raises UserError.
-
-    Args:
-        model: The model.
-        mixture: Mixture that gets the weights.
-        attention: Computes weights (row, adapter) from query vectors (row, width). Without keys there are no weights.
+    raises UserError. Without keys in the attention there are no weights.
     """
 
     def __init__(self, model: PreTrainedModel, mixture: Mixture, attention: SharedAttention) -> None:
@@ -71,18 +49,13 @@ class Routing:
         self._forced: tuple[Tensor | None] | None = None
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
-        self._checkpointed: list[Any] = [
-            module for module in model.modules() if hasattr(module, "gradient_checkpointing")
-        ]
+        self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
         self.two_parts = bool(model.config.is_encoder_decoder) and model.get_encoder() is not model
         self.reader: nn.Module = model.get_encoder() if self.two_parts else model.base_model
         self._handles = list(self._register_hooks())
 
     def _register_hooks(self) -> Iterator[RemovableHandle]:
-        """Register the hooks, before those of others, which may use the weights.
-
-        `_begin` runs before `_before_reading`, and `_after_reading` before `_end`.
-        """
+        """Register hooks that run before those of others, `_begin` first and `_end` last."""
         decoder = self.model.get_decoder() if self.two_parts else None
         yield self.reader.register_forward_hook(self._after_reading)
         yield self.reader.register_forward_pre_hook(self._before_reading, with_kwargs=True, prepend=True)
@@ -127,15 +100,11 @@ class Routing:
         if inputs.get("inputs_embeds") is not None:
             embedded = inputs["inputs_embeds"]
         elif inputs.get("input_ids") is not None:
-            embedded = self.embedding(inputs["input_ids"]).detach()
+            table: Any = self.reader.get_input_embeddings()  # type: ignore[operator]  # of a Transformers model
+            embedded = table(inputs["input_ids"]).detach()
         else:
             raise UserError("input_ids: expected the tokens that the weights are made of, got none")
         return query_vectors(embedded, self._valid_mask(embedded, inputs, prompt))
-
-    @property
-    def embedding(self) -> nn.Module:
-        """The input embeddings."""
-        return self.reader.get_input_embeddings()  # type: ignore[operator]  # a part of a Transformers model
 
     def _valid_mask(self, embedded: Tensor, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
         """Return the mask (row, token) of the tokens that count."""
@@ -143,7 +112,8 @@ class Routing:
         valid = torch.ones(shape, dtype=torch.bool, device=embedded.device)
         labels = inputs.get("labels")
         masks = {"attention_mask": inputs.get("attention_mask"), "prompt_mask": prompt}
-        if prompt is None and self._has_prompt and isinstance(labels, Tensor) and labels.shape == shape:
+        marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
+        if marks_answer and isinstance(labels, Tensor) and labels.shape == shape:
             masks["labels"] = labels == -100
         for name, mask in masks.items():
             if mask is None:
@@ -161,11 +131,6 @@ class Routing:
     def _is_active(self) -> bool:
         """Whether weights are computed: there are adapters, and no weights are forced."""
         return self._forced is None and len(self.attention.keys) > 0
-
-    @property
-    def _has_prompt(self) -> bool:
-        """Whether labels mark the answer among the input tokens."""
-        return not self.two_parts and self.model.can_generate()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call; the outermost one begins without weights, unless some are forced."""
@@ -212,16 +177,13 @@ class Routing:
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the weights (row, adapter) of a batch, whatever autocast's precision."""
-        weights: Tensor = self.attention(self.vectors(inputs, prompt))
-        return weights
+        return self.attention(self.vectors(inputs, prompt))
 
     def _after_reading(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Attach the weights to the outputs computed with them."""
         record = _WeightRecord(self.mixture.weights, self.state)
         values = list(output.values()) if isinstance(output, Mapping) else list(output)
-        carriers = (
-            [output, *values[:1]] if self.two_parts else [carrier for carrier in values if isinstance(carrier, Cache)]
-        )
+        carriers = [output, *values[:1]] if self.two_parts else [value for value in values if isinstance(value, Cache)]
         for carrier in carriers:
             if not isinstance(carrier, tuple):
                 setattr(carrier, _MARK, record)
@@ -256,8 +218,8 @@ class Routing:
 
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
-    """Wrap a checkpointing function so that both passes use the same mixture."""
-    return lambda part, *args, **options: function(_WithWeights(part, mixture), *args, **options)
+    """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
+    return lambda part, *args, **options: function(mixture.use(mixture.weights)(part), *args, **options)
 
 
 def _holds_tokens(cache: Any) -> bool:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard.adapters import pruning
-from regard.adapters.base_model import base_sha256
 from regard.adapters.lora import MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
-from regard.adapters.model import AdapterModel, MergedAdapter
+from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
-from regard.models.model_files import find_model_folder, find_weight_files
+from regard.models.model_files import as_user_error, find_model_folder, find_weight_files
+from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
 """Name of the argument of the folder, for messages."""
 A = TypeVar("A", bound="AdapterModel")
@@ -36,6 +35,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
+    blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
     with atomic_folder(folder, marker=METADATA, overwrite=overwrite, option=OPTION) as target:
         save_file(_collect_tensors(adapters), target / TENSORS, {"format": "pt"})
         metadata = {
@@ -43,15 +43,13 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
             "settings": adapters.settings,
             "base": base,
             "layers": list(_layers(adapters)),
-            "blocks": [
-                {"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()
-            ],
+            "blocks": blocks,
             "merged": [
                 {"name": adapter.name, "weight": adapter.weight, "lineage": lineage_of(base, adapter.lineage)}
                 for adapter in adapters.merged
             ],
             "added": adapters.added,
-            "sha256": _sha256(target / TENSORS),
+            "sha256": sha256_of_file(target / TENSORS),
         }
         (target / METADATA).write_text(json.dumps(metadata, indent=2), encoding="utf-8")
     return folder
@@ -60,7 +58,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
 def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     """Load the adapters of a folder into a model."""
     metadata, tensors = _read_folder(folder)
-    try:
+    with as_user_error(f"{folder}: expected blocks as `save_pretrained` leaves them, got", MALFORMED):
         base = metadata["base"]
         layers = [str(name) for name in metadata["layers"]]
         settings = {**metadata["settings"], **({"target_modules": layers} if layers else {})}
@@ -79,23 +77,15 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         if merged:
             adapters.base_sha256 = base["sha256"]
         for index, (name, weight, lineage) in enumerate(merged):
-            parts = {
-                layer: (tensors[f"merged.{index}.{layer}.A"], tensors[f"merged.{index}.{layer}.B"]) for layer in layers
-            }
-            pruning.fold(adapters, MergedAdapter(name, weight, lineage, parts))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{folder}: expected blocks as `save_pretrained` leaves them, got {format_error(error)}"
-        ) from error
+            paths = {layer: f"merged.{index}.{layer}" for layer in layers}
+            parts = {layer: (tensors[f"{path}.A"], tensors[f"{path}.B"]) for layer, path in paths.items()}
+            adapters.add_merged(MergedAdapter(name, weight, lineage, parts))
     return adapters
 
 
 def attention_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """Return copies of the keys, (adapter, width), and of the shared maps, by the names in a file."""
-    state = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
-    tensors = {name: value for name, value in state.items() if ".keys." not in name and not name.endswith(".count")}
+    tensors = maps(adapters)
     if adapters.adapter_names:
         tensors["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -132,12 +122,8 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     """Read a JSON object."""
     if not path.is_file():
         raise UserError(f"folder: expected {expected}, a folder with {path.name}, got {path.parent}")
-    try:
+    with as_user_error(f"{path}: expected {expected}, got a file that cannot be read:"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: expected {expected}, got a file that cannot be read: {format_error(error)}"
-        ) from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected {expected}, got {type(content).__name__}")
     return content
@@ -145,21 +131,17 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, by name."""
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got {format_error(error)}") from error
-    return tensors
+    with as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)):
+        return load_file(path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata in the header of a safetensors file."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got {format_error(error)}") from error
-    return metadata
+    with (
+        as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)),
+        safe_open(path, framework="pt") as file,
+    ):
+        return file.metadata() or {}
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -167,7 +149,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
     if metadata.get("format") != FORMAT:
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
-    if not (folder / TENSORS).is_file() or _sha256(folder / TENSORS) != metadata.get("sha256"):
+    if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
         raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")
     return metadata, read_tensors(folder / TENSORS)
 
@@ -175,12 +157,8 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the attention, and merged adapters."""
     tensors = attention_tensors(adapters)
-    for name, layer in _layers(adapters).items() if adapters.adapter_names else ():
-        for matrix, values in (("A", layer.adapters.A), ("B", layer.adapters.B)):
-            tensors[f"layers.{name}.{matrix}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
-    if isinstance(adapters.pool, PromptAdapterPool):
-        prompts = [adapters.pool.prompts.prompt(index).detach() for index in range(len(adapters.adapter_names))]
-        tensors["prompts"] = torch.stack(prompts).cpu().contiguous()
+    for name, values in _stacks(adapters).items():
+        tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}
@@ -192,16 +170,27 @@ def _layers(adapters: AdapterModel) -> dict[str, MixedLayer]:
     return adapters.pool.layers if isinstance(adapters.pool, LoraAdapterPool) else {}
 
 
+def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
+    """Return the tensors of each adapter by the names of their stacks in a file; none without adapters."""
+    if not adapters.adapter_names:
+        return {}
+    if isinstance(adapters.pool, PromptAdapterPool):
+        prompts = adapters.pool.prompts
+        return {"prompts": [prompts.prompt(i) if prompts.live[i] else prompts.P[i] for i in range(len(prompts))]}
+    layers = _layers(adapters).items()
+    return {f"layers.{name}.A": list(layer.adapters.A) for name, layer in layers} | {
+        f"layers.{name}.B": list(layer.adapters.B) for name, layer in layers
+    }
+
+
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors of a file into adapters and attention."""
-    stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
-    if isinstance(adapters.pool, PromptAdapterPool):
-        stacks["prompts"] = list(adapters.pool.prompts.P)
-    for name, layer in _layers(adapters).items():
-        stacks |= {f"layers.{name}.A": list(layer.adapters.A), f"layers.{name}.B": list(layer.adapters.B)}
     for name, target in maps(adapters).items():
         _copy_into(tensors[name], target, name)
-    for name, targets in stacks.items() if adapters.adapter_names else ():
+    stacks = _stacks(adapters)
+    if stacks:
+        stacks["attention.keys"] = list(adapters.attention.keys)
+    for name, targets in stacks.items():
         if len(tensors[name]) != len(targets):
             raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} blocks")
         for value, target in zip(tensors[name], targets, strict=True):
@@ -228,13 +217,8 @@ def _check_base(
     if missing:
         raise UserError(f"model: expected {expected}, got {type(model).__name__}, which has no layer {missing[0]}")
     for name in layers:
-        shape = (
-            tensors[f"layers.{name}.B"].shape[1] * tensors[f"layers.{name}.A"].shape[2]
-            if _has_layer(tensors, name)
-            else 0
-        )
-        weight: Any = modules[name].weight
-        if shape and weight.numel() != shape:
+        down, up, weight = tensors.get(f"layers.{name}.A"), tensors.get(f"layers.{name}.B"), modules[name].weight
+        if down is not None and up is not None and weight.numel() != up.shape[1] * down.shape[2]:
             raise UserError(f"model: expected {expected}, got a {type(model).__name__} with {name} of another shape")
     check_weights(base, base_sha256(model))
 
@@ -244,10 +228,6 @@ def _describe_base(base: Mapping[str, Any]) -> str:
     return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 
-def _has_layer(tensors: Mapping[str, Tensor], layer: str) -> bool:
-    return f"layers.{layer}.A" in tensors
-
-
 def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
     """Load the model of a name with the class that the adapters were made in."""
     model_class: Any = getattr(transformers, architecture, None)
@@ -255,21 +235,5 @@ def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
     folder = find_model_folder(str(name))
     find_weight_files(folder, str(name))
-    try:
-        model: PreTrainedModel = model_class.from_pretrained(folder, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"model: expected a {architecture}, got {name}: {format_error(error)}") from error
-    return model.eval()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def format_error(error: BaseException) -> str:
-    """Format an error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    with as_user_error(f"model: expected a {architecture}, got {name}:", (OSError, ValueError, RuntimeError)):
+        return model_class.from_pretrained(folder, use_safetensors=True).eval()

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard.adapters import peft_format, pruning, saving
-from regard.adapters.model import AdapterModel
+from regard.adapters import peft_format, saving
+from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
+from regard.errors import UserError
+from regard.hooks.layers import eval_mode
+
+Batches = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """Result of pruning: removed adapters, mean weights of all adapters before, and the mean loss of a row."""
+
+    removed: tuple[str, ...]
+    usage: dict[str, float]
+    loss_before: float
+    loss_after: float
 
 
 class SharedAdapters(AdapterModel):
@@ -42,15 +58,11 @@ class SharedAdapters(AdapterModel):
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-        """Load adapters, all frozen, into a model or into the model of a name.
-
-        Raises:
-            UserError: The adapters belong to another base.
-        """
+        """Load adapters, all frozen, into a model, or into that of a name; raise UserError if it is another base."""
         return saving.load(cls, model, Path(folder))
 
     def export_peft(self, name: str, folder: str | Path, *, router: bool = False, overwrite: bool = False) -> Path:
-        """Write an adapter in PEFT's format, with its lineage and the hash of its base.
+        """Write an adapter in PEFT's format, with its lineage and the hash of its base; return the folder.
 
         PEFT's model then computes what `use_only` gives. Adapters merged into this base are not in the files.
 
@@ -59,9 +71,6 @@ class SharedAdapters(AdapterModel):
             folder: Folder to write.
             router: Write the keys and the shared maps as well; PEFT does not read them.
             overwrite: Replace an existing folder.
-
-        Returns:
-            The folder.
         """
         return peft_format.export_adapter(self, name, Path(folder), router=router, overwrite=overwrite)
 
@@ -84,21 +93,89 @@ class SharedAdapters(AdapterModel):
 
     # -- pruning ----------------------------------------------------------------------------------------
 
-    def usage(self, batches: Iterable[Mapping[str, Any]]) -> Tensor:
+    def usage(self, batches: Batches) -> Tensor:
         """Return the mean weight of each adapter over the rows of batches, (adapter,)."""
-        return pruning.adapter_usage(self, batches).mean
+        return self._weights(batches).mean(0)
 
     def merge(self, name: str, weight: float = 1.0) -> None:
-        """Add an adapter, times `weight`, to the weights of the model, and remove it from the attention."""
-        pruning.merge_adapter(self, name, weight)
+        """Add an adapter, times `weight`, to the weights of the model, and remove it and its key.
+
+        If every row gave the adapter that weight, outputs change only because the other weights sum to 1 again. The
+        adapter is still saved by `save_pretrained`, whose files belong to the unchanged base.
+        """
+        index = self.index_of(name)
+        parts = {
+            layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
+            for layer, mixed in self.layers("merge").items()
+        }
+        if self.base_sha256 is None:
+            self.base_sha256 = base_sha256(self.model)
+        self.add_merged(MergedAdapter(name, float(weight), self.provenance[name], parts))
+        self.delete_adapter(name)
 
     def prune(
         self,
-        batches: Iterable[Mapping[str, Any]],
+        batches: Batches,
         loss: Callable[[Mapping[str, Any]], Any] | None = None,
         least: float = 0.01,
         *,
         merge: bool = False,
-    ) -> pruning.PruneResult:
-        """Remove adapters to which no row gives a weight of at least `least`; see `pruning.prune`."""
-        return pruning.prune(self, batches, loss, least, merge=merge)
+    ) -> PruneResult:
+        """Remove adapters to which no row gives a weight of at least `least`; the active adapter stays.
+
+        Args:
+            batches: Batches of inputs.
+            loss: Mean loss of a batch's rows; by default the loss that the model returns.
+            least: Smallest weight that keeps an adapter.
+            merge: Add removed adapters to the weights of the model, times their mean weights.
+
+        Raises:
+            UserError: No adapter reaches `least`, or batches have no labels and there is no `loss`.
+        """
+        _check_batches(batches)
+        batches = list(batches)
+        if not 0 < least < 1:
+            raise UserError(f"least: expected a number between 0 and 1, got {least}")
+        weights, names = self._weights(batches), self.adapter_names
+        loss_before = self._mean_loss(batches, loss)
+        highest = weights.amax(0).tolist()
+        unused = [name for name, weight in zip(names, highest, strict=True) if weight < least]
+        removed = tuple(name for name in unused if name != self.active_adapter)
+        if len(removed) == len(names):
+            raise UserError(
+                f"least: expected a weight that an adapter reaches, got {least}; the highest is {max(highest):.4f}"
+            )
+        usage = dict(zip(names, weights.mean(0).tolist(), strict=True))
+        for name in removed:
+            if merge:
+                self.merge(name, usage[name])
+            else:
+                self.delete_adapter(name)
+        loss_after = self._mean_loss(batches, loss) if removed else loss_before
+        return PruneResult(removed, usage, loss_before, loss_after)
+
+    def _weights(self, batches: Batches) -> Tensor:
+        """Return the weights (row, adapter) of the rows of batches."""
+        _check_batches(batches)
+        with eval_mode(self):
+            weights = [self.routing_weights(**batch).double().cpu() for batch in batches]
+        if not weights:
+            raise UserError("batches: expected at least one, got none")
+        return torch.cat(weights)
+
+    def _mean_loss(self, batches: Batches, loss: Callable[..., Any] | None) -> float:
+        """Return the mean loss of a row."""
+        total, num_rows = 0.0, 0
+        with eval_mode(self):
+            for batch in batches:
+                value = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
+                if value is None:
+                    raise UserError("loss: expected batches with labels, or a function of a batch, got neither")
+                count = len(next(iter(batch.values())))
+                total, num_rows = total + float(value) * count, num_rows + count
+        return total / num_rows
+
+
+def _check_batches(batches: Any) -> None:
+    if isinstance(batches, Mapping):
+        raise UserError(f"batches: expected a list of them, got one alone, with {', '.join(map(str, batches))}")

@@ -26,7 +26,7 @@ from regard.statistics import (
     StatisticRow,
 )
 from regard.statistics.layers import OverSmoothing, SpectralBound
-from regard.statistics.sink_tokens import KnownCommonSinkRatio
+from regard.statistics.sink_tokens import CommonSinkRatio
 from regard.statistics.sinks import topk_keys, topk_valid
 from regard.statistics.table import make_table
 
@@ -184,7 +184,7 @@ class _TokenDegrees(ColumnMass):
 
 _STATISTICS: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
     "sink_deviation": lambda top, common: SinkDeviation(top),
-    "common_sink_ratio": lambda top, common: KnownCommonSinkRatio(common, top),
+    "common_sink_ratio": lambda top, common: CommonSinkRatio(common, top=top),
     "over_smoothing": lambda top, common: OverSmoothing(),
     "spectral_bound": lambda top, common: SpectralBound(),
     "sink_degree": lambda top, common: _SinkDegree(top),

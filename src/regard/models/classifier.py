@@ -20,15 +20,15 @@ from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
     POOLINGS,
+    ClassVectorHead,
     HeadName,
     LabelTextHead,
-    LinearHead,
     Pooling,
     PreScalingHead,
     make_head,
 )
 from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
-from regard.models.loaded import Loaded
+from regard.models.model_files import Loaded, as_user_error
 
 _AUTO = "auto"
 
@@ -39,10 +39,8 @@ class ClassifierConfig(PreTrainedConfig):
     Args:
         base: Configuration of the encoder, as a dictionary.
         head: One of `regard.models.heads.HEADS`.
-        classes: Class names.
         pooling: Token that the head reads, "first" or "last", or "mean". "auto" is "last" for causal models, "mean" for
             the encoder of an encoder–decoder and for the head "labels", else "first".
-        head_dropout: Dropout of the head.
         common: Ids of common tokens, for the head "sink".
         lora: Rank, alpha and targets of LoRA adapters beside frozen weights, or None.
         lineage: The model that this one started from, and the tasks it has learned, in order.
@@ -50,10 +48,6 @@ class ClassifierConfig(PreTrainedConfig):
         label_scale: Factor of the cosines of the head "labels".
         label_texts: Words of each class, for the head "labels".
         label_words: Number of other words that the head "labels" contrasts in training.
-        **others: Passed to `PreTrainedConfig`.
-
-    Raises:
-        UserError: A choice is unknown.
     """
 
     model_type = "regard-classifier"
@@ -99,8 +93,7 @@ class ClassifierConfig(PreTrainedConfig):
     def base_config(self) -> PreTrainedConfig:
         """Return the configuration of the encoder."""
         fields = dict(self.base)
-        config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        return config
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 class Classifier(PreTrainedModel):
@@ -136,16 +129,12 @@ class Classifier(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize heads only; the encoder has initialized itself."""
-        if isinstance(module, (LinearHead, PreScalingHead, LabelTextHead)):
+        if isinstance(module, (ClassVectorHead, LabelTextHead)):
             module.reset()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a classifier as any model of Transformers; an encoder with adapters is frozen again.
-
-        Raises:
-            UserError: The folder has a part of a network, or lacks the states of the labels' words.
-        """
+        """Load a classifier as any model of Transformers; an encoder with adapters is frozen again."""
         config = kwargs.get("config")
         if isinstance(config, ClassifierConfig) and config.part_of is not None:
             raise UserError(
@@ -159,11 +148,6 @@ class Classifier(PreTrainedModel):
         if isinstance(model.head, LabelTextHead) and not bool(model.head.vectors.isfinite().all()):
             raise UserError(f"model: expected the states of the labels' words, head.vectors, in {args[0]}")
         return loaded
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the input embeddings of the encoder."""
-        embeddings: nn.Module = self.encoder.get_input_embeddings()
-        return embeddings
 
     @classmethod
     def from_loaded(
@@ -183,18 +167,8 @@ class Classifier(PreTrainedModel):
     ) -> Classifier:
         """Make a classifier over a copy of a pretrained model, with a new head initialized from the seed.
 
-        Args:
-            loaded: Model and tokenizer.
-            classes: Class names.
-            head: See `ClassifierConfig`.
-            head_dropout: See `ClassifierConfig`.
-            common: See `ClassifierConfig`.
-            lora: `rank`, `alpha` and `targets` of `add_lora`, which freezes the encoder.
-            seed: Seed of the new weights.
-            pooling: See `ClassifierConfig`.
-            label_scale: See `ClassifierConfig`.
-            label_texts: Words of classes for the head "labels", if not those of their names.
-            label_words: Number of other words of the vocabulary that the head "labels" contrasts in training.
+        The other arguments are those of `ClassifierConfig`. `label_texts` are needed only for classes whose words are
+        not those of their names.
 
         Raises:
             UserError: The model has no hidden states, peft is missing, or two labels are the same tokens.
@@ -252,11 +226,10 @@ class Classifier(PreTrainedModel):
 
     def states(self, input_ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None, **others: Any) -> Tensor:
         """Return the last hidden states (row, token, width)."""
-        inputs = {"input_ids": input_ids, "attention_mask": mask.long(), **others}
         if token_type_ids is not None:
-            inputs["token_type_ids"] = token_type_ids
-        states: Tensor = self.encoder(**inputs, return_dict=True).last_hidden_state
-        return states
+            others["token_type_ids"] = token_type_ids
+        outputs = self.encoder(input_ids=input_ids, attention_mask=mask.long(), **others, return_dict=True)
+        return outputs.last_hidden_state
 
     def common(self, input_ids: Tensor) -> Tensor | None:
         """Return the mask (row, token) of common tokens, or None if the head does not need it."""
@@ -303,15 +276,8 @@ def add_lora(
 ) -> None:
     """Add LoRA adapters of peft to a model and freeze its other weights.
 
-    Args:
-        model: The model.
-        rank: Rank of the adapters.
-        alpha: Scaling; twice the rank by default.
-        targets: Names of layers. By default peft's choice for the architecture; for our own decoder the projections of
-            queries and values.
-
-    Raises:
-        UserError: peft is not installed, or knows no layers to adapt.
+    By default `alpha` is twice the rank, and `targets` are peft's choice for the architecture; for our own decoder the
+    projections of queries and values.
 
     Source:
         LoRA (arXiv 2106.09685).
@@ -322,12 +288,9 @@ def add_lora(
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     targets = targets or ADAPTED.get(model.config.model_type)
     config = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
-    try:
-        with warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
-            inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
+    with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
+        inject_adapter_in_model(config, model)
 
 
 def merge_lora(model: PreTrainedModel) -> None:

@@ -45,37 +45,34 @@ class RegardPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """N(0, √(2 / (5 · inputs))), the way down of a feed-forward net N(0, 1 / √inputs / layers) (Gu et al. 2025)."""
-        drawn = initialization.normal_
+        normal = initialization.normal_
         if isinstance(module, DownProjection):
-            drawn(module.weight, std=1 / math.sqrt(module.in_features) / self.config.num_hidden_layers)
+            normal(module.weight, std=1 / math.sqrt(module.in_features) / self.config.num_hidden_layers)
         elif isinstance(module, nn.Linear | nn.Embedding):
-            drawn(module.weight, std=math.sqrt(2 / (5 * module.weight.shape[1])))
+            normal(module.weight, std=math.sqrt(2 / (5 * module.weight.shape[1])))
         elif isinstance(module, RMSNorm):
             initialization.ones_(module.weight)
         elif isinstance(module, RegardAttention):
             for column in (module.extra_key, module.extra_value):
                 if column is not None:
-                    drawn(column, std=0.02)
+                    normal(column, std=0.02)
             if module.sink_logit is not None:
                 initialization.zeros_(module.sink_logit)
         elif isinstance(module, RegardModel):
-            self._init_inputs(module)
-
-    def _init_inputs(self, module: RegardModel) -> None:
-        width = module.config.hidden_size
-        if module.sink_token is not None:
-            initialization.normal_(module.sink_token, std=math.sqrt(2 / (5 * width)))
-        if module.distance_table is not None:
-            initialization.normal_(module.distance_table, std=width**-0.5)
-        if module.waves is not None:
-            initialization.copy_(module.waves, sinusoidal_table(*module.waves.shape))
+            width = module.config.hidden_size
+            if module.sink_token is not None:
+                normal(module.sink_token, std=math.sqrt(2 / (5 * width)))
+            if module.distance_table is not None:
+                normal(module.distance_table, std=width**-0.5)
+            if module.waves is not None:
+                initialization.copy_(module.waves, sinusoidal_table(*module.waves.shape))
 
 
 class RegardModel(RegardPreTrainedModel):
     """The decoder without its head.
 
-    A sink token is put in front of what comes in before anything else sees it: whoever observes the model sees a
-    sequence that is one longer, the sink token first (after the padding on the left). Its output is left out.
+    A sink token is put in front of each row (after padding on the left) before anything else reads it, so observers
+    see sequences that are one longer. Its output is left out.
     """
 
     def __init__(self, config: RegardConfig) -> None:
@@ -88,24 +85,15 @@ class RegardModel(RegardPreTrainedModel):
         waves = sinusoidal_table(longest, width) if self.spec.positions == "sinusoidal" else None
         self.register_buffer("waves", waves, persistent=False)
         self.sink_token = nn.Parameter(torch.empty(width)) if self.spec.sink_token else None
-        learned_distance = self.spec.positions == "t5"
-        self.distance_table = (
-            nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads)) if learned_distance else None
-        )
+        self.distance_table: nn.Parameter | None = None
+        if self.spec.positions == "t5":
+            self.distance_table = nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads))
         self.layers = nn.ModuleList(RegardDecoderLayer(config, number) for number in range(config.num_hidden_layers))
         self.norm = RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else None
         self.gradient_checkpointing = False
         if self.sink_token is not None:
             self.register_forward_pre_hook(_with_sink_token, with_kwargs=True)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the table of token embeddings."""
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: Any) -> None:
-        """Put another table of token embeddings in."""
-        self.embed_tokens = value
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -123,9 +111,8 @@ class RegardModel(RegardPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Return the last hidden states (batch, token, width), as `LlamaModel` gives them.
 
-        Without position ids those are counted from each row's first real token. Where they start again within a row,
-        and there is neither mask nor cache, sequences are packed into it and do not see each other. Raises UserError
-        for a sequence that is longer than a table of positions, and for packed ones beside a sink token or a prefix.
+        By default positions are counted from each row's first real token. If those passed start again within a row, and
+        there is neither mask nor cache, several sequences are packed into the row and do not see each other.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("input: expected input_ids or inputs_embeds, and not both")
@@ -137,16 +124,19 @@ class RegardModel(RegardPreTrainedModel):
         self._check_length(offset, stream.shape[1])
         real = _padding(attention_mask, offset + stream.shape[1])
         if attention_mask is None and past_key_values is None:
-            attention_mask = self._apart(position_ids)
+            attention_mask = self._packing_mask(position_ids)
         if position_ids is None:
             position_ids = _positions(offset, stream, real)
-        stream = self._placed(stream, position_ids)
+        if self.embed_positions is not None:
+            stream = stream + self.embed_positions(position_ids)
+        elif self.waves is not None:
+            stream = stream + self.waves[position_ids].to(stream.dtype)
         attentions: list[Tensor] | None = [] if output_attentions else None
-        around = self._surroundings(offset, stream, position_ids, attention_mask, real, attentions)
+        context = self._context(offset, stream, position_ids, attention_mask, real, attentions)
         states = []
         for layer in self.layers:
             states.append(stream)
-            stream = layer(stream, around, past_key_values)
+            stream = layer(stream, context, past_key_values)
         stream = stream if self.norm is None else self.norm(stream)
         first = int(drop_first)
         return BaseModelOutputWithPast(
@@ -159,40 +149,27 @@ class RegardModel(RegardPreTrainedModel):
     def _check_length(self, offset: int, tokens: int) -> None:
         limit, prefix = self.config.max_position_embeddings, self.spec.prefix
         bounded = self.spec.positions in ("learned", "sinusoidal") or self.spec.log_length
-        own = offset + tokens - self.spec.sink_token
-        if bounded and own > limit:
-            raise UserError(f"sequence: expected at most {limit} tokens (max_position_embeddings), got {own}")
-        if 0 < offset - self.spec.sink_token < prefix:
-            read = offset - self.spec.sink_token
+        read = offset - self.spec.sink_token
+        length = read + tokens
+        if bounded and length > limit:
+            raise UserError(f"sequence: expected at most {limit} tokens (max_position_embeddings), got {length}")
+        if 0 < read < prefix:
             raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
 
-    def _apart(self, position_ids: Tensor | None) -> Tensor | None:
-        """Return which pairs of tokens may meet.
-
-        (batch, 1, query, key), where position ids start again; None if nowhere.
-        """
-        compiling, alone = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
-        if position_ids is None or (compiling and alone):
+    def _packing_mask(self, position_ids: Tensor | None) -> Tensor | None:
+        """Return which tokens are of one sequence, (batch, 1, query, key); None if no position ids start again."""
+        compiling, unpacked = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
+        if position_ids is None or (compiling and unpacked):
             return None
         breaks = position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) != 1
         if not compiling and not bool(breaks.any()):
             return None
-        if alone:
-            raise UserError(
-                "position_ids: expected one sequence a row beside a sink token or a prefix, got packed ones"
-            )
+        if unpacked:
+            raise UserError("position_ids: expected one sequence a row with a sink token or a prefix, got packed ones")
         segment = torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)[:, None]
         return (segment[..., None] == segment[:, :, None]).tril()
 
-    def _placed(self, stream: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the embeddings with those of their positions added, where positions are embedded."""
-        if self.embed_positions is not None:
-            return stream + self.embed_positions(position_ids)
-        if self.waves is not None:
-            return stream + self.waves[position_ids].to(stream.dtype)
-        return stream
-
-    def _surroundings(
+    def _context(
         self,
         offset: int,
         stream: Tensor,
@@ -201,7 +178,6 @@ class RegardModel(RegardPreTrainedModel):
         real: Tensor | None,
         attentions: list[Tensor] | None,
     ) -> LayerContext:
-        """Return what all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
         shared: dict[str, Any] = {"key_mask": real}
         if attention_mask is not None and attention_mask.ndim == 4:
@@ -213,8 +189,8 @@ class RegardModel(RegardPreTrainedModel):
             shared["slopes"] = alibi_slopes(config.num_attention_heads).to(device)
         elif positions in ("t5", "t5-bucket-number"):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
-            own = {"table": self.distance_table, "buckets": buckets}
-            shared |= own if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
+            learned = {"table": self.distance_table, "buckets": buckets}
+            shared |= learned if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
         return LayerContext(offset=offset, attentions=attentions, **shared)
 
 
@@ -238,10 +214,7 @@ def _positions(offset: int, stream: Tensor, real: Tensor | None) -> Tensor:
 
 
 def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
-    """Return a four-dimensional mask.
-
-    Which says of every pair whether it may meet (bool), or what its score is lowered by.
-    """
+    """Return a four-dimensional mask as pairs that may meet, and what is added to their scores unless it is bool."""
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
@@ -251,9 +224,8 @@ def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
 
 def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a forward with the sink token in front of the first real token of each row."""
-    given = kwargs | dict(zip(_ORDER, args, strict=False))
-    ids, mask, cache = (given.pop(name, None) for name in ("input_ids", "attention_mask", "past_key_values"))
-    stream, positions = (given.pop(name, None) for name in ("inputs_embeds", "position_ids"))
+    others = kwargs | dict(zip(_ORDER, args, strict=False))
+    ids, mask, positions, cache, stream = (others.pop(name, None) for name in _ORDER[:-1])
     if isinstance(cache, StaticCache):
         raise UserError("cache: expected one that grows beside a sink token, which `generate` makes no room for")
     if mask is not None and mask.ndim != 2:
@@ -271,8 +243,8 @@ def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str
             positions = positions.expand(len(start), -1).scatter(1, start, 0)
     if not started:
         stream = _in_front(model.sink_token, stream, start)
-    given |= {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
-    return (), given | {"drop_first": not started}
+    inputs = {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    return (), others | inputs | {"drop_first": not started}
 
 
 _ORDER = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache")
@@ -304,13 +276,13 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
 
     @property
     def parameters_without_embeddings(self) -> int:
-        """How many parameters there are beside the table of embeddings and the head."""
+        """Number of parameters without embeddings and head."""
         outside = {id(self.model.embed_tokens.weight), id(self.lm_head.weight)}
         return sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in outside)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_others: Any) -> Tensor | None:
-        """Return the mask as it is: every layer makes its own of it, whatever kind of cache there is."""
+        """Return the mask as it is: every layer makes its own of it, whatever the cache."""
         return attention_mask
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -328,13 +300,11 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         return_logits: bool | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits, and a loss where there are labels: their sum by `num_items_in_batch`, or their mean.
+        """Return logits, and with labels a loss: their mean, or their sum by `num_items_in_batch`.
 
-        Token i is scored against label i + 1 as everywhere in Transformers; −100 is left out, and so is what a prefix
-        has let its tokens see. Who counts `num_items_in_batch` does not know of the latter: where labels have them all
-        the same, the sum is taken times (labels / those scored), so that what comes of it is their mean; exactly so
-        where each row has as many. `return_logits` None: not while training with labels, of which then only a few rows
-        stand in memory at a time.
+        Token i is scored against label i + 1; −100 is left out, and so is what a prefix has let its tokens see. Since
+        `num_items_in_batch` counts the latter, the sum is scaled by labels / those scored. By default (`return_logits`
+        None) no logits are returned in training with labels, and only a few rows are in memory at a time.
         """
         output = self.model(
             input_ids=input_ids,
@@ -346,16 +316,20 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
             **others,
         )
         hidden = output.last_hidden_state
-        wanted = labels is None or not self.training if return_logits is None else return_logits
-        logits = self.lm_head(_kept(hidden, logits_to_keep)) if wanted else None
+        if return_logits is None:
+            return_logits = labels is None or not self.training
+        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, rows]) if return_logits else None
         loss = None
         if labels is not None:
             targets = self.targets(labels, attention_mask)
-            summed = self._summed(hidden, logits, targets)
+            num_scored = (targets != IGNORE_INDEX).sum()
+            loss = self._sum_losses(hidden, logits, targets)
             if num_items_in_batch is None:
-                loss = summed / (targets != IGNORE_INDEX).sum()
-            else:
-                loss = summed * self._left_out(labels, targets, summed.dtype) / num_items_in_batch
+                num_items_in_batch = num_scored
+            elif self.config.spec.prefix >= 2:
+                loss = loss * ((labels[:, 1:] != IGNORE_INDEX).sum().to(loss.dtype) / num_scored.clamp(min=1))
+            loss = loss / num_items_in_batch
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -374,23 +348,11 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
             columns = columns - attention_mask.int().argmax(-1, keepdim=True)
         return shifted.masked_fill(columns < prefix, IGNORE_INDEX)
 
-    def _left_out(self, labels: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor | float:
-        """Return how many labels there are to each that is scored: 1 but where those of a prefix have been left in."""
-        if self.config.spec.prefix < 2:
-            return 1.0
-        scored = (targets != IGNORE_INDEX).sum()
-        return (labels[:, 1:] != IGNORE_INDEX).sum().to(dtype) / scored.clamp(min=1)
-
-    def _summed(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
-        """Return the sum of the losses, of logits that are there or of a few rows at a time."""
+    def _sum_losses(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
+        """Return the sum of the losses: of the logits if all are there, else of a few rows at a time."""
         if logits is None or logits.shape[1] != hidden.shape[1]:
             return linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
         return logits_cross_entropy(logits[:, :-1], targets)
-
-
-def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """Return the last so many tokens (0: all), or those of these numbers."""
-    return hidden[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else hidden[:, logits_to_keep]
 
 
 AutoConfig.register(RegardConfig.model_type, RegardConfig, exist_ok=True)

@@ -14,26 +14,21 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
+from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.architectures import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, merge_lora
-from regard.models.loaded import Loaded
+from regard.models.model_files import Loaded
 from regard.models.pretrained import load
 from regard.runs.quiet import suppress_logging
 
-IGNORE_INDEX = -100
 NEW_TOKENS = 50
 """Of an answer at most, as SAPT has it (arXiv 2401.08295)."""
 
 
 @dataclass(eq=False)
 class GeneratorConfig:
-    """What a `Generator` is made of.
-
-    `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None. `lineage`: the model that this
-    one began as, and the tasks that it has learnt since, in order. `part_of`: the method whose network this is a part
-    of, which does not answer by itself; None where it does.
-    """
+    """What a `Generator` is made of; see `ClassifierConfig` for the fields."""
 
     head: ClassVar[Literal["text"]] = "text"
     common: ClassVar[tuple[int, ...]] = ()
@@ -44,17 +39,16 @@ class GeneratorConfig:
 
 @dataclass(frozen=True, eq=False)
 class AnswerLogits:
-    """What a generator gives for answers that are known: `logits` (row, token, word), those at t predict answer t."""
+    """Output for answers that are known: `logits` (row, token, word), of which those at t predict token t."""
 
     logits: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderInputs:
-    """Prompts and answers as a decoder-only model reads them, all answers beginning in the same column.
+    """Prompts and answers (row, token) as a decoder-only model reads them, all answers beginning in the same column.
 
-    All (row, token): `input_ids`, with padding before the prompt and behind the answer; `attention_mask`, which of them
-    are real; `prompt_mask`, which are the prompt's; `position_ids`, counted from each row's first real token.
+    There is padding before the prompt and behind the answer, where `attention_mask` is False.
     """
 
     input_ids: Tensor
@@ -63,15 +57,12 @@ class DecoderInputs:
 
     @property
     def position_ids(self) -> Tensor:
-        """The place of each token in its row without padding."""
+        """Positions, counted from each row's first real token."""
         return (self.attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def load_generator(name: str, **options: Any) -> Loaded:
-    """Return a language model with its head and its tokenizer: an encoder–decoder (T5, BART), or a decoder alone.
-
-    `options` are those of `regard.models.pretrained.load`, whose checks these are. Raises UserError.
-    """
+    """Return a language model with its head and its tokenizer; the options are those of `load`."""
     return load(name, language_model=True, **options)
 
 
@@ -83,8 +74,8 @@ def is_language_model(model: nn.Module) -> bool:
 class Generator(nn.Module):
     """A language model that reads prompts and writes answers.
 
-    `encoder` is the Transformers model itself, head included, so that adapters, measuring and replacing work on it as
-    ever. Prompts come padded on the right, whatever the model: a decoder-only one gets them padded on the left.
+    `encoder` is the Transformers model itself, head included, so that adapters, measuring and replacing work on it.
+    Prompts come padded on the right, whatever the model: a decoder-only one gets them padded on the left.
     """
 
     def __init__(self, encoder: PreTrainedModel, config: GeneratorConfig) -> None:
@@ -95,9 +86,8 @@ class Generator(nn.Module):
     def from_loaded(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
         """Return a generator over a copy of a pretrained language model.
 
-        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
-        the model below; its weights are drawn from the seed. Raises UserError where the model has no head, where
-        nothing says how an answer begins or ends, or where peft is not there.
+        `lora` has arguments of `add_lora`, which freezes the model; the seed is of its weights. Raises UserError if the
+        model has no head, if nothing says how an answer begins or ends, or without peft.
         """
         if not is_language_model(loaded.model):
             raise UserError(
@@ -115,14 +105,13 @@ class Generator(nn.Module):
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether prompts are read by an encoder of their own, and not by what writes the answers."""
+        """Whether an encoder of its own reads the prompts."""
         return bool(self.encoder.config.is_encoder_decoder)
 
     @property
     def pad_token_id(self) -> int:
-        """The id that stands in padding."""
-        found: int = self.encoder.generation_config.pad_token_id
-        return found
+        """The id of padding."""
+        return self.encoder.generation_config.pad_token_id
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -130,32 +119,25 @@ class Generator(nn.Module):
         return tuple(self.encoder.generation_config.eos_token_id)
 
     @cached_property
-    def _takes(self) -> frozenset[str]:
-        """What the model's forward has parameters for."""
+    def _input_names(self) -> frozenset[str]:
+        """Names of the parameters of the model's forward."""
         return frozenset(inspect.signature(type(self.encoder).forward).parameters)
 
     # -- answers that are known ---------------------------------------------------------------------------
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> AnswerLogits:
-        """Return the logits of answers, `labels` (row, token), of which −100 is padding, given prompts (row, token).
-
-        Each token of an answer is predicted from the prompt and the tokens before it, as they should be.
-        """
+        """Return the logits of each token of answers from the prompt and the tokens before it; −100 is padding."""
+        length, inputs = labels.shape[1], dict[str, Any](use_cache=False)
         if self.is_encoder_decoder:
-            logits = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask.long(),
-                decoder_input_ids=self._shifted(labels),
-                use_cache=False,
-            ).logits
-            return AnswerLogits(logits)
-        joined, many = self.join(input_ids, attention_mask, labels), labels.shape[1]
-        given: dict[str, Any] = {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
-        if "position_ids" in self._takes:
-            given["position_ids"] = joined.position_ids
-        if "logits_to_keep" in self._takes:
-            given["logits_to_keep"] = many + 1
-        return AnswerLogits(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
+            inputs |= {"input_ids": input_ids, "decoder_input_ids": self._shift(labels)}
+            return AnswerLogits(self.encoder(attention_mask=attention_mask.long(), **inputs).logits)
+        joined = self.join(input_ids, attention_mask, labels)
+        inputs |= {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
+        if "position_ids" in self._input_names:
+            inputs["position_ids"] = joined.position_ids
+        if "logits_to_keep" in self._input_names:
+            inputs["logits_to_keep"] = length + 1
+        return AnswerLogits(self.encoder(**inputs).logits[:, -length - 1 : -1])
 
     def join(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
         """Return prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
@@ -171,11 +153,8 @@ class Generator(nn.Module):
             torch.cat([prompt, torch.zeros_like(answered)], 1),
         )
 
-    def _shifted(self, labels: Tensor) -> Tensor:
-        """Return what the decoder of an encoder–decoder reads.
-
-        The answers, one later, behind the token that begins them.
-        """
+    def _shift(self, labels: Tensor) -> Tensor:
+        """Return answers behind the token that begins them, as the decoder of an encoder–decoder reads them."""
         first = labels.new_full((len(labels), 1), self.encoder.generation_config.decoder_start_token_id)
         return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad_token_id)], 1)
 
@@ -183,25 +162,21 @@ class Generator(nn.Module):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor, new_tokens: int = NEW_TOKENS) -> Tensor:
-        """The answers (row, token) to prompts (row, token): greedy, at most so many tokens, padded behind their end.
-
-        They do not depend on what else is in the batch, but for rounding where two tokens are all but equally likely.
-        """
+        """Return the greedy answers (row, token) to prompts (row, token), padded behind their end."""
         ids, real, model = input_ids, attention_mask.bool(), cast(Any, self.encoder)
         if not self.is_encoder_decoder:
             joined = self.join(input_ids, attention_mask)
             ids, real = joined.input_ids, joined.attention_mask
         with suppress_logging():
-            found: Tensor = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
-        return found[:, 1:] if self.is_encoder_decoder else found[:, ids.shape[1] :]
+            output = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
+        return output[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
 
     # -- disk -----------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model that Transformers loads as the language model that it is, `lineage` in its configuration.
+        """Write a model that Transformers loads as a language model, with LoRA adapters merged.
 
-        Low-rank adapters are added to the weights that they stand beside. Of a part of a network only the configuration
-        is written, and how it writes.
+        `lineage` is in its configuration. Of a part of a network only the configurations are written.
         """
         model = self.encoder
         if self.config.lora:
@@ -221,15 +196,15 @@ class Generator(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Generator:
-        """Return the generator that `save_pretrained` wrote. Raises UserError for a part of a network."""
+        """Return the generator that `save_pretrained` wrote; raise UserError for a part of a network."""
         config = AutoConfig.from_pretrained(folder)
         if getattr(config, "part_of", None) is not None:
             raise UserError(
                 f"model: expected a language model, {folder} is the network of {config.part_of}; "
                 "regard.continual.models.load_network reads it"
             )
-        kind = select_language_model_class(config)
-        model = kind.from_pretrained(folder, config=config, use_safetensors=True, dtype="auto")
+        auto_class = select_language_model_class(config)
+        model = auto_class.from_pretrained(folder, config=config, use_safetensors=True, dtype="auto")
         return cls(model.eval(), GeneratorConfig(lineage=dict(getattr(config, "lineage", None) or {})))
 
     @classmethod
@@ -245,30 +220,27 @@ class Generator(nn.Module):
 
 
 def _greedy(loaded: Loaded) -> GenerationConfig:
-    """Return how a model writes: the likeliest token at each step, until one that ends an answer.
-
-    Nothing else of what its makers set for writing is kept, as beams or penalties.
-    """
-    model, tokenizer = loaded.model, loaded.tokenizer
-    told = model.generation_config or GenerationConfig()
-    if tokenizer.eos_token_id is None:
+    """Return the configuration of greedy decoding, without beams or penalties that the model's makers set."""
+    model, eos = loaded.model, loaded.tokenizer.eos_token_id
+    published = model.generation_config or GenerationConfig()
+    if eos is None:
         raise UserError(
             f"model: expected a tokenizer with a token that ends a text (eos), that of {loaded.name} has none"
         )
-    ends = told.eos_token_id if isinstance(told.eos_token_id, list) else [told.eos_token_id]
+    ends = published.eos_token_id if isinstance(published.eos_token_id, list) else [published.eos_token_id]
     start = None
     if model.config.is_encoder_decoder:
-        start = told.decoder_start_token_id
+        start = published.decoder_start_token_id
         start = getattr(model.config, "decoder_start_token_id", None) if start is None else start
         if start is None:
             raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
-    pads = (tokenizer.pad_token_id, told.pad_token_id, tokenizer.eos_token_id)
+    pads = (loaded.tokenizer.pad_token_id, published.pad_token_id, eos)
     return GenerationConfig(
         do_sample=False,
         num_beams=1,
         use_cache=True,
-        bos_token_id=told.bos_token_id,
-        eos_token_id=sorted({tokenizer.eos_token_id, *(one for one in ends if one is not None)}),
-        pad_token_id=next(one for one in pads if one is not None),
+        bos_token_id=published.bos_token_id,
+        eos_token_id=sorted({eos, *(token for token in ends if token is not None)}),
+        pad_token_id=next(token for token in pads if token is not None),
         decoder_start_token_id=start,
     )

@@ -19,35 +19,43 @@ LABEL_SCALE = 20.0
 _MASKED = -1e30
 
 
-class LinearHead(nn.Module):
-    """A linear layer on the state of the first token ([CLS]) or the last (causal models), or on their mean."""
+class ClassVectorHead(nn.Module):
+    """A head with a trained vector (width,) and a bias for each class."""
 
-    def __init__(self, width: int, classes: int, *, pooling: Pooling = "first", dropout: float = 0.1) -> None:
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
         super().__init__()
-        self.pooling, self.dropout = pooling, nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.vectors = nn.Parameter(torch.empty(classes, width))
         self.bias = nn.Parameter(torch.zeros(classes))
         self.reset()
 
     def reset(self) -> None:
-        """Initialize the class vectors with N(0, 0.02), like BERT."""
+        """Initialize the class vectors with N(0, 0.02), like BERT, and all else with zero."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
         nn.init.normal_(self.vectors, std=0.02)
-        nn.init.zeros_(self.bias)
+
+
+class LinearHead(ClassVectorHead):
+    """A linear layer on the state of the first token ([CLS]) or the last (causal models), or on their mean."""
+
+    def __init__(self, width: int, classes: int, *, pooling: Pooling = "first", dropout: float = 0.1) -> None:
+        super().__init__(width, classes, dropout)
+        self.pooling = pooling
 
     def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
         """Return the logits (row, class) of states (row, token, width); `mask` (row, token) is False at padding."""
         return self.dropout(pool_states(states, mask, self.pooling)) @ self.vectors.T + self.bias
 
 
-class PreScalingHead(nn.Module):
+class PreScalingHead(ClassVectorHead):
     """Class vectors that weight the tokens of a text before they read it.
 
     A = softmax over tokens of V f(H)ᵀ / √d and s_c = ⟨V_c, (A H)_c⟩ + b_c. V is both query and read-out; f is a linear
     map initialized to zero, so that all tokens start with the same weight. `kind`: "full" as above, "uniform" with
     A = 1/n, "sink" with the softmax over common tokens only (over all tokens of a text without any). Dropout is on A.
 
-    Since f(h) = W h + b, V f(H)ᵀ = (V W) Hᵀ + V b, and V b is the same for all tokens and cancels in the softmax. So no
-    token is mapped, and the head costs two products of classes × width × tokens.
+    Since f(h) = W h + b, V f(H)ᵀ = (V W) Hᵀ + V b, and V b cancels in the softmax. So no token is mapped.
 
     Source:
         Pre-scaling (arXiv 2410.05648, section 4).
@@ -56,25 +64,12 @@ class PreScalingHead(nn.Module):
     def __init__(
         self, width: int, classes: int, *, kind: Literal["full", "uniform", "sink"] = "full", dropout: float = 0.1
     ) -> None:
-        super().__init__()
-        self.kind, self.dropout = kind, nn.Dropout(dropout)
-        self.vectors = nn.Parameter(torch.empty(classes, width))
-        self.bias = nn.Parameter(torch.zeros(classes))
+        super().__init__(width, classes, dropout)
+        self.kind = kind
         self.key = None if kind == "uniform" else nn.Parameter(torch.zeros(width, width))
-        self.reset()
-
-    def reset(self) -> None:
-        """Initialize the class vectors with N(0, 0.02) and the key map with zero."""
-        nn.init.normal_(self.vectors, std=0.02)
-        nn.init.zeros_(self.bias)
-        if self.key is not None:
-            nn.init.zeros_(self.key)
 
     def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
-        """Return the logits (row, class) of states (row, token, width).
-
-        `mask` (row, token) is False at padding; `common` (row, token) marks common tokens, for the kind "sink".
-        """
+        """Return the logits (row, class) of states; `common` (row, token) marks common tokens, for the kind "sink"."""
         scores = self.vectors @ states.transpose(1, 2)
         return (self.dropout(self.scales(states, mask, common)) * scores).sum(-1) + self.bias
 
@@ -101,12 +96,9 @@ class PreScalingHead(nn.Module):
 class LabelTextHead(nn.Module):
     """Classes by their labels' words: scale · cos(h, E_c) for a text's pooled state h and the label's state E_c.
 
-    `vectors` (class, width) are the states E of the untrained model: buffers, since this head has no weights. They are
-    NaN until they are set. Everything is computed in float32 or wider.
-
-    `others` (word, width) are the states of words that are no labels. In training they form one more class, the last,
-    as a model that generates its answer is trained against all other answers. So a text comes to be near its label,
-    not only nearer to it than to the labels seen so far.
+    `vectors` (class, width) are the states E of the untrained model: buffers, NaN until they are set. Everything is
+    computed in float32 or wider. `others` (word, width) are the states of words that are no labels. In training they
+    form one more class, the last, so that a text comes to be near its label, not only nearer than to other labels.
     """
 
     vectors: Tensor
@@ -128,10 +120,7 @@ class LabelTextHead(nn.Module):
         nn.init.constant_(self.others, math.nan)
 
     def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
-        """Return the logits (row, class), from −scale to scale, of states (row, token, width).
-
-        In training the logit of all other words follows, log Σ exp of theirs, if there are any.
-        """
+        """Return the logits (row, class), from −scale to scale; in training log Σ exp of other words follows."""
         with torch.autocast(states.device.type, enabled=False):
             states = states.to(torch.promote_types(states.dtype, torch.float32))
             pooled = nn.functional.normalize(pool_states(states, mask, self.pooling), dim=-1)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.models.heads import Pooling, pool_states, split_label
 from regard.models.limits import maximum_length
-from regard.models.loaded import Loaded
+from regard.models.model_files import Loaded
 
 _BATCH_SIZE = 64
 _MIN_LETTERS = 3
@@ -40,10 +40,9 @@ def resolve_label_texts(classes: Sequence[str], texts: Mapping[str, str]) -> dic
 
 
 def sample_background_words(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
-    """Sample words of the vocabulary that are in none of the texts; the sample is always the same.
+    """Sample words of the vocabulary that are in none of the texts, always the same ones.
 
-    Words equal to a text are excluded before sampling and words within a longer text after it, so there may be fewer
-    than `count`.
+    There may be fewer than `count`, since words within a longer text are excluded after sampling.
     """
     labels = {text.casefold() for text in texts}
     label_words = {word for text in labels for word in re.findall(r"\w+", text)}
@@ -62,29 +61,23 @@ def encode_labels(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str
 
 @torch.no_grad()
 def encode_texts(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], pooling: Pooling) -> Tensor:
-    """Return the pooled states (text, width) in float32 or wider.
-
-    A batch has texts of one length without padding, so no state depends on other texts.
-    """
+    """Return the pooled states (text, width) in float32 or wider, each from its text alone: no batch has padding."""
     encoding = tokenizer(list(texts), padding=False, truncation=False, verbose=False)
     names = [name for name in ("input_ids", "token_type_ids") if name in encoding]
     lengths = [len(ids) for ids in encoding["input_ids"]]
     dtype = torch.promote_types(encoder.dtype, torch.float32)
-    pooled: list[Tensor | None] = [None] * len(texts)
+    pooled: dict[int, Tensor] = {}
     with _eval_mode(encoder):
         for length in sorted(set(lengths)):
             same_length = [index for index, other in enumerate(lengths) if other == length]
             for start in range(0, len(same_length), _BATCH_SIZE):
                 batch = same_length[start : start + _BATCH_SIZE]
-                inputs = {
-                    name: torch.tensor([encoding[name][index] for index in batch], device=encoder.device)
-                    for name in names
-                }
-                mask = torch.ones_like(inputs["input_ids"])
-                states = encoder(**inputs, attention_mask=mask, return_dict=True).last_hidden_state
-                for index, state in zip(batch, pool_states(states.to(dtype), mask.bool(), pooling), strict=True):
-                    pooled[index] = state
-    return torch.stack([state for state in pooled if state is not None])
+                inputs = {name: [encoding[name][index] for index in batch] for name in names}
+                tensors = {name: torch.tensor(rows, device=encoder.device) for name, rows in inputs.items()}
+                mask = torch.ones_like(tensors["input_ids"])
+                states = encoder(**tensors, attention_mask=mask, return_dict=True).last_hidden_state
+                pooled |= dict(zip(batch, pool_states(states.to(dtype), mask.bool(), pooling), strict=True))
+    return torch.stack([pooled[index] for index in range(len(texts))])
 
 
 @contextmanager

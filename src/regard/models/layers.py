@@ -33,7 +33,6 @@ class LayerContext:
         cosine, sine: Rotary angles.
         distance_bias: Bias of the scores by distance, (head or 1, distance), unless `table` gives it.
         buckets, table: Bucket of each distance, and learned biases (bucket, head).
-        slopes: ALiBi slopes.
         key_mask: Keys that are no padding, (batch, key).
         keep, bias: Four-dimensional mask of pairs, and what is added to their scores.
         attentions: Collects the weights of every layer if they are requested.
@@ -117,12 +116,8 @@ class RegardAttention(nn.Module):
     def __init__(self, config: RegardConfig, layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx, self.spec = config, layer_idx, config.spec
-        width, heads, groups, self.head_dim = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
         self.num_heads, self.num_key_value_groups, self.scaling = heads, heads // groups, self.head_dim**-0.5
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(width, groups * self.head_dim, bias=False)
@@ -219,9 +214,8 @@ class RegardDecoderLayer(GradientCheckpointingLayer):
         width, epsilon = config.hidden_size, config.rms_norm_eps
         if self.is_pre_norm:
             self.input_layernorm = RMSNorm(width, epsilon)
-            self.post_attention_layernorm = RMSNorm(width, epsilon)
-        else:
-            self.post_attention_layernorm = RMSNorm(width, epsilon)
+        self.post_attention_layernorm = RMSNorm(width, epsilon)
+        if not self.is_pre_norm:
             self.post_feedforward_layernorm = RMSNorm(width, epsilon)
 
     def forward(self, hidden_states: Tensor, context: LayerContext, past_key_values: Cache | None = None) -> Tensor:

@@ -32,12 +32,6 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
 
 
 def _count_positions(table: nn.Embedding) -> int:
-    """Return the rows of a table without those before position 0.
-
-    BART and OPT keep their offset in the table; models like RoBERTa start after the row of padding.
-    """
-    offset: int | None = getattr(table, "offset", None)
-    if offset is not None:
-        return table.num_embeddings - int(offset)
-    padding = table.padding_idx
-    return table.num_embeddings - (0 if padding is None else padding + 1)
+    """Return the rows of a table without those before position 0: an offset (BART, OPT), or padding (RoBERTa)."""
+    rows_of_padding = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - int(getattr(table, "offset", rows_of_padding))

@@ -3,8 +3,11 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -15,6 +18,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
 from regard.errors import UserError
 
@@ -27,14 +31,45 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+_MAX_REASON = 400
+"""Characters of a reason that fit a line."""
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
 
 
-def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
-    """Return the folder with the files of the model `name`, fetched from the hub where it is a hub id.
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its device, with its tokenizer.
 
-    `code`: fetch Python files as well. `weights`: fetch weight files as well.
+    Attributes:
+        name: Name by which the model was requested.
+        sha256: Hash of the weight files, sorted by name and joined; None for random weights.
     """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    name: str
+    sha256: str | None
+
+
+@contextmanager
+def as_user_error(
+    message: str, kinds: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, KeyError)
+) -> Iterator[None]:
+    """Raise these errors, which others raise over someone's files, as a `UserError` with the reason after `message`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
+        raise UserError(f"{message} {reason[:_MAX_REASON]}") from error
+
+
+def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
+    """Return the folder with a model's files; of a hub id they are fetched, `code` (Python) and `weights` if true."""
     if name == MINILM:
         return _embedded()
     folder = Path(name).expanduser()
@@ -53,7 +88,9 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
     if (folder / _WEIGHTS).is_file():
         files = [folder / _WEIGHTS]
     elif index.is_file():
-        files = sorted(folder / shard for shard in set(_shards(index)))
+        with as_user_error(f"model: expected a JSON object with 'weight_map' in {_INDEX}, got", _MALFORMED):
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = sorted({folder / str(shard) for shard in shards})
     else:
         raise UserError(_without_weights(folder, name))
     for file in files:
@@ -81,10 +118,7 @@ def hash_files(files: Iterable[Path]) -> str:
 
 
 def _embedded() -> Path:
-    """Return the folder of the embedded model.
-
-    Its package is found but not imported, for it wants sentence-transformers.
-    """
+    """Return the folder of the embedded model, whose package is not imported, for it wants sentence-transformers."""
     try:
         distribution = importlib.metadata.distribution(MINILM_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -119,15 +153,6 @@ def _fetched(name: str, *, code: bool, weights: bool) -> Path:
             f"model: '{name}' is no folder here and could not be had from the hub ({type(error).__name__}); "
             f"expected {_ALLOWED}"
         ) from error
-
-
-def _shards(index: Path) -> Iterable[str]:
-    """Return the file names that an index of sharded weights names."""
-    try:
-        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"model: expected a JSON object with 'weight_map' in {index.name}, got {error!r}") from None
-    return [str(shard) for shard in mapping.values()]
 
 
 def _check(file: Path, name: str) -> None:

@@ -64,14 +64,7 @@ DEFAULT = (
 
 
 def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
-    """Return names of statistics without duplicates.
-
-    Args:
-        selection: "default", "all", or names, in a string separated by commas.
-
-    Raises:
-        UserError: A name is unknown, or there is none.
-    """
+    """Return the names of "default", "all", or names (in a string separated by commas), without duplicates."""
     if isinstance(selection, str):
         selection = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(selection.strip(), selection.split(","))
     names = tuple(dict.fromkeys(name.strip() for name in selection))
@@ -87,11 +80,7 @@ def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
 def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
     """Return what makes each selected statistic, by name; a `Statistic` is returned as it is.
 
-    Args:
-        selection: As in `statistic_names`, or several names and `Statistic`s.
-
-    Raises:
-        UserError: A name is unknown, a statistic is selected twice, or there is none.
+    The selection is one of `statistic_names`, or has names and `Statistic`s.
     """
     if isinstance(selection, str):
         selection = statistic_names(selection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,16 +18,24 @@ def input_dependence(
 ) -> Float[Tensor, " head"]:
     """Return the unbiased variance of matrices over their mean square, (Σ‖A − Ā‖² / (S − 1)) / (Σ‖A‖² / S).
 
-    It is 0 if the matrix is always the same, and 1 if no two samples attend to the same pairs.
-
-    Args:
-        weights: ΣA.
-        squares: Σ‖A‖².
-        samples: S, at least 2.
+    It is 0 if the matrix is always the same, and 1 if no two samples attend to the same pairs. `weights` are ΣA,
+    `squares` Σ‖A‖², `samples` S.
     """
     assert samples > 1
     explained = weights.double().square().sum((-1, -2)) / samples / squares.double()
     return ((1 - explained) * (samples / (samples - 1))).clamp(0, 1)
+
+
+_PARTS = ("sum", "square", "samples")
+"""Names of the parts of `_Sums` in a state."""
+
+
+class _Sums(NamedTuple):
+    """ΣA (head, query, key), Σ‖A‖² (head) and the number of samples."""
+
+    weights: Tensor
+    squares: Tensor
+    samples: int
 
 
 class InputDependence(Statistic):
@@ -41,7 +50,6 @@ class InputDependence(Statistic):
     name = "input_dependence"
     info = StatisticInfo(
         title="Input dependence",
-        unit="",
         description="Share of a head's squared weights that its average over samples does not explain.",
         source="after PAPA (Hassid et al. 2022, arXiv 2211.03495)",
     )
@@ -49,9 +57,7 @@ class InputDependence(Statistic):
 
     def __init__(self, length: int | None = None) -> None:
         self.length = length
-        self.sums: dict[tuple[str, int], Tensor] = {}
-        self.squares: dict[tuple[str, int], Tensor] = {}
-        self.samples: dict[tuple[str, int], int] = {}
+        self.sums: dict[tuple[str, int], _Sums] = {}
 
     def update(self, layers: Sequence[Observation]) -> None:
         for layer in layers:
@@ -60,56 +66,46 @@ class InputDependence(Statistic):
             weights, squares = layer.tensors["weights"], layer.tensors["column_square"]
             key, length = (layer.site, layer.layer), weights.shape[-1]
             is_unpadded = (layer.length == length) & (layer.keys == length)
-            if length == (self.length or self._length(key) or length):
-                self._add(key, weights, squares[is_unpadded].sum((0, 2)), int(is_unpadded.sum()))
+            samples = int(is_unpadded.sum())
+            if samples and length == (self.length or self._length(key) or length):
+                total = squares[is_unpadded].sum((0, 2)).detach().to("cpu", torch.float64)
+                self._add(key, _Sums(weights.detach().to("cpu", torch.float64, copy=True), total, samples))
 
     def _length(self, key: tuple[str, int]) -> int | None:
-        return self.sums[key].shape[-1] if key in self.sums else None
+        return self.sums[key].weights.shape[-1] if key in self.sums else None
 
-    def _add(self, key: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
-        if not samples:
-            return
-        weights, squares = weights.detach().to("cpu", torch.float64), squares.detach().to("cpu", torch.float64)
-        self.sums[key] = self.sums.get(key, torch.zeros(weights.shape, dtype=torch.float64)) + weights
-        self.squares[key] = self.squares.get(key, torch.zeros(squares.shape, dtype=torch.float64)) + squares
-        self.samples[key] = self.samples.get(key, 0) + samples
+    def _add(self, key: tuple[str, int], new: _Sums) -> None:
+        if key in self.sums:
+            old = self.sums[key]
+            new = _Sums(old.weights + new.weights, old.squares + new.squares, old.samples + new.samples)
+        self.sums[key] = new
 
     def merge(self, other: InputDependence) -> None:
-        for key, weights in other.sums.items():
-            assert self._length(key) in (None, weights.shape[-1]), "averages of different lengths cannot be merged"
-            self._add(key, weights, other.squares[key], other.samples[key])
+        for key, sums in other.sums.items():
+            assert self._length(key) in (None, sums.weights.shape[-1]), "averages of different lengths cannot be merged"
+            self._add(key, sums)
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
         """Return the average matrices by site and layer."""
-        return {key: weights / self.samples[key] for key, weights in self.sums.items()}
+        return {key: sums.weights / sums.samples for key, sums in self.sums.items()}
 
     def result(self) -> list[StatisticRow]:
         rows = []
-        for site, layer in sorted(self.sums):
-            n = self.samples[site, layer]
-            if n < 2:
-                continue
-            values = input_dependence(self.sums[site, layer], self.squares[site, layer], n).tolist()
-            for head, value in enumerate(values):
-                rows.append(StatisticRow(self.name, layer, head, None, None, value, None, n, site))
+        for (site, layer), sums in sorted(self.sums.items(), key=lambda item: item[0]):
+            for head, value in enumerate(input_dependence(*sums).tolist() if sums.samples > 1 else ()):
+                rows.append(StatisticRow(self.name, layer, head, None, None, value, None, sums.samples, site))
         return rows
 
     def state(self) -> dict[str, Tensor]:
         state = {}
-        for (site, layer), weights in self.sums.items():
-            state[f"{site}|{layer}|sum"] = weights
-            state[f"{site}|{layer}|square"] = self.squares[site, layer]
-            state[f"{site}|{layer}|samples"] = torch.tensor(self.samples[site, layer])
+        for (site, layer), sums in self.sums.items():
+            for part, value in zip(_PARTS, sums, strict=True):
+                state[f"{site}|{layer}|{part}"] = torch.as_tensor(value)
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.sums, self.squares, self.samples = {}, {}, {}
-        for name, tensor in state.items():
-            site, layer, kind = name.split("|")
-            key = (site, int(layer))
-            if kind == "sum":
-                self.sums[key] = tensor.clone()
-            elif kind == "square":
-                self.squares[key] = tensor.clone()
-            else:
-                self.samples[key] = int(tensor)
+        self.sums = {}
+        for name in dict.fromkeys(name.rpartition("|")[0] for name in state):
+            site, layer = name.split("|")
+            weights, squares, samples = (state[f"{name}|{part}"].clone() for part in _PARTS)
+            self.sums[site, int(layer)] = _Sums(weights, squares, int(samples))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.statistics.observation import Observation
 from regard.statistics.rows import mean_over_queries
-from regard.statistics.sinks import GU, mean_received_attention, sink_rate
-from regard.statistics.statistic import Average, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.sinks import mean_received_attention, sink_rate
+from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo
 
 
 def num_prepended_tokens(layer: Observation, tokens: int) -> int:
@@ -46,7 +46,6 @@ class FirstAlpha(PerLayer):
     name = "alpha"
     info = StatisticInfo(
         title="α_1",
-        unit="",
         description="Attention to the first token, averaged over all queries.",
         source=f"{GU}, α_1",
     )
@@ -70,7 +69,6 @@ class VirtualSink(PerLayer):
     name = "virtual_alpha"
     info = StatisticInfo(
         title="Virtual sink",
-        unit="",
         description="Attention that goes to no given token, averaged over queries; and how often it is more than ε.",
         source=f"{GU}, Sink_*",
     )

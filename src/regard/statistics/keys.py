@@ -8,9 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo, StatisticKey
-
-GU = "Gu et al. 2025 (arXiv 2410.10781)"
+from regard.statistics.statistic import GU, PerLayer, SampleValues, StatisticInfo
 
 
 def first_to_rest_ratio(
@@ -33,8 +31,7 @@ class Norm(PerLayer):
         real = layer.key_mask(norms.shape[-1])
         yield SampleValues(self.key(layer, *self.axes), norms, real)
         ratio = first_to_rest_ratio(norms, real)
-        key = StatisticKey(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
-        yield SampleValues(key, ratio, ratio.isfinite())
+        yield SampleValues(self.key(layer, *self.axes[:-1], suffix="_sink_ratio"), ratio, ratio.isfinite())
 
 
 class KeyNorm(Norm):
@@ -43,7 +40,6 @@ class KeyNorm(Norm):
     name = reduction = "key_norm"
     info = StatisticInfo(
         title="Key norm",
-        unit="",
         description="L2 norm of keys (after RoPE) by position and key/value head; "
         "ratio: first token over the mean of the rest.",
         source=f"{GU}, activations",
@@ -57,7 +53,6 @@ class ValueNorm(Norm):
     name = reduction = "value_norm"
     info = StatisticInfo(
         title="Value norm",
-        unit="",
         description="L2 norm of values by position and key/value head; ratio: first token over the mean of the rest.",
         source=f"{GU}, activations",
     )
@@ -71,7 +66,6 @@ class HiddenNorm(Norm):
     axes = ("position",)
     info = StatisticInfo(
         title="Hidden norm",
-        unit="",
         description="L2 norm of hidden states by position; ratio: first token over the mean of the rest.",
         source=f"{GU}, activations (|h_1|/|h_t|)",
     )
@@ -97,7 +91,6 @@ class QKCosine(PerPair):
     reduction = "cosine_sum"
     info = StatisticInfo(
         title="Query–key cosine",
-        unit="",
         description="cos(q_i, k_j), mean over the queries that may see key j.",
         source=f"{GU}, split of q·k",
     )
@@ -111,7 +104,6 @@ class QKNorm(PerPair):
     reduction = "norm_sum"
     info = StatisticInfo(
         title="Query–key norm product",
-        unit="",
         description="|q_i||k_j|, mean over the queries that may see key j.",
         source=f"{GU}, split of q·k",
     )
@@ -124,7 +116,6 @@ class ValueWeightedMass(PerLayer):
     name = "value_weighted_mass"
     info = StatisticInfo(
         title="Value-weighted mass",
-        unit="",
         description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O.",
         source="Kobayashi et al. 2020 (arXiv 2004.10102)",
     )

@@ -36,7 +36,6 @@ class OverSmoothing(PerLayer):
     name = "over_smoothing"
     info = StatisticInfo(
         title="Over-smoothing",
-        unit="",
         description="Mean cosine between the hidden states of different tokens of a sample.",
         source="Bai et al. 2024 (arXiv 2410.05648), over-smoothing",
     )
@@ -70,7 +69,6 @@ class MassiveActivations(PerLayer):
     name = "massive_activations"
     info = StatisticInfo(
         title="Massive activations",
-        unit="",
         description="The three largest |activations| of a sample's hidden states, and the median.",
         source="Sun et al. 2024 (arXiv 2402.17762)",
     )
@@ -95,7 +93,6 @@ class SpectralBound(PerLayer):
     name = "spectral_bound"
     info = StatisticInfo(
         title="Spectral bound",
-        unit="",
         description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",
         source="Bai et al. 2024 (arXiv 2410.05648), spectral bound",
     )

@@ -17,9 +17,7 @@ class RunningMoments:
     """
 
     def __init__(self) -> None:
-        self.count = torch.zeros(0, dtype=torch.float64)
-        self.mean = torch.zeros(0, dtype=torch.float64)
-        self.deviation = torch.zeros(0, dtype=torch.float64)
+        self.count = self.mean = self.deviation = torch.zeros(0, dtype=torch.float64)
 
     def add(self, values: Float[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None = None) -> None:
         """Add samples where `present`, which lacks trailing axes, or the axis of heads."""
@@ -60,7 +58,6 @@ class RunningMoments:
 
     @classmethod
     def from_state(cls, state: Tensor) -> RunningMoments:
-        """Return the moments of a state."""
         moments = cls()
         moments.count, moments.mean, moments.deviation = (part.clone() for part in state)
         return moments
@@ -77,6 +74,5 @@ def _expand_mask(present: Tensor, values: Tensor) -> Tensor:
 
 def _pad_last_axis(parts: list[Tensor], like: Tensor) -> list[Tensor]:
     """Pad the last axis of tensors with zeros to at least that of `like`."""
-    if parts[0].ndim == 0 or parts[0].shape[-1] >= like.shape[-1]:
-        return parts
-    return [torch.nn.functional.pad(part, (0, like.shape[-1] - part.shape[-1])) for part in parts]
+    missing = like.shape[-1] - parts[0].shape[-1] if parts[0].ndim else 0
+    return [torch.nn.functional.pad(part, (0, missing)) for part in parts] if missing > 0 else parts

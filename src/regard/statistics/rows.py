@@ -67,7 +67,6 @@ class RowSum(PerQuery):
     name = reduction = "row_sum"
     info = StatisticInfo(
         title="Row sum",
-        unit="",
         description="Σ_j A_ij over the tokens: 1 for a softmax, less where a virtual sink takes part of it.",
         source="Gu et al. 2025 (arXiv 2410.10781), attention operations",
     )
@@ -80,7 +79,6 @@ class VirtualSinkMass(PerQuery):
     name = reduction = "virtual_sink_mass"
     info = StatisticInfo(
         title="Virtual-sink mass",
-        unit="",
         description="1 − Σ_j A_ij: what a learned sink logit, an off-by-one softmax or a K/V bias takes.",
         source="Gu et al. 2025 (arXiv 2410.10781), K/V biases",
     )
@@ -94,7 +92,6 @@ class HeadOutputNorm(PerQuery):
     reduction = "output_norm"
     info = StatisticInfo(
         title="Head output norm",
-        unit="",
         description="‖W_O o_i‖ of each head's output, mean over queries.",
         source="dormant heads (Guo et al. 2024, arXiv 2410.13835)",
     )

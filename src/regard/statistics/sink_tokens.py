@@ -10,24 +10,16 @@ import torch
 from torch import Tensor
 
 from regard.statistics.observation import Observation
-from regard.statistics.sinks import BAI, PERCENT, topk_keys, topk_valid
-from regard.statistics.statistic import (
-    PerLayer,
-    SampleValues,
-    Statistic,
-    StatisticInfo,
-    StatisticRow,
-)
+from regard.statistics.sinks import BAI, PERCENT, strongest_keys
+from regard.statistics.statistic import PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
 
 
-class CommonSinkRatio(Statistic):
-    """The share of a layer's sink tokens that are common tokens.
+class CommonSinkRatio(PerLayer):
+    """The share of a layer's sink tokens, `top` of each head, that are common tokens.
 
     Args:
         common: Ids of common tokens, such as special tokens and punctuation. None: the tokens in more than `frequent`
-            of the samples, which gives no standard error.
-        top: Number of sinks of a head.
-        frequent: A share of samples.
+            of the samples, which are counted, so that there is no standard error.
     """
 
     name = "common_sink_ratio"
@@ -40,25 +32,32 @@ class CommonSinkRatio(Statistic):
     needs = frozenset({"column_mass"})
 
     def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
+        super().__init__()
         self.common = None if common is None else frozenset(common)
         self.top, self.frequent = top, frequent
-        self._known = KnownCommonSinkRatio(self.common, top) if self.common is not None else None
         self._sinks: dict[tuple[str, int], Counter[int]] = {}
         self._documents: dict[str, Counter[int]] = {}
         self._samples: Counter[str] = Counter()
 
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
+        if layer.token_ids is None or self.common is None:
+            return
+        real, index, valid = strongest_keys(layer, self.top)
+        common = torch.tensor(sorted(self.common), dtype=torch.long, device=index.device)
+        is_common = torch.isin(_tokens_at(layer, index), common) & valid
+        share = is_common.sum((1, 2)) / valid.sum((1, 2)).clamp(min=1) * PERCENT
+        yield SampleValues(self.key(layer), share, real.any(-1))
+
     def update(self, layers: Sequence[Observation]) -> None:
-        if self._known is not None:
-            self._known.update(layers)
+        if self.common is not None:
+            super().update(layers)
             return
         sites = set()
         for layer in layers:
             if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
-            mass = layer.tensors["column_mass"]
-            real = layer.attended_keys(mass.shape[-1])
-            index = topk_keys(mass, real, self.top)
-            tokens = _tokens_at(layer, index)[topk_valid(index, real)]
+            real, index, valid = strongest_keys(layer, self.top)
+            tokens = _tokens_at(layer, index)[valid]
             self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
             if layer.site not in sites:
                 sites.add(layer.site)
@@ -67,9 +66,7 @@ class CommonSinkRatio(Statistic):
                     self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
 
     def merge(self, other: CommonSinkRatio) -> None:
-        if self._known is not None and other._known is not None:
-            self._known.merge(other._known)
-            return
+        super().merge(other)
         for key, counts in other._sinks.items():
             self._sinks.setdefault(key, Counter()).update(counts)
         for site, documents in other._documents.items():
@@ -84,9 +81,7 @@ class CommonSinkRatio(Statistic):
         return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > threshold)
 
     def result(self) -> list[StatisticRow]:
-        if self._known is not None:
-            return self._known.result()
-        rows = []
+        rows = super().result()
         for (site, layer), sinks in sorted(self._sinks.items()):
             if not sinks:
                 continue
@@ -96,19 +91,15 @@ class CommonSinkRatio(Statistic):
         return rows
 
     def state(self) -> dict[str, Tensor]:
-        if self._known is not None:
-            return self._known.state()
-        state = {f"sinks|{site}|{layer}": _count_table(counts) for (site, layer), counts in self._sinks.items()}
+        state = super().state()
+        state |= {f"sinks|{site}|{layer}": _count_table(counts) for (site, layer), counts in self._sinks.items()}
         state |= {f"documents|{site}|": _count_table(counts) for site, counts in self._documents.items()}
         return state | {f"samples|{site}|": torch.tensor([[0, n]]) for site, n in self._samples.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        if self.common is not None:
-            self._known = KnownCommonSinkRatio(self.common, self.top)
-            self._known.load(state)
-            return
         self._sinks, self._documents, self._samples = {}, {}, Counter()
-        for name, tensor in state.items():
+        super().load(state if self.common is not None else {})
+        for name, tensor in state.items() if self.common is None else ():
             kind, site, layer = name.split("|")
             counts = Counter(dict(tensor.tolist()))
             if kind == "sinks":
@@ -117,29 +108,6 @@ class CommonSinkRatio(Statistic):
                 self._documents[site] = counts
             else:
                 self._samples[site] = counts[0]
-
-
-class KnownCommonSinkRatio(PerLayer):
-    """The common-sink ratio of a fixed set of common tokens."""
-
-    name = CommonSinkRatio.name
-    info = CommonSinkRatio.info
-    needs = CommonSinkRatio.needs
-
-    def __init__(self, common: frozenset[int], top: int) -> None:
-        super().__init__()
-        self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        if layer.token_ids is None:
-            return
-        mass = layer.tensors["column_mass"]
-        real = layer.attended_keys(mass.shape[-1])
-        index = topk_keys(mass, real, self.top)
-        valid = topk_valid(index, real)
-        common = torch.isin(_tokens_at(layer, index), self.common.to(index.device)) & valid
-        share = common.sum((1, 2)) / valid.sum((1, 2)).clamp(min=1) * PERCENT
-        yield SampleValues(self.key(layer), share, real.any(-1))
 
 
 class SinkTokens(Statistic):
@@ -169,16 +137,14 @@ class SinkTokens(Statistic):
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
-            mass = layer.tensors["column_mass"]
-            real = layer.attended_keys(mass.shape[-1])
-            index = topk_keys(mass, real, 1)
+            real, index, _ = strongest_keys(layer, 1)
             token = _tokens_at(layer, index) if layer.token_ids is not None else torch.full_like(index, -1)
             heads = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
             triples = torch.stack([heads, index, token], -1)[real.any(-1)].flatten(0, -2)
             key = (layer.site, layer.layer)
             self.counts.setdefault(key, Counter()).update(map(tuple, triples.tolist()))
             self.samples[key] += int(real.any(-1).sum())
-            self._grow(key, mass.shape[1], int(layer.keys.max()))
+            self._grow(key, index.shape[1], int(layer.keys.max()))
 
     def _grow(self, key: tuple[str, int], heads: int, keys: int) -> None:
         self.shape[key] = (heads, max(keys, self.shape.get(key, (0, 0))[1]))
@@ -194,8 +160,7 @@ class SinkTokens(Statistic):
         """Return a row for each head and position, 0 at positions without a sink, so that means over them are right."""
         rows = []
         for (site, layer), counts in sorted(self.counts.items()):
-            n = self.samples[site, layer]
-            heads, keys = self.shape[site, layer]
+            n, (heads, keys) = self.samples[site, layer], self.shape[site, layer]
             positions: Counter[tuple[int, int]] = Counter()
             for (head, position, _), count in counts.items():
                 positions[head, position] += count
@@ -214,21 +179,19 @@ class SinkTokens(Statistic):
         ]
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            "|".join(map(str, (site, layer, self.samples[site, layer], *self.shape[site, layer]))): _to_tensor(
-                [[*triple, n] for triple, n in counts.items()], 4
-            )
-            for (site, layer), counts in self.counts.items()
-        }
+        state = {}
+        for key, counts in self.counts.items():
+            name = "|".join(map(str, (*key, self.samples[key], *self.shape[key])))
+            state[name] = _to_tensor([[*triple, n] for triple, n in counts.items()], 4)
+        return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.counts, self.samples, self.shape = {}, Counter(), {}
         for name, tensor in state.items():
             site, layer, samples, heads, keys = name.split("|")
             key = (site, int(layer))
-            self.shape[key] = (int(heads), int(keys))
+            self.shape[key], self.samples[key] = (int(heads), int(keys)), int(samples)
             self.counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
-            self.samples[key] = int(samples)
 
 
 def _tokens_at(layer: Observation, index: Tensor) -> Tensor:

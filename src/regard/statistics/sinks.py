@@ -10,15 +10,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import (
-    Average,
-    PerLayer,
-    SampleValues,
-    StatisticInfo,
-    StatisticKey,
-)
+from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo, StatisticKey
 
-GU = "Gu et al. 2025 (arXiv 2410.10781)"
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
 
@@ -48,10 +41,7 @@ def sink_deviation(
 def topk_keys(
     column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
 ) -> Int[Tensor, "sample head top"]:
-    """Return the `top` keys of greatest mass of each sample and head, the greatest first, of equal ones the earlier.
-
-    A sample with fewer real keys has padding at the end: see `topk_valid`.
-    """
+    """Return the `top` keys of greatest mass, the greatest first, of equal ones the earlier; padding is at the end."""
     mass = column_mass.masked_fill(~real[:, None], -torch.inf)
     if top == 1:
         return mass.argmax(-1, keepdim=True)
@@ -63,6 +53,16 @@ def topk_valid(
 ) -> Bool[Tensor, "sample head top"]:
     """Return which of the `topk_keys` are real tokens."""
     return real[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
+
+
+def strongest_keys(
+    layer: Observation, top: int
+) -> tuple[Bool[Tensor, "sample key"], Int[Tensor, "sample head top"], Bool[Tensor, "sample head top"]]:
+    """Return which keys of a layer are real, its `topk_keys`, and which of those are real."""
+    mass = layer.tensors["column_mass"]
+    real = layer.attended_keys(mass.shape[-1])
+    index = topk_keys(mass, real, top)
+    return real, index, topk_valid(index, real)
 
 
 class SinkRate(Average):
@@ -105,9 +105,8 @@ class SinkRate(Average):
             presence[layer.site] = present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
-                yield SampleValues(
-                    StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position")), rates, present
-                )
+                key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position"))
+                yield SampleValues(key, rates, present)
                 sums.setdefault((layer.site, epsilon), []).append(rates.double())
         for (site, epsilon), rates_by_layer in sums.items():
             overall = torch.cat(rates_by_layer, dim=1).mean(1)
@@ -120,7 +119,6 @@ class ColumnMass(PerLayer):
     name = "column_mass"
     info = StatisticInfo(
         title="Column mass",
-        unit="",
         description="Average outer degree d_i: attention that a position receives, averaged over all queries.",
         source=f"{BAI}, average outer degree",
     )
@@ -138,7 +136,6 @@ class FirstMass(PerLayer):
     name = "first_mass"
     info = StatisticInfo(
         title="First-token mass",
-        unit="",
         description="Attention to the first tokens, averaged over the queries that may see them.",
         source=f"{GU}, α_1",
     )
@@ -163,7 +160,6 @@ class SinkDeviation(PerLayer):
     name = "sink_deviation"
     info = StatisticInfo(
         title="Sink deviation",
-        unit="",
         description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
         source=f"{BAI}, sink deviation",
     )
@@ -175,8 +171,6 @@ class SinkDeviation(PerLayer):
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
-        real = layer.attended_keys(mass.shape[-1])
-        index = topk_keys(mass, real, self.top)
-        valid = topk_valid(index, real)
+        real, index, valid = strongest_keys(layer, self.top)
         deviation = sink_deviation(mass, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
         yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / valid.sum(-1).clamp(min=1), real.any(-1))

@@ -14,13 +14,15 @@ from torch import Tensor
 from regard.statistics.moments import RunningMoments
 from regard.statistics.observation import Observation
 
+GU = "Gu et al. 2025 (arXiv 2410.10781)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatisticInfo:
     """The description of a statistic, as reports and documentation show it."""
 
     title: str
-    unit: str
+    unit: str = ""
     description: str
     source: str
 
@@ -58,14 +60,13 @@ class SampleValues(NamedTuple):
 
 
 Self = TypeVar("Self", bound="Statistic")
+SelfAverage = TypeVar("SelfAverage", bound="Average")
 
 
 class Statistic(ABC):
     """A quantity over samples. Updates and merges give the same result in any order.
 
     Attributes:
-        name: Its name in the table.
-        info: Its description.
         needs: Names of the reductions that observations must hold.
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
     """
@@ -110,7 +111,7 @@ class Average(Statistic):
         for key, values, present in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
 
-    def merge(self, other: Average) -> None:
+    def merge(self: SelfAverage, other: SelfAverage) -> None:
         for key, moments in other.moments.items():
             self.moments.setdefault(key, RunningMoments()).merge(moments)
 
@@ -168,10 +169,5 @@ def _encode(key: StatisticKey) -> str:
 
 def _decode(text: str) -> StatisticKey:
     statistic, site, layer, epsilon, axes = text.split("|")
-    return StatisticKey(
-        statistic,
-        site,
-        int(layer) if layer else None,
-        float(epsilon) if epsilon else None,
-        tuple(axes.split(",")) if axes else (),
-    )
+    numbers = (int(layer) if layer else None, float(epsilon) if epsilon else None)
+    return StatisticKey(statistic, site, *numbers, tuple(axes.split(",")) if axes else ())

@@ -29,16 +29,9 @@ def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
 
 
 def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
-    """Return some rows of a table.
+    """Return the rows of a statistic (None: all), with one of the values (None: null) in each column of `equal`.
 
-    Args:
-        table: The table.
-        statistic: Name of the statistic; None: all. A name that no row has stands for its numbers, as
-            massive_activations for massive_activations_top1.
-        equal: The value of each of some columns, or several values; None is null.
-
-    Raises:
-        UserError: The statistic or a column is not in the table.
+    A name that no row has stands for its numbers, as massive_activations for massive_activations_top1.
     """
     if statistic is not None:
         check_statistic(table, statistic)

@@ -23,7 +23,7 @@ from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.observe import EMBEDDING_LAYER
-from regard.models.resolve import resolve_model
+from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent

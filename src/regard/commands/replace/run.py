@@ -34,7 +34,7 @@ from regard.errors import UserError
 from regard.hooks import model_fingerprint
 from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
-from regard.models.resolve import resolve_model
+from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, explicit_arguments
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights

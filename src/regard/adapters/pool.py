@@ -1,0 +1,51 @@
+"""What pools of LoRA adapters and of soft prompts share."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from regard.adapters.lora import LoraAdapters, Mixture
+from regard.adapters.prompt_adapters import PromptAdapters
+from regard.errors import UserError
+
+
+class AdapterPool:
+    """Adapters in a model, in place, which one `mixture` weights. The weights of the model are frozen."""
+
+    def __init__(self, model: Any, mixture: Mixture) -> None:
+        model.requires_grad_(False)
+        self.model, self.mixture = model, mixture
+
+    @property
+    def adapters(self) -> tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]:
+        """The adapters of each adapted module."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of adapters, in use or reserved."""
+        return len(self.adapters[0])
+
+    def reserve(self, blocks: int) -> None:
+        """Add adapters until there are `blocks`."""
+        for adapters in self.adapters:
+            adapters.reserve(blocks)
+
+    def set_trainable(self, *blocks: int) -> None:
+        """Train these adapters only."""
+        unknown = [index for index in blocks if index not in range(len(self))]
+        if unknown:
+            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
+        for adapters in self.adapters:
+            adapters.set_trainable(*blocks)
+
+    def delete(self, block: int) -> None:
+        """Remove an adapter from every module; later ones move up."""
+        for adapters in self.adapters:
+            adapters.delete(block)
+
+    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out."""
+        return self.mixture.use(weights)
