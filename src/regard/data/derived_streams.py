@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.data.benchmarks import SUPER_NI
 from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
@@ -147,14 +147,10 @@ def split_classes(
     tasks = []
     for number, (index, labels) in enumerate(selected):
         parts = [shares[index, label].pop() for label in labels]
-        tasks.append(
-            make_classification_task(
-                f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
-                labels,
-                {split: tuple(row for part in parts for row in part[split]) for split in SPLITS},
-                pools[index].classes[labels[0]].source,
-            )
-        )
+        name = f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}"
+        splits: dict[str, Any] = {split: tuple(row for part in parts for row in part[split]) for split in SPLITS}
+        source = pools[index].classes[labels[0]].source
+        tasks.append(make_classification_task(RawTask(name=name, labels=labels, source=source, **splits)))
     uses_by_name: Counter[str] = Counter()
     for (index, label), number in sorted(uses.items()):
         uses_by_name[f"{pools[index].stream}: {label}"] += number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,7 +20,7 @@ from regard.data.instructions import (
 )
 from regard.data.protocols import compare_splits
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
-from regard.data.splits import DEV_FRACTION, TaskSplits, clean_splits, sample_balanced, sample_proportional
+from regard.data.splits import DEV_FRACTION, clean_splits, sample_balanced, sample_proportional
 from regard.data.stdlib_texts import read_stdlib_tasks
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec
@@ -146,10 +147,7 @@ def assemble_stream(
     return Stream(
         name=name,
         tasks=tuple(
-            make_classification_task(task.name, task.labels, splits.by_split(), task.source)
-            if metric is None
-            else make_text_task(task, splits.by_split(), metric)
-            for task, splits in zip(raw, sampled, strict=True)
+            make_classification_task(task) if metric is None else make_text_task(task, metric) for task in sampled
         ),
         order=tuple(range(len(raw))),
         seed=seed,
@@ -306,23 +304,22 @@ def _find_benchmark_files(
 
 
 def _sample_splits(
-    splits: TaskSplits, raw: RawTask, samples_per_class: int | None, max_eval_samples: int | None, seed: int
-) -> TaskSplits:
+    splits: RawTask, raw: RawTask, samples_per_class: int | None, max_eval_samples: int | None, seed: int
+) -> RawTask:
     """Sample rows; a dev split that was held out of train has at most as many as test."""
     test = sample_proportional(splits.test, max_eval_samples, seed)
     max_dev = len(test) if raw.dev is None and max_eval_samples is None else max_eval_samples
-    return splits._replace(
+    return replace(
+        splits,
         train=sample_balanced(splits.train, samples_per_class, seed),
-        dev=sample_proportional(splits.dev, max_dev, seed),
+        dev=sample_proportional(splits.by_split()["dev"], max_dev, seed),
         test=test,
     )
 
 
-def _count_classes(splits: TaskSplits) -> dict[str, dict[str, int]]:
+def _count_classes(task: RawTask) -> dict[str, dict[str, int]]:
     """Count the rows of each class by split."""
-    return {
-        split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in splits.by_split().items()
-    }
+    return {split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in task.by_split().items()}
 
 
 def _describe_dev(raw: Sequence[RawTask], protocol: Protocol, dev_is_test: bool) -> str:
