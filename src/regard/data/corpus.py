@@ -30,12 +30,10 @@ OnProgress = Callable[[str, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Training and validation blocks of one source.
+    """Training and validation blocks of one source; the weights of a corpus sum to 1.
 
-    Attributes:
-        weight: Share of the training rows; the weights of a corpus sum to 1.
-        split: How validation text was separated: "documents" (by the hash of each document), "end" (the last blocks),
-            or "own" (from a location of its own).
+    `split` says how validation text was separated: "documents" (by the hash of each document), "end" (the last blocks),
+    or "own" (from a location of its own).
     """
 
     name: str

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from regard.data.tables import decode_pieces, read_parquet, read_pieces, read_records
+from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
 from regard.errors import UserError
 
 Document = str | Iterable[str]
@@ -46,9 +46,7 @@ def _read_text_column(path: Path, option: str) -> Iterator[str]:
     is_parquet = path.suffix == ".parquet"
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
         location = f"{path}, {'row' if is_parquet else 'line'} {number}"
-        if "text" not in record:
-            names = ", ".join(map(str, list(record)[:6])) or "none"
-            raise UserError(f"{option}: expected the column 'text' in {location}, found {names}")
+        check_columns(["text"], record, location, option)
         text = "" if is_parquet and record["text"] is None else record["text"]
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")

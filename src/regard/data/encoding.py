@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ def encode(
         raise UserError("examples: expected at least one, got none")
     if kind == "mlm":
         return _encode_windows(examples, tokenizer, length, layout)
-    encoder = _RowEncoder.create(kind, examples, tokenizer, length, layout)
+    encoder = _RowEncoder(kind, examples, tokenizer, length, layout)
     chunks = [
         encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
         for start in range(0, len(examples), _CHUNK_ROWS)
@@ -156,52 +156,30 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
     )
 
 
-class _EncodedRows(NamedTuple):
-    """Columns of an `Encoded` for some rows; `truncated` counts those that lost tokens."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_type_ids: Tensor | None
-    labels: Tensor
-    truncated: int
-
-
-@dataclass(frozen=True)
 class _RowEncoder:
-    """Encodes rows of sequence and token tasks."""
+    """Encodes rows of sequence and token tasks, after checking that they can be encoded."""
 
-    kind: TaskKind
-    tokenizer: Any
-    count: SpecialTokenCounts
-    length: int
-    layout: SpecialTokenLayout
-    tokenizer_truncates: bool  # otherwise `arrange_special_tokens`, which truncates each text by itself
-    space_before_words: bool
-
-    @classmethod
-    def create(
-        cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
-    ) -> _RowEncoder:
-        """Return the encoder of these examples, after checking that they can be encoded."""
+    def __init__(
+        self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
+    ) -> None:
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
             raise UserError(f"tokenizer: expected a fast one, which tells the word of each token; {name} is not")
         sizes = {len(texts) for texts in examples.texts} if kind == "sequence" else {1}
         if sizes not in ({1}, {2}):
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
-        count = count_special_tokens(tokenizer, pairs=sizes == {2})
-        check_min_length(count if layout == "paper" else SpecialTokenCounts(sum(count), 0, 0), length)
-        tokenizer_truncates = layout == "natural" or (sizes == {2} and not count.between)
-        space_before_words = kind == "token" and _joins_words(tokenizer)
-        return cls(kind, tokenizer, count, length, layout, tokenizer_truncates, space_before_words)
+        self.kind, self.tokenizer, self.length, self.layout = kind, tokenizer, length, layout
+        self.count = count_special_tokens(tokenizer, pairs=sizes == {2})
+        check_min_length(self.count if layout == "paper" else SpecialTokenCounts(sum(self.count), 0, 0), length)
+        # otherwise `arrange_special_tokens` truncates each text by itself
+        self.tokenizer_truncates = layout == "natural" or (sizes == {2} and not self.count.between)
+        self.has_types = _has_types(tokenizer)
+        self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
-    @property
-    def has_types(self) -> bool:
-        """Whether the tokenizer has token types."""
-        return _has_types(self.tokenizer)
-
-    def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
-        """Encode some examples."""
+    def encode(
+        self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, int]:
+        """Return ids, mask, token types and labels of some examples, and the number of those that lost tokens."""
         encoding = self._tokenize(texts)
         too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
         if too_long and self.tokenizer_truncates:
@@ -218,19 +196,18 @@ class _RowEncoder:
         else:
             targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
-            return _EncodedRows(ids, mask, types, targets, len(too_long))
+            return ids, mask, types, targets, len(too_long)
         special = _pad_rows(encoding["special_tokens_mask"], 0, width).bool()
         rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
         truncated = len(too_long) if self.tokenizer_truncates else int(rows.truncated.sum())
-        return _EncodedRows(rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated)
+        return rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated
 
     def _tokenize(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
         """Tokenize without padding; for token tasks `words` has the word index of each token."""
         if self.kind == "token":
-            space = " " if self.space_before_words else ""
-            columns = [[[space + word for word in words] for words in texts]]
+            columns = [[[self.space + word for word in words] for words in texts]]
         else:
             columns = [list(column) for column in zip(*texts, strict=True)]
         encoding = self.tokenizer(

@@ -94,8 +94,13 @@ class RawTask:
         return {"train": self.train, "dev": self.dev or (), "test": self.test}
 
 
-def hash_text(texts: Sequence[str]) -> str:
-    """Hash texts without regard to letter case, punctuation, white space and Unicode normalization."""
+def hash_text(texts: Sequence[str], *, match_last: bool = False) -> str:
+    """Hash texts without regard to letter case, punctuation, white space and Unicode normalization.
+
+    With `match_last` the last text counts alone, unless it is blank.
+    """
+    if match_last and texts[-1].strip():
+        texts = texts[-1:]
     normalized = " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())
     if normalized.isascii():
         words = _NON_WORD.sub(" ", normalized)

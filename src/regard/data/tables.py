@@ -135,35 +135,40 @@ def is_table(name: str) -> bool:
     return name.removesuffix(".gz").endswith(tuple(_READERS))
 
 
+def find_file(folder: Path, *names: str) -> Path | None:
+    """Find a file with one of several names, plain or packed (.gz)."""
+    paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def find_split_files(
     folders: Iterable[Path], train: Sequence[str], test: Sequence[str], option: str
 ) -> tuple[Path, Path] | None:
     """Find the training file and, beside it, the evaluation file in the first folder that has the former.
 
-    Files may be plain or packed (.gz); each has several possible names.
-
     Raises:
         UserError: There is a training file, but no evaluation file beside it.
     """
-
-    def find(folder: Path, names: Sequence[str]) -> Path | None:
-        paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
-        return next((path for path in paths if path.is_file()), None)
-
     for folder in folders:
-        if (train_file := find(folder, train)) is not None:
-            if (test_file := find(folder, test)) is None:
+        if (train_file := find_file(folder, *train)) is not None:
+            if (test_file := find_file(folder, *test)) is None:
                 raise UserError(f"{option}: expected {' or '.join(test)} (.gz) beside {train_file}, there is none")
             return train_file, test_file
     return None
 
 
+def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
+    """Raise UserError if a required column is not available."""
+    names = tuple(available)
+    for name in required:
+        if name not in names:
+            columns = ", ".join(map(str, names)) or "none"
+            raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}")
+
+
 def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
     """Return the texts and the label of one record."""
-    missing = [name for name in (*columns.texts, columns.label) if name not in record]
-    if missing:
-        available = ", ".join(map(str, record)) or "none"
-        raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {available}")
+    check_columns((*columns.texts, columns.label), record, location, option)
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
         if not isinstance(text, str):
@@ -180,20 +185,20 @@ Records = Iterator[tuple[int, dict[str, Any]]]
 
 def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
     """Read tab-separated values without quotes."""
-    for number, line in enumerate(read_text_lines(path, option), start=1):
-        fields = tuple(line.split("\t"))
-        if header is None:
-            header = fields
-        elif line:
-            if len(fields) != len(header):
-                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
-            yield number, dict(zip(header, fields, strict=True))
+    lines = (line.split("\t") if line else [] for line in read_text_lines(path, option))
+    return _name_fields(enumerate(lines, start=1), path, option, header)
 
 
 def _read_csv(path: Path, option: str) -> Records:
     """Read comma-separated values with quotes; the line is that on which a record ends."""
-    header: list[str] | None = None
-    for number, fields in read_csv_fields(path, option):
+    return _name_fields(read_csv_fields(path, option), path, option)
+
+
+def _name_fields(
+    lines: Iterable[tuple[int, list[str]]], path: Path, option: str, header: Sequence[str] | None = None
+) -> Records:
+    """Name the fields of each line by the header, which is the first line by default."""
+    for number, fields in lines:
         if header is None:
             header = fields
         elif fields:

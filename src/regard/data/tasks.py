@@ -179,10 +179,13 @@ def read_task(
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
         tables = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
     else:
-        spec = _find_spec(name)
+        if name not in TASKS:
+            allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
+            raise UserError(f"task: expected one of {allowed}; got '{name}'")
+        spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
-        tables = _read_hub(spec) if folder is None else _read_folder(name, spec, Path(folder))
+        tables = _read_published(name, spec, None if folder is None else Path(folder))
     kind = spec.kind if spec else "sequence"
     labels, indices = _index_labels(spec.labels if spec else None, tables.train)
     train, held_out = (
@@ -199,13 +202,6 @@ def read_task(
         source=tables.source,
         sha256=_hash_examples(labels, train, held_out),
     )
-
-
-def _find_spec(name: str) -> TaskSpec:
-    if name not in TASKS:
-        allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
-        raise UserError(f"task: expected one of {allowed}; got '{name}'")
-    return TASKS[name]
 
 
 def _parse_columns(text: str | None, label: str | None) -> Columns:
@@ -253,13 +249,11 @@ def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
     return held_out
 
 
-def _read_hub(spec: TaskSpec) -> _Tables:
-    train, validation = spec.hub.read()
-    return _Tables(train, validation, f"{train.name}, {validation.name}")
-
-
-def _read_folder(name: str, spec: TaskSpec, folder: Path) -> _Tables:
-    """Read both tables of a task from files below a folder."""
+def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
+    """Read both tables of a task from the hub, or from files below a folder."""
+    if folder is None:
+        train_table, validation_table = spec.hub.read()
+        return _Tables(train_table, validation_table, f"{train_table.name}, {validation_table.name}")
     if not folder.is_dir():
         raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
     places = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from regard.data.rows import LabeledRow, LabeledRows, RawTask
 from regard.data.splits import divide_rows
-from regard.data.tables import STREAM, is_table, list_suffixes, read_records
+from regard.data.tables import STREAM, check_columns, is_table, list_suffixes, read_records
 from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
@@ -38,8 +38,9 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
     tasks: dict[str, dict[str, list[LabeledRow]]] = {}
     has_splits = any("split" in row.record for row in rows)
     for row in rows:
+        name = _parse_name(row.record["task"], f"the name of a task in {row.location}")
         split = _parse_split(row) if has_splits else "all"
-        tasks.setdefault(_parse_task(row), {}).setdefault(split, []).append(row.row)
+        tasks.setdefault(name, {}).setdefault(split, []).append(row.row)
     return [_make_table_task(name, splits, path, seed) for name, splits in tasks.items()]
 
 
@@ -117,11 +118,9 @@ def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[_ParsedR
     rows = []
     for number, record in read_records(path, STREAM):
         location = f"{path}, {unit} {number}"
-        missing = [name for name in (*extra_columns, "text", "label") if name not in record]
-        if missing:
-            available = ", ".join(map(str, record)) or "none"
-            raise UserError(f"stream: expected the column '{missing[0]}' in {location}, found {available}")
-        row = LabeledRow.of(_parse_texts(record, location), _parse_label(record["label"], location))
+        check_columns((*extra_columns, "text", "label"), record, location, STREAM)
+        label = _parse_name(record["label"], f"a string or a whole number as label in {location}")
+        row = LabeledRow.of(_parse_texts(record, location), label)
         rows.append(_ParsedRow(row, record, location))
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
@@ -142,17 +141,11 @@ def _parse_texts(record: Mapping[str, Any], location: str) -> tuple[str, ...]:
     return text, pair
 
 
-def _parse_label(label: Any, location: str) -> str:
-    if isinstance(label, bool) or not isinstance(label, (str, int)) or not str(label).strip():
-        raise UserError(f"stream: expected a string or a whole number as label in {location}, got {label!r}")
-    return str(label)
-
-
-def _parse_task(row: _ParsedRow) -> str:
-    name = row.record["task"]
-    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
-        raise UserError(f"stream: expected the name of a task in {row.location}, got {name!r}")
-    return str(name)
+def _parse_name(value: Any, expected: str) -> str:
+    """Return a string or a whole number as a name."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise UserError(f"stream: expected {expected}, got {value!r}")
+    return str(value)
 
 
 def _parse_split(row: _ParsedRow) -> str:
