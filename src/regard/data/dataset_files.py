@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from regard.data.hub import HUB_DATASETS
 from regard.data.instructions import load_instances
 from regard.data.rows import LabeledRow, LabeledRows, hash_text
-from regard.data.stream_catalog import DatasetFiles, DatasetSpec
+from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec
 from regard.data.tables import NO_GOLD_LABEL, STREAM, Table, TableRow, find_split_files, read_csv_fields, read_sentences
 from regard.errors import UserError
 
@@ -23,7 +24,7 @@ class DatasetRows(NamedTuple):
     source: str
 
 
-def read_dataset(name: str, spec: DatasetSpec, folder: Path | None) -> DatasetRows:
+def read_dataset(name: str, folder: Path | None) -> DatasetRows:
     """Read a data set from its files below a folder, or from the hub without one.
 
     The first published form with a training file is read; both splits come from the same place.
@@ -31,8 +32,9 @@ def read_dataset(name: str, spec: DatasetSpec, folder: Path | None) -> DatasetRo
     Raises:
         UserError: No files are found, or they have another format.
     """
+    spec = DATASETS[name]
     if folder is None:
-        train, test = spec.hub.read(STREAM)
+        train, test = HUB_DATASETS[name].read(STREAM)
         train_rows, test_rows = (_label_rows(table, spec) for table in (train, test))
         return DatasetRows(train_rows, test_rows, f"{train.name} (train), {test.name} (test: {spec.test_rows})")
     if not folder.is_dir():

@@ -44,9 +44,8 @@ class HubSplit(NamedTuple):
             raise
         except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise UserError(
-                f"{option}: cannot read {self} from the hub: {reason}; files can be given instead"
-            ) from None
+            message = f"cannot read {self} from the hub: {reason}; files can be given instead"
+            raise UserError(f"{option}: {message}") from None
 
 
 def network_errors() -> tuple[type[Exception], ...]:

@@ -23,7 +23,7 @@ from regard.data.rows import RawTask, hash_rank, make_classification_task, make_
 from regard.data.splits import DEV_FRACTION, clean_splits, sample_balanced, sample_proportional
 from regard.data.stdlib_texts import read_stdlib_tasks
 from regard.data.stream import Metric, Protocol, Stream, check_order
-from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec
+from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
 from regard.data.user_tasks import read_user_tasks
 from regard.errors import UserError, check_choice, check_int
@@ -233,7 +233,7 @@ def _read_datasets(name: str, spec: StreamSpec, folder: str | Path | None) -> li
         return read_stdlib_tasks(spec)
     place = None if folder is None else Path(folder)
     datasets = {task.dataset: None for task in spec.tasks}
-    rows = {dataset: read_dataset(dataset, DATASETS[dataset], place) for dataset in datasets}
+    rows = {dataset: read_dataset(dataset, place) for dataset in datasets}
     raw = []
     for task in spec.tasks:
         dataset = rows[task.dataset]
