@@ -71,11 +71,8 @@ def fit_length(
     not causal, and `columns`. Offsets beyond those of the matrix get the mean over the farther half of its offsets on
     that side of the query.
 
-    Args:
-        matrix: The matrices.
-        counts: Weights of the means; None: all equal.
-        length: The other length.
-        columns: Other special keys of the matrix, each with its column in the result.
+    `counts` are the weights of the means; None: all equal. `columns` are other special keys of the matrix, each with
+    its column in the result.
     """
     queries, keys = matrix.shape[1:]
     weight = torch.ones(queries, keys) if counts is None else counts.float()

@@ -93,8 +93,7 @@ def prepare_corpus(
         tokenizer: Tokenizer with an EOS token.
         length: Tokens per block.
         folder: Where to keep the blocks.
-        fraction: Fraction of the training blocks to use. The selection does not depend on a run's seed, and a smaller
-            fraction is a subset of a larger one.
+        fraction: Fraction of the training blocks to use, the same for every seed; a smaller one is a subset.
         valid_fraction: Fraction of a source for validation.
         on_progress: Called with the name of a domain and its number of packed tokens.
 

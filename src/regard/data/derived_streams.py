@@ -21,9 +21,6 @@ MIN_ROWS = 20
 """Tasks of a folder with fewer rows are skipped."""
 
 
-# -- tasks of a folder ----------------------------------------------------------------------------------
-
-
 def sample_instruction_tasks(
     folder: str | Path,
     count: int,
@@ -38,14 +35,8 @@ def sample_instruction_tasks(
     Tasks are in the order in which they are sampled; a larger sample starts with the same tasks. Tasks with fewer than
     `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them.
 
-    Args:
-        folder: Folder with one file per task (task*.json, with a Definition and Instances), or with a folder of train,
-            dev and test per task.
-        count: Number of tasks.
-        seed: Seed of tasks and rows.
-        samples_per_task: Maximum number of training rows per task.
-        max_eval_samples: As in `regard.data.streams.read_stream`.
-        protocol: As in `regard.data.streams.read_stream`.
+    The folder has one file per task (task*.json, with a Definition and Instances), or a folder of train, dev and test
+    per task. `max_eval_samples` and `protocol` are those of `regard.data.streams.read_stream`.
 
     Raises:
         UserError: There are too few tasks, or a file has another format.
@@ -94,9 +85,6 @@ def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) ->
             yield task
 
 
-# -- tasks of classes -----------------------------------------------------------------------------------
-
-
 class _ClassRows(NamedTuple):
     """Rows of a class by split, the number of tasks they are enough for, and their source."""
 
@@ -122,12 +110,7 @@ def split_classes(
     rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
     class.
 
-    Args:
-        streams: Streams of classification.
-        count: Number of tasks.
-        seed: Seed of tasks and rows.
-        classes: Classes per task.
-        min_rows: Minimum rows of a class per task and split.
+    Each task has `classes` classes, with at least `min_rows` rows per class and split.
 
     Raises:
         UserError: There are too few classes or rows.
@@ -226,9 +209,6 @@ def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dic
         for split, rows in rows_of_class.rows.items()
     }
     return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
-
-
-# -- tasks held out -------------------------------------------------------------------------------------
 
 
 def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:

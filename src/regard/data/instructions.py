@@ -33,12 +33,12 @@ _KINDS = {
 
 
 class InstructionFile(NamedTuple):
-    """A file of a task."""
+    """A file of a task: its inputs with their answers."""
 
     path: Path
     definition: str
     kind: str
-    rows: tuple[tuple[str, tuple[str, ...]], ...]  # inputs with their answers
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
     unanswered: int  # rows without an answer, which are dropped
     sha256: str
 
@@ -192,9 +192,6 @@ def format_prompt(benchmark: Benchmark, definition: str, text: str) -> str:
     return benchmark.prompt.format(definition=definition, input=text)
 
 
-# -- rows -----------------------------------------------------------------------------------------------
-
-
 def _label_rows(
     task: InstructionTask,
     benchmark: Benchmark,
@@ -240,9 +237,6 @@ def _first_text(value: Any, path: Path) -> str:
     if not isinstance(text, str):
         raise UserError(f"stream: expected text, or a list of texts, in the head of {path}, got {value!r}")
     return text
-
-
-# -- splits ---------------------------------------------------------------------------------------------
 
 
 def _choose_splits(

@@ -81,14 +81,8 @@ def arrange_special_tokens(
     after; each loses its own end. Token types move with their tokens, and padding gets the type of the special token
     that ends its text. A tokenizer without special tokens after the texts (GPT-2) leaves the text on the left.
 
-    Args:
-        input_ids: Rows as the tokenizer builds them, padded on the right, of shape (row, width).
-        attention_mask: True at tokens, of shape (row, width).
-        token_type_ids: Token types, of shape (row, width), or None.
-        special: True at special tokens, of shape (row, width).
-        count: Special tokens of the tokenizer, from `count_special_tokens`.
-        length: Number of columns of the result.
-        pad: Token id of padding.
+    The rows are as the tokenizer builds them, padded on the right to (row, width). `special` is True at special tokens,
+    `count` is from `count_special_tokens`, `length` is the number of columns of the result, and `pad` fills these.
     """
     check_min_length(count, length)
     target = _target_columns(attention_mask, special, count, length)

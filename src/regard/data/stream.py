@@ -144,6 +144,8 @@ class Stream:
 
 def check_order(order: Sequence[int], count: int) -> None:
     """Raise UserError if an order does not have each of `count` tasks once."""
+    if any(isinstance(index, bool) or not isinstance(index, int) for index in order):
+        raise UserError(f"order: expected numbers of tasks, got {list(order)!r}")
     if sorted(order) != list(range(count)):
         text = "-".join(map(str, order)) or "none"
         raise UserError(f"order: expected each number from 0 to {count - 1} once, got {text}")

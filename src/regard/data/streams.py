@@ -53,20 +53,15 @@ def read_stream(
 
     Args:
         name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
-        folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub. The stream
-            "stdlib-split" needs neither.
+        folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
         samples_per_class: Maximum number of training rows per class. None for the published number, and for all rows of
             a user's own tasks and of the files of "long-sequence".
         max_eval_samples: Maximum number of test rows per task, and of dev rows, with the class frequencies of all rows.
             None for the published number.
-        order: "paper", the name of a published order, "random" (by the seed), or published task indices, also as
-            "2-0-1".
+        order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
         seed: Seed of sampled rows, and of a random order.
-        protocol: "clean" drops training rows that dev or test of any task has, dev rows that a test split has, and
-            repeated rows; a missing dev split is a tenth of each class of train. "paper" drops nothing; a missing dev
-            split of a published data set is its test split.
-        task_type: How to read tasks with instructions: "classification" or "generation". By default the first that
-            the stream has.
+        protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
+        task_type: How to read tasks with instructions. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         instructions: Put the definition of a task before the texts of classification.
 
@@ -83,12 +78,9 @@ def read_stream(
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
-    if spec is None:
+    if spec is None or benchmark is None:
         _check_no_instructions(name, task_type, instructions)
-        raw = _read_user(name, folder, seed)
-    elif benchmark is None:
-        _check_no_instructions(name, task_type, instructions)
-        raw = _read_datasets(name, spec, folder)
+        raw = _read_datasets(name, spec, folder) if spec else _read_user(name, folder, seed)
     else:
         task_type = task_type or benchmark.task_types[0]
         raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
@@ -173,9 +165,6 @@ def check_seed(seed: Any) -> int:
     return seed
 
 
-# -- order ----------------------------------------------------------------------------------------------
-
-
 def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     """Parse the order of `count` tasks: "paper" or "1", "random" by the seed, or indices as "2-0-1"."""
     if text == "paper" or (text == "1" and count > 1):
@@ -186,7 +175,9 @@ def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.replace(",", "-").split("-")]
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"order: expected paper, random or numbers of tasks as 2-0-1, got {text!r}")
-    return _check_permutation([int(part) for part in parts], count)
+    indices = tuple(map(int, parts))
+    check_order(indices, count)
+    return indices
 
 
 def _resolve_order(
@@ -194,7 +185,8 @@ def _resolve_order(
 ) -> tuple[int, ...]:
     """Return indices among `names`; missing tasks are left out of a published order."""
     if not isinstance(order, str):
-        return _check_permutation(order, len(names))
+        check_order(order, len(names))
+        return tuple(order)
     orders = spec.orders if spec is not None else {}
     if orders and order in ("paper", "1", *orders):
         published = orders[order] if order in orders else next(iter(orders.values()))
@@ -204,16 +196,6 @@ def _resolve_order(
         allowed = f"paper, {', '.join(orders)}, random or numbers of tasks as 2-0-1"
         raise UserError(f"order: expected one of {allowed}, got {order!r}")
     return parse_order(order, len(names), seed)
-
-
-def _check_permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
-    if any(isinstance(index, bool) or not isinstance(index, int) for index in order):
-        raise UserError(f"order: expected numbers of tasks, got {list(order)!r}")
-    check_order(order, count)
-    return tuple(order)
-
-
-# -- reading --------------------------------------------------------------------------------------------
 
 
 def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
@@ -298,9 +280,6 @@ def _find_benchmark_files(
             "skip what is missing (missing-tasks=skip)"
         )
     return files
-
-
-# -- sampling -------------------------------------------------------------------------------------------
 
 
 def _sample_splits(

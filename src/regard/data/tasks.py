@@ -156,16 +156,15 @@ def read_task(
 
     Args:
         name: A name in `TASKS`, or the path of a table.
-        folder: Folder of published files, plain or .gz. They are looked for in folder/glue/CoLA, folder/CoLA and the
-            folder itself, for each name of `TaskSpec.folders`; the first with a training file is read. WikiText without
-            training file has its validation file for training, and its test file for validation. None reads the hub.
+        folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
+            folder/CoLA and the folder itself, for each name of `TaskSpec.folders`. WikiText without training file has
+            its validation file for training, and its test file for validation.
         rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order (None for all);
             fewer rows are a subset of more. Of running text, consecutive lines.
         seed: Seed of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
-        validation: Second table for validation. By default a fifth of the rows is held out with `seed`; each label
-            keeps a training row.
+        validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
 
     Raises:
