@@ -74,11 +74,7 @@ class Source:
 
 
 def read_source(where: str) -> Iterator[Document]:
-    """Iterate over the documents of a location (see `Source`), in the same order in every run.
-
-    Raises:
-        UserError: While iterating, if something is missing, empty or not text.
-    """
+    """Iterate over the documents of a location (see `Source`), in the same order in every run."""
     if where == PYTHON:
         yield from load_python_documentation().documents
         yield from load_standard_library().documents

@@ -28,9 +28,6 @@ def read_dataset(name: str, folder: Path | None) -> DatasetRows:
     """Read a data set from its files below a folder, or from the hub without one.
 
     The first published form with a training file is read; both splits come from the same place.
-
-    Raises:
-        UserError: No files are found, or they have another format.
     """
     spec = DATASETS[name]
     if folder is None:

@@ -21,10 +21,7 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
     """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
 
     `.txt` is one document, in pieces. `.jsonl` has the document under `text` in each line; blank lines are skipped.
-    `.parquet` has the documents in the column `text`; null is an empty document.
-
-    Raises:
-        UserError: While iterating, if the file cannot be read, is not what its suffix says, or has no text.
+    `.parquet` has the documents in the column `text`; null is an empty document. Errors are raised while iterating.
     """
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])

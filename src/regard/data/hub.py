@@ -89,13 +89,7 @@ class HubDataset:
     splits: tuple[str, str] = ("train", "validation")
 
     def read(self, option: str = TASK) -> tuple[Table, Table]:
-        """Read both splits.
-
-        Class indices become class names. Rows with the label −1, which have none, are dropped.
-
-        Raises:
-            UserError: `datasets` is not installed, the hub cannot be reached, or a column is missing.
-        """
+        """Read both splits. Class indices become class names; rows with the label −1, which have none, are dropped."""
         train, evaluation = (
             self._read_split(HubSplit(self.repository, self.config, split), option) for split in self.splits
         )

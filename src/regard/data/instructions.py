@@ -51,17 +51,12 @@ def load_instances(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(
-            f"stream: expected JSON with 'Instances' of 'input' and 'output' in {path}: {error!r}"
-        ) from None
+        expected = "JSON with 'Instances' of 'input' and 'output'"
+        raise UserError(f"stream: expected {expected} in {path}: {error!r}") from None
 
 
 def read_instruction_file(path: Path) -> InstructionFile:
-    """Read a file with a Definition and Instances, whose outputs are a text or a list of texts.
-
-    Raises:
-        UserError: The file has another format, an input is empty, or no row has an answer.
-    """
+    """Read a file with a Definition and Instances, whose outputs are a text or a list of texts."""
     content, instances = load_instances(path)
     rows = [_check_instance(*pair, f"{path}, row {number}") for number, pair in enumerate(instances, start=1)]
     answered = tuple(row for row in rows if row[1])
@@ -111,9 +106,6 @@ def read_instruction_task(
     * A single file with all rows is divided: a tenth is dev, a tenth test.
 
     `files` are those of `find_task_files`. With `definitions` the definition comes before the texts of classification.
-
-    Raises:
-        UserError: A file has another format, or an answer that the task does not have.
     """
     contents = {split: read_instruction_file(path) for split, path in files.items()}
     head = next(iter(contents.values()))
@@ -154,9 +146,8 @@ def read_hub_task(task: InstructionTask) -> RawTask:
         rows = []
         for row in table.rows:
             if row.label not in labels:
-                raise UserError(
-                    f"stream: expected a class of {', '.join(labels)} in {table.locate(row)}, got {row.label!r}"
-                )
+                allowed = ", ".join(labels)
+                raise UserError(f"stream: expected a class of {allowed} in {table.locate(row)}, got {row.label!r}")
             parts = tuple(part or "" for part in row.texts)
             texts = tuple(template.format(*parts) for template in task.hub_texts or task.texts)
             rows.append(LabeledRow(texts, labels[row.label], hash_text(parts, match_last=task.match_last_part)))

@@ -54,9 +54,6 @@ class RawTask:
         kind: Category of a text-to-text task.
         files: What the files of an instruction task contain, and how they were divided.
         overlaps: What the splits had in common before rows were dropped, see `regard.data.splits.clean_splits`.
-
-    Raises:
-        UserError: Fewer than two classes, an empty split, a class without training rows, or rows of other classes.
     """
 
     name: str
@@ -137,11 +134,7 @@ def make_text_task(raw: RawTask, metric: Metric) -> TextTask:
 
 
 def add_row_hashes(stream: Stream) -> Stream:
-    """Add the hash of each split that has none, by which a resumed run recognizes its stream.
-
-    Raises:
-        UserError: A row has something other than texts.
-    """
+    """Add the hash of each split that has none, by which a resumed run recognizes its stream."""
     return replace(stream, tasks=tuple(_add_hashes(task) for task in stream.tasks))
 
 

@@ -115,9 +115,8 @@ def _target_columns(mask: Tensor, special: Tensor, count: SpecialTokenCounts, le
     text = mask & (column >= count.before) & ~after
     middle = text & special if count.between else torch.zeros_like(text)
     if not bool((middle.sum(dim=1) == count.between).all()):
-        raise UserError(
-            f"tokenizer: expected {count.between} special tokens between two texts; a text holds one more, take it out"
-        )
+        expected = f"{count.between} special tokens between two texts"
+        raise UserError(f"tokenizer: expected {expected}; a text holds one more, take it out")
     separators_passed = middle.cumsum(dim=1)
     second = text & ~middle & (separators_passed == count.between) if count.between else torch.zeros_like(text)
     first = text & ~middle & ~second

@@ -50,9 +50,6 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
     Rows with the same text and class stay together. Messages call the rows `name`.
-
-    Raises:
-        UserError: A class has fewer texts than there are splits.
     """
     labels = sorted({row.label for row in rows})
     split_of: dict[tuple[str, str], int] = {}
@@ -82,9 +79,6 @@ def clean_splits(
     has, and repeated rows. Test stays. A missing dev split is a tenth of each class of the remaining training rows.
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
-
-    Raises:
-        UserError: No rows are left of a split, or of a class in train.
     """
     tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0)) for task in tasks]
     tests = _find_owners(tasks, "test")

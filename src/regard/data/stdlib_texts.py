@@ -45,9 +45,6 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     Dotted names that begin with the module's own lose it (email.message.Message becomes Message), so that the class is
     not in the text. Dropped are repeated docstrings within a module, docstrings that two modules share, those with
     fewer than `MIN_WORDS` words, and those with a memory address.
-
-    Raises:
-        UserError: A module cannot be imported, or Python runs without docstrings (-OO).
     """
     by_module = {module: _read_module(module) for module in modules}
     seen: set[str] = set()
@@ -58,11 +55,8 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     result = {
         module: tuple(text for key, text in texts.items() if key not in shared) for module, texts in by_module.items()
     }
-    for module, module_texts in result.items():
-        if not module_texts:
-            raise UserError(
-                f"stream: expected docstrings in Python's module {module}, found none (python -OO has none)"
-            )
+    if empty := [module for module, module_texts in result.items() if not module_texts]:
+        raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")
     return result
 
 

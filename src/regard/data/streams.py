@@ -230,9 +230,7 @@ def _check_no_instructions(name: str, task_type: TaskType | None, instructions: 
     """Raise UserError for options that only streams with instructions have."""
     streams = ", ".join(name for name, spec in STREAMS.items() if spec.benchmark is not None)
     if task_type not in (None, "classification"):
-        raise UserError(
-            f"task-type: expected classification, or one of the streams {streams}, got {task_type!r} with {name!r}"
-        )
+        raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
     if instructions:
         raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
 

@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -36,7 +36,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file or split, and how messages name it, its lines and the user's option."""
+    """Rows of a file or split, at least one, and how messages name it, its lines and the user's option."""
 
     name: str
     rows: tuple[TableRow, ...]
@@ -62,21 +62,17 @@ class Columns:
 
 
 def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
-    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-".
-
-    In GLUE's .tsv a quotation mark is text and every tab separates columns.
-    """
-    is_tsv = path.name.removesuffix(".gz").endswith(".tsv")
-    records = _read_tsv(path, option, columns.header) if is_tsv else read_records(path, option)
-    rows = (_parse_row(record, columns, f"{path}, line {line}", line, option) for line, record in records)
-    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), option=option)
+    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-"."""
+    table = read_table(path, columns, option)
+    return replace(table, rows=tuple(row for row in table.rows if row.label != NO_GOLD_LABEL))
 
 
-def read_table(path: Path, columns: Columns) -> Table:
-    """Read a user's table: .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
+def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
+    """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
     unit = "row" if path.suffix == ".parquet" else "line"
-    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in read_records(path))
-    return Table(str(path), tuple(rows), unit)
+    records = _read_tsv(path, option, columns.header) if columns.header else read_records(path, option)
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in records)
+    return Table(str(path), tuple(rows), unit, option)
 
 
 def read_conll(path: Path, task: str) -> Table:
@@ -92,14 +88,11 @@ def read_conll(path: Path, task: str) -> Table:
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
         fields = line.split()
         if fields and fields[0] != "-DOCSTART-":
-            location = f"{path}, line {number}"
-            if not num_columns and not 2 <= len(fields) <= 4:
-                raise UserError(
-                    f"task: expected two to four columns (word pos chunk ner) in {location}, got {len(fields)}"
-                )
-            num_columns = num_columns or len(fields)
-            if len(fields) != num_columns:
-                raise UserError(f"task: expected {num_columns} columns in {location}, got {len(fields)}")
+            allowed = (num_columns,) if num_columns else (2, 3, 4)
+            num_columns = len(fields)
+            if num_columns not in allowed:
+                names = f"{allowed[0]} columns" if len(allowed) == 1 else "two to four columns (word pos chunk ner)"
+                raise UserError(f"task: expected {names} in {path}, line {number}, got {num_columns}")
             first_line = first_line or number
             words.append(fields[0])
             tags.append(fields[1] if task == "pos" else fields[-1])
@@ -144,11 +137,7 @@ def find_file(folder: Path, *names: str) -> Path | None:
 def find_split_files(
     folders: Iterable[Path], train: Sequence[str], test: Sequence[str], option: str
 ) -> tuple[Path, Path] | None:
-    """Find the training file and, beside it, the evaluation file in the first folder that has the former.
-
-    Raises:
-        UserError: There is a training file, but no evaluation file beside it.
-    """
+    """Find the training file and, beside it, the evaluation file in the first folder that has the former."""
     for folder in folders:
         if (train_file := find_file(folder, *train)) is not None:
             if (test_file := find_file(folder, *test)) is None:

@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from regard.data.tables import (
     read_sentences,
     read_table,
 )
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +213,8 @@ def _parse_columns(text: str | None, label: str | None) -> Columns:
 
 def _check_metric(metric: str | None, labels: Sequence[str]) -> str:
     """Check the metric of a user's table."""
-    if metric is not None and metric not in TABLE_METRICS:
-        raise UserError(f"metric: expected one of {', '.join(TABLE_METRICS)}, got '{metric}'")
+    if metric is not None:
+        check_choice("metric", metric, TABLE_METRICS)
     if metric == "f1" and len(labels) != 2:
         raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
     return metric or "accuracy"
@@ -227,11 +227,9 @@ def _read_user_table(path: Path, columns: Columns, validation: str | Path | None
         return _Tables(table, read_table(Path(validation), columns), f"{path}, {validation}")
     held_out = _hold_out(table.rows, seed)
     if not held_out:
-        raise UserError(
-            f"task: expected two rows with one label in {path}, to hold one out for validation; there are none"
-        )
+        raise UserError(f"task: expected two rows with one label in {path}, one for validation; there are none")
     train, rest = (
-        Table(str(path), tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part), table.unit)
+        replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
     )
     return _Tables(train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}")
@@ -255,20 +253,18 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
         return _Tables(train_table, validation_table, f"{train_table.name}, {validation_table.name}")
     if not folder.is_dir():
         raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
-    places = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
+    folders = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
     choices = [(spec.train, spec.validation)]
     if spec.kind == "mlm":
         choices.append((spec.validation, _WIKITEXT_TEST))
     for train, validation in choices:
-        if paths := find_split_files(places, train, validation, TASK):
+        if paths := find_split_files(folders, train, validation, TASK):
             train_table, validation_table = (_read_file(name, spec, path) for path in paths)
             note = ", no file for training" if train is not spec.train else ""
             source = f"{paths[0]} (training), {paths[1]} (validation){note}"
             return _Tables(train_table, validation_table, source)
-    raise UserError(
-        f"task: expected {' or '.join(spec.train)} (.gz) in {folder} or below, in glue/ or {', '.join(spec.folders)}; "
-        "none is"
-    )
+    places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
+    raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
 
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> Table:

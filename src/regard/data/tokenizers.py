@@ -35,9 +35,7 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_size = len(alphabet) + 1
     if size < min_size:
-        raise UserError(
-            f"tokenizer: expected a vocabulary of at least {min_size} tokens, the bytes and EOS; got {size}"
-        )
+        raise UserError(f"tokenizer: expected at least {min_size} tokens, the bytes and EOS; got {size}")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -63,9 +61,8 @@ def read_tokenizer(name: str | Path) -> Any:
     """Load the tokenizer in a folder or with an id on the hub. Raise UserError if there is none."""
     folder = Path(name).expanduser()
     if folder.exists() and not any(file for pattern in _FILES for file in folder.glob(pattern)):
-        raise UserError(
-            f"tokenizer: expected a folder with tokenizer.json or a vocabulary, or a hub id; {name} has none"
-        )
+        expected = "a folder with tokenizer.json or a vocabulary, or a hub id"
+        raise UserError(f"tokenizer: expected {expected}; {name} has none")
     failures: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, KeyError, *network_errors())
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else str(name))

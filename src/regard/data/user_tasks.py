@@ -28,9 +28,6 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
 
     Integer classes belong to one task and get its name as a prefix. Other classes with the same name are one class in
     all tasks.
-
-    Raises:
-        UserError: Files or columns are missing, texts are empty, or splits have other names.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -75,9 +72,8 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
         if split is None or not file.is_file() or not is_table(file.name):
             continue
         if split in files:
-            raise UserError(
-                f"stream: expected one file of {split} in {folder}, got {files[split].name} and {file.name}"
-            )
+            names = f"{files[split].name} and {file.name}"
+            raise UserError(f"stream: expected one file of {split} in {folder}, got {names}")
         files[split] = file
     return files
 

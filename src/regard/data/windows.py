@@ -157,9 +157,7 @@ def _bos_token(tokenizer: Any) -> int:
     for token in (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
-    raise UserError(
-        "bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; keep or drop is allowed"
-    )
+    raise UserError("bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; allowed: keep, drop")
 
 
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
