@@ -106,12 +106,15 @@ def encode(
     if not examples.texts:
         raise UserError("examples: expected at least one, got none")
     if kind == "mlm":
-        return _encode_windows(examples, tokenizer, length, layout)
-    encoder = _RowEncoder(kind, examples, tokenizer, length, layout)
-    chunks = [
-        encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
-        for start in range(0, len(examples), _CHUNK_ROWS)
-    ]
+        count = count_special_tokens(tokenizer, pairs=False)
+        chunks = [_encode_windows(examples, tokenizer, length, count)]
+    else:
+        encoder = _RowEncoder(kind, examples, tokenizer, length, layout)
+        count = encoder.count
+        chunks = [
+            encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
+            for start in range(0, len(examples), _CHUNK_ROWS)
+        ]
     ids, mask, types, labels, truncated = zip(*chunks, strict=True)
     empty = (~torch.cat(mask).any(dim=1)).nonzero()
     if len(empty):
@@ -119,11 +122,11 @@ def encode(
     return Encoded(
         input_ids=torch.cat(ids),
         attention_mask=torch.cat(mask),
-        token_type_ids=torch.cat(types) if encoder.has_types else None,
+        token_type_ids=torch.cat(types) if _has_types(tokenizer) else None,
         labels=torch.cat(labels),
         layout=layout,
         length=length,
-        separators=separator_columns(encoder.count, length) if layout == "paper" else (),
+        separators=separator_columns(count, length) if layout == "paper" else (),
         truncated=sum(truncated),
     )
 
@@ -156,6 +159,10 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
     )
 
 
+_EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
+"""Ids, mask, token types and labels of rows, and the number of rows that lost tokens."""
+
+
 class _RowEncoder:
     """Encodes rows of sequence and token tasks, after checking that they can be encoded."""
 
@@ -176,10 +183,8 @@ class _RowEncoder:
         self.has_types = _has_types(tokenizer)
         self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
-    def encode(
-        self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, int]:
-        """Return ids, mask, token types and labels of some examples, and the number of those that lost tokens."""
+    def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
+        """Encode some examples."""
         encoding = self._tokenize(texts)
         too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
         if too_long and self.tokenizer_truncates:
@@ -225,9 +230,8 @@ class _RowEncoder:
         return {**{name: list(values) for name, values in encoding.items()}, **words}
 
 
-def _encode_windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
+def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: SpecialTokenCounts) -> _EncodedRows:
     """Join all texts and cut them into windows without padding."""
-    count = count_special_tokens(tokenizer, pairs=False)
     check_min_length(count, length)
     content_length = length - sum(count)
     frame = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
@@ -246,16 +250,7 @@ def _encode_windows(examples: Examples, tokenizer: Any, length: int, layout: Spe
         for name, text in (("input_ids", content), ("token_type_ids", torch.zeros_like(content)))
         for values in (torch.tensor(frame[name]),)
     )
-    return Encoded(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids, dtype=torch.bool),
-        token_type_ids=types if _has_types(tokenizer) else None,
-        labels=torch.full_like(ids, IGNORE_INDEX),
-        layout=layout,
-        length=length,
-        separators=separator_columns(count, length) if layout == "paper" else (),
-        truncated=0,
-    )
+    return ids, torch.ones_like(ids, dtype=torch.bool), types, torch.full_like(ids, IGNORE_INDEX), 0
 
 
 def _joins_words(tokenizer: Any) -> bool:

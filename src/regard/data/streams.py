@@ -74,7 +74,7 @@ def read_stream(
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
-    name = str(name_or_path)
+    name, folder = str(name_or_path), None if folder is None else Path(folder)
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
@@ -198,7 +198,7 @@ def _resolve_order(
     return parse_order(order, len(names), seed)
 
 
-def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
+def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
     """Read a user's table or folder."""
     path = Path(name)
     if not (path.exists() or is_table(name)):
@@ -209,13 +209,12 @@ def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]
     return read_user_tasks(path, seed)
 
 
-def _read_datasets(name: str, spec: StreamSpec, folder: str | Path | None) -> list[RawTask]:
+def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:
     """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
         return read_stdlib_tasks(spec)
-    place = None if folder is None else Path(folder)
-    datasets = {task.dataset: None for task in spec.tasks}
-    rows = {dataset: read_dataset(dataset, place) for dataset in datasets}
+    datasets = dict.fromkeys(task.dataset for task in spec.tasks)
+    rows = {dataset: read_dataset(dataset, folder) for dataset in datasets}
     raw = []
     for task in spec.tasks:
         dataset = rows[task.dataset]
@@ -238,7 +237,7 @@ def _check_no_instructions(name: str, task_type: TaskType | None, instructions: 
 def _read_instruction_tasks(
     spec: StreamSpec,
     benchmark: Benchmark,
-    folder: str | Path | None,
+    folder: Path | None,
     task_type: TaskType,
     missing_tasks: MissingTasks,
     instructions: bool,
@@ -249,7 +248,7 @@ def _read_instruction_tasks(
         raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
     names = [task.name for task in spec.tasks]
     if folder is not None:
-        files = _find_benchmark_files(names, benchmark, Path(folder), missing_tasks)
+        files = _find_benchmark_files(names, benchmark, folder, missing_tasks)
         raw = [
             read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
             for name in files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data.rows import LabeledRow, LabeledRows, RawTask
 from regard.data.splits import divide_rows
@@ -33,20 +33,14 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
         return _read_folder(path)
     rows = _read_rows(path, ("task",))
     tasks: dict[str, dict[str, list[LabeledRow]]] = {}
-    has_splits = any("split" in row.record for row in rows)
-    for row in rows:
-        name = _parse_name(row.record["task"], f"the name of a task in {row.location}")
-        split = _parse_split(row) if has_splits else "all"
-        tasks.setdefault(name, {}).setdefault(split, []).append(row.row)
+    has_splits = any("split" in record for _, record, _ in rows)
+    for row, record, location in rows:
+        name = _parse_name(record["task"], f"the name of a task in {location}")
+        split = record.get("split")
+        if has_splits and split not in SPLIT_NAMES:
+            raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {location}, got {split!r}")
+        tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
     return [_make_table_task(name, splits, path, seed) for name, splits in tasks.items()]
-
-
-class _ParsedRow(NamedTuple):
-    """A row, the record it was parsed from, and its location for messages."""
-
-    row: LabeledRow
-    record: Mapping[str, Any]
-    location: str
 
 
 def _read_folder(path: Path) -> list[RawTask]:
@@ -57,7 +51,7 @@ def _read_folder(path: Path) -> list[RawTask]:
         for split in ("train", "test"):
             if split not in files:
                 raise UserError(f"stream: expected a file {split} ({list_suffixes()}) in {folder}, there is none")
-        splits = {split: tuple(row.row for row in _read_rows(file)) for split, file in files.items()}
+        splits = {split: tuple(row for row, _, _ in _read_rows(file)) for split, file in files.items()}
         tasks.append(_make_task(folder.name, splits, str(folder)))
     if not tasks:
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
@@ -108,8 +102,8 @@ def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> Raw
     )
 
 
-def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[_ParsedRow]:
-    """Read the rows of a table, at least one; `extra_columns` are required beside text and label."""
+def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[tuple[LabeledRow, dict[str, Any], str]]:
+    """Read the rows of a table, at least one, with their records, and their locations for messages."""
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = []
     for number, record in read_records(path, STREAM):
@@ -117,10 +111,10 @@ def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[_ParsedR
         check_columns((*extra_columns, "text", "label"), record, location, STREAM)
         label = _parse_name(record["label"], f"a string or a whole number as label in {location}")
         row = LabeledRow.of(_parse_texts(record, location), label)
-        rows.append(_ParsedRow(row, record, location))
+        rows.append((row, record, location))
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
-    if all(_is_number(row.row.texts[0]) for row in rows):
+    if all(_is_number(row.texts[0]) for row, _, _ in rows):
         raise UserError(f"stream: expected text in the column 'text' of {path}, got numbers alone")
     return rows
 
@@ -142,13 +136,6 @@ def _parse_name(value: Any, expected: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise UserError(f"stream: expected {expected}, got {value!r}")
     return str(value)
-
-
-def _parse_split(row: _ParsedRow) -> str:
-    split = row.record.get("split")
-    if split not in SPLIT_NAMES:
-        raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {row.location}, got {split!r}")
-    return SPLIT_NAMES[split]
 
 
 def _is_number(text: str) -> bool:
