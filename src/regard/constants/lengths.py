@@ -1,7 +1,5 @@
 """Constants for other lengths than the one they were averaged at."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

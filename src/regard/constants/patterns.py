@@ -1,7 +1,5 @@
 """Patterns of attention matrices, by rules on the shares of a row's mass; PAPA (arXiv 2211.03495) judges by eye."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

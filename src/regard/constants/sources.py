@@ -1,7 +1,5 @@
 """Constants that need no data (PAPA, section 5.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

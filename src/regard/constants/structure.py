@@ -1,7 +1,5 @@
 """Constants approximated by forms that cost less than a dense matrix; PAPA (arXiv 2211.03495) did not try them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The instruction benchmarks of O-LoRA and SAPT: their tasks, answers, prompts and task orders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Domains of text as token blocks, split for training and validation."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Readers of published data sets, from the hub or from their files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Streams made of others: tasks sampled from a folder, tasks made of classes, and tasks held out."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

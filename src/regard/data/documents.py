@@ -3,8 +3,6 @@
 Each reader takes the name of the user's option ("texts", "data"), which begins its error messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO

@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub, read through the package `datasets`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping

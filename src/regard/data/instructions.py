@@ -1,7 +1,5 @@
 """Readers of tasks with instructions: a folder with train, dev and test per task, one file per task, or the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

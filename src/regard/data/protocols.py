@@ -1,7 +1,5 @@
 """What the protocols "paper" and "clean" make of the published files of a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training rows of each step, and tokens inserted into them: functions of the seed and the step alone."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 

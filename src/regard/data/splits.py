@@ -4,8 +4,6 @@ Rows are ranked by a hash of their text and the seed. So the sample depends neit
 other rows, and a smaller sample is a subset of a larger one.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

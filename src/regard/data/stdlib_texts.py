@@ -1,7 +1,5 @@
 """Documentation of functions and classes of Python's standard library, by module, as a stream of tasks."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The built-in streams: their tasks, the data sets these are made of, and where to find those."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

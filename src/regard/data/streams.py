@@ -1,7 +1,5 @@
 """Streams for continual learning: the built-in ones, and a user's own."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Each reader takes the name of the user's option ("task", "stream"), which begins its error messages.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Tasks to train probes on: those of the PAPA paper, and a user's own tables."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Tokenizers: training, loading, and their ordinary and common tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import unicodedata

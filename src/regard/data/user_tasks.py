@@ -1,7 +1,5 @@
 """Readers of a user's own stream tasks: a table with a column for the task, or a folder per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
     has_splits = any("split" in record for _, record, _ in rows)
     for row, record, location in rows:
         name = _parse_name(record["task"], f"the name of a task in {location}")
-        split = record.get("split")
+        split: Any = record.get("split")
         if has_splits and split not in SPLIT_NAMES:
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {location}, got {split!r}")
         tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
