@@ -127,7 +127,8 @@ class Constants:
             other_matrix = other.matrices[site, layer].double()
             matrices[site, layer] = (share * matrix.double() + (1 - share) * other_matrix * (counts[site] > 0)).float()
         squares = {key: square + other.squares[key] for key, square in self.squares.items() if key in other.squares}
-        data = {"merged": [*_merged_data(self.origin), *_merged_data(other.origin)]}
+        sources = [constants.origin.data for constants in (self, other)]
+        data = {"merged": [merged for source in sources for merged in source.get("merged", [dict(source)])]}
         return replace(self, matrices=matrices, counts=counts, squares=squares, origin=replace(self.origin, data=data))
 
     def _check_mergeable(self, other: Constants) -> None:
@@ -155,17 +156,14 @@ class Constants:
         own_model = self.origin.model
         for name in ("type", "heads"):
             if name in own_model and name in model and own_model[name] != model[name]:
-                raise UserError(
-                    f"constants: expected those of this model ({name} {_format_short(model[name])}), "
-                    f"got those of one with {name} {_format_short(own_model[name])}"
-                )
+                value, own_value = (json.dumps(fingerprint[name])[:80] for fingerprint in (model, own_model))
+                expected = f"those of this model ({name} {value})"
+                raise UserError(f"constants: expected {expected}, got those of one with {name} {own_value}")
         if "weights" in own_model and "weights" in model:
             similarity = _cosine_similarity(own_model["weights"], model["weights"])
             if not similarity >= MIN_SIMILARITY:
-                raise UserError(
-                    "constants: expected those of this model, got those of another one of the same shape: their "
-                    f"weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
-                )
+                reason = f"their weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
+                raise UserError(f"constants: expected those of this model, got those of another one: {reason}")
             digests = [fingerprint.get("digest") or "" for fingerprint in (own_model, model)]
             precisions = {digest.partition(":")[0] for digest in digests}
             if all(digests) and len(precisions) == 1 and digests[0] != digests[1]:
@@ -185,10 +183,8 @@ class Constants:
         """
         if not self.squares:
             since = ", cropped, fitted or approximated since" if self.origin.source == "average" else ""
-            raise UserError(
-                "input-dependence: expected averages as they were taken (with Σ A² beside them), got constants of "
-                f"source {self.origin.source}{since}"
-            )
+            message = f"averages as they were taken (with Σ A²), got constants of source {self.origin.source}{since}"
+            raise UserError(f"input-dependence: expected {message}")
         result = {}
         for (site, layer), squares in self.squares.items():
             count = self.counts[site].double()
@@ -207,11 +203,7 @@ class Constants:
         return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(header, sort_keys=True)})
 
     def save(self, path: str | Path) -> Path:
-        """Write one file, whole or not at all, and return its path.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
+        """Write one file, whole or not at all, and return its path."""
         path = Path(path)
         temporary = path.with_name(f".{path.name}.new")
         try:
@@ -273,18 +265,8 @@ class Constants:
         return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **lists}))
 
 
-def _merged_data(origin: Origin) -> Sequence[Any]:
-    """Return the data of averages as a list, also if they were not merged before."""
-    merged: Sequence[Any] = origin.data.get("merged", [dict(origin.data)])
-    return merged
-
-
 def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of two lists of weights; 0 for lists of different lengths."""
     if len(weights) != len(other):
         return 0.0
     return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
-
-
-def _format_short(value: Any) -> str:
-    return json.dumps(value)[:80]

@@ -20,9 +20,6 @@ def to_length(constants: Constants, length: int) -> Constants:
     * Constants of the layout "paper" are fitted to every other length, with their separators at the columns that the
       length holds them at.
     * Data-free constants are made anew.
-
-    Raises:
-        UserError: The length is below 1.
     """
     if length < 1:
         raise UserError(f"length: expected at least 1, got {length}")

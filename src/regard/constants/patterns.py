@@ -94,11 +94,7 @@ def is_on_special_tokens(matrices: Tensor, separators: Sequence[int] = ()) -> Te
 
 
 def pattern_fractions(matrices: Mapping[str, Tensor], separators: Sequence[int] = ()) -> dict[str, float]:
-    """Return the fractions of heads with `has_diagonal` and `is_on_special_tokens`, given matrices by layer.
-
-    Raises:
-        UserError: There are no matrices.
-    """
+    """Return the fractions of heads with `has_diagonal` and `is_on_special_tokens`, given matrices by layer."""
     if not matrices:
         raise UserError("patterns: expected the matrices of at least one layer, got none")
     layers = list(matrices.values())

@@ -51,15 +51,10 @@ def approximation_error(constants: Constants, other: Constants) -> dict[Layer, F
     """Return ‖C − C'‖ / ‖C‖ of each head in the Frobenius norm, in float64; NaN if C is zero.
 
     Entries of averages weigh as in `approximate`, by the counts of the first constants.
-
-    Raises:
-        UserError: Layers or lengths differ.
     """
     if constants.layers != other.layers or constants.length != other.length:
-        raise UserError(
-            f"error: expected constants of the same layers and length, got {len(constants.layers)} layers of "
-            f"{constants.length} tokens and {len(other.layers)} of {other.length}"
-        )
+        sizes = f"{len(constants.layers)} layers of {constants.length} tokens and {len(other.layers)} of {other.length}"
+        raise UserError(f"error: expected constants of the same layers and length, got {sizes}")
     errors = {}
     for (site, layer), matrix in constants.matrices.items():
         weight = _weights(matrix, constants.counts.get(site))
