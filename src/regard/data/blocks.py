@@ -36,16 +36,11 @@ class BlocksMetadata:
 
 @dataclass(frozen=True, eq=False)
 class TokenBlocks:
-    """All or some blocks of a memory-mapped file.
+    """All or some blocks of a memory-mapped file."""
 
-    Attributes:
-        ids: Token ids of the whole file, of shape (row, length).
-        indices: Rows of the file that belong to these blocks, int64; None for all.
-    """
-
-    ids: np.ndarray
+    ids: np.ndarray  # token ids of the whole file, of shape (row, length)
     metadata: BlocksMetadata
-    indices: Tensor | None = None
+    indices: Tensor | None = None  # rows of the file that belong to these blocks, int64; None for all
 
     @classmethod
     def load(cls, folder: str | Path, name: str = BLOCKS) -> TokenBlocks:
@@ -60,9 +55,8 @@ class TokenBlocks:
         except (ValueError, TypeError) as error:
             raise UserError(f"blocks: {note} cannot be read, delete the folder to pack again: {error}") from None
         if size != expected:
-            raise UserError(
-                f"blocks: expected {expected:,} bytes in {file}, found {size:,}; delete the folder to pack again"
-            )
+            advice = "delete the folder to pack again"
+            raise UserError(f"blocks: expected {expected:,} bytes in {file}, found {size:,}; {advice}")
         return cls(np.memmap(file, dtype=metadata.dtype, mode="r", shape=shape), metadata)
 
     def __len__(self) -> int:

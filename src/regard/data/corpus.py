@@ -102,7 +102,8 @@ def prepare_corpus(
     total = sum(source.weight for source in sources)
     domains = []
     for source in sources:
-        domain = _SourcePacker(source, tokenizer, length, Path(folder), on_progress).make_domain(valid_fraction)
+        report = None if on_progress is None else partial(on_progress, source.name)
+        domain = _SourcePacker(source, tokenizer, length, Path(folder), report).make_domain(valid_fraction)
         domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
     return Corpus(tuple(domains))
 
@@ -131,7 +132,7 @@ class _SourcePacker:
     tokenizer: Any
     length: int
     folder: Path
-    on_progress: OnProgress | None
+    on_progress: Callable[[int], None] | None
 
     def make_domain(self, valid_fraction: float) -> Domain:
         """Return the domain, packed now or before."""
@@ -156,7 +157,7 @@ class _SourcePacker:
             source=where,
             fingerprint=fingerprint,
             max_tokens=max_tokens,
-            on_progress=self._report(),
+            on_progress=self.on_progress,
         )
 
     def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
@@ -171,7 +172,7 @@ class _SourcePacker:
             choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
             with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
                 packer.add(
-                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self._report()
+                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self.on_progress
                 )
                 metadata = packer.finish()
             for split in [BLOCKS] if few else [TRAIN, VALID]:
@@ -186,9 +187,6 @@ class _SourcePacker:
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-    def _report(self) -> Callable[[int], None] | None:
-        return None if self.on_progress is None else partial(self.on_progress, self.source.name)
 
 
 def _choose_split(section: str, valid_fraction: float | None) -> str:

@@ -20,18 +20,12 @@ _NON_WORD = re.compile(r"[\W_]+")
 
 
 class LabeledRow(NamedTuple):
-    """One row of a task.
-
-    Attributes:
-        label: Class name.
-        key: Hash from `hash_text`; rows with the same key have the same text.
-        answers: Correct answers of a text-to-text row.
-    """
+    """One row of a task."""
 
     texts: tuple[str, ...]
-    label: str
-    key: str
-    answers: tuple[str, ...] = ()
+    label: str  # class name
+    key: str  # from `hash_text`; rows with the same key have the same text
+    answers: tuple[str, ...] = ()  # correct answers of a text-to-text row
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
@@ -45,28 +39,19 @@ LabeledRows = tuple[LabeledRow, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RawTask:
-    """A task as read, before rows are sampled or dropped.
-
-    Attributes:
-        dev: None if dev rows have to be held out of train.
-        has_free_answers: Whether answers are no classes; all rows then have the class `FREE_ANSWER`.
-        definition: Instruction of a text-to-text task.
-        kind: Category of a text-to-text task.
-        files: What the files of an instruction task contain, and how they were divided.
-        overlaps: What the splits had in common before rows were dropped, see `regard.data.splits.clean_splits`.
-    """
+    """A task as rows: as read, and after rows are dropped and sampled."""
 
     name: str
     labels: tuple[str, ...]
     train: LabeledRows
-    dev: LabeledRows | None
+    dev: LabeledRows | None  # None if dev rows have to be held out of train
     test: LabeledRows
     source: str
-    has_free_answers: bool = False
-    definition: str = ""
-    kind: str = ""
-    files: Mapping[str, Any] = field(default_factory=dict)
-    overlaps: dict[str, int] = field(default_factory=dict)
+    has_free_answers: bool = False  # answers are no classes; all rows have the class `FREE_ANSWER`
+    definition: str = ""  # instruction of a text-to-text task
+    kind: str = ""  # category of a text-to-text task
+    files: Mapping[str, Any] = field(default_factory=dict)  # what the files contain, and how they were divided
+    overlaps: dict[str, int] = field(default_factory=dict)  # what the splits had in common before rows were dropped
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 and not self.has_free_answers:

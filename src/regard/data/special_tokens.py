@@ -17,19 +17,13 @@ class SpecialTokenCounts(NamedTuple):
 
 
 class ArrangedTokens(NamedTuple):
-    """Rows with their special tokens in fixed columns.
-
-    Attributes:
-        input_ids, attention_mask, token_type_ids: Shape (row, length).
-        columns: Input column of each token, int64 of shape (row, length); −1 at padding.
-        truncated: Rows that lost tokens, bool of shape (row,).
-    """
+    """Rows with their special tokens in fixed columns; shapes are (row, length)."""
 
     input_ids: Tensor
     attention_mask: Tensor
     token_type_ids: Tensor | None
-    columns: Tensor
-    truncated: Tensor
+    columns: Tensor  # input column of each token, −1 at padding
+    truncated: Tensor  # rows that lost tokens, bool of shape (row,)
 
 
 def count_special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokenCounts:
