@@ -73,11 +73,6 @@ class TokenBlocks:
         return len(self) * self.length
 
     @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the tokenizer."""
-        return self.metadata.vocab_size
-
-    @property
     def sha256(self) -> str:
         """Hash of the file's tokens, and of `indices` if these are not all blocks."""
         if self.indices is None:
@@ -89,23 +84,15 @@ class TokenBlocks:
         rows = indices if self.indices is None else self.indices[indices]
         return torch.from_numpy(self.ids[rows.numpy()].astype(np.int64))
 
-    def first(self, count: int) -> Int64[Tensor, "row length"]:
-        """Read the first `count` blocks. Raise UserError if there are fewer."""
-        self._check_count(count)
-        return self.rows(torch.arange(count))
-
     def evenly_spaced(self, count: int) -> Int64[Tensor, "row length"]:
         """Read `count` blocks at equal distances. Raise UserError if there are fewer."""
-        self._check_count(count)
-        return self.rows(torch.arange(count) * len(self) // max(count, 1))
+        if not 1 <= count <= len(self):
+            raise UserError(f"samples: expected 1 to {len(self)} blocks of {self.length} tokens, got {count}")
+        return self.rows(torch.arange(count) * len(self) // count)
 
     def select(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
         """Return some of the blocks."""
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
-
-    def _check_count(self, count: int) -> None:
-        if not 1 <= count <= len(self):
-            raise UserError(f"samples: expected 1 to {len(self)} blocks of {self.length} tokens, got {count}")
 
 
 def is_packed(folder: str | Path, names: Iterable[str], expected: Mapping[str, object]) -> bool:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from regard.data.hub import HUB_DATASETS
 from regard.data.instructions import load_instances
@@ -13,13 +12,8 @@ from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec
 from regard.data.tables import NO_GOLD_LABEL, STREAM, Table, TableRow, find_split_files, read_csv_fields, read_sentences
 from regard.errors import UserError
 
-
-class DatasetRows(NamedTuple):
-    """Rows of a data set for training and testing, and where they come from."""
-
-    train: LabeledRows
-    test: LabeledRows
-    source: str
+DatasetRows = tuple[LabeledRows, LabeledRows, str]
+"""Rows of a data set for training and testing, and where they come from."""
 
 
 def read_dataset(name: str, folder: Path | None) -> DatasetRows:
@@ -31,7 +25,7 @@ def read_dataset(name: str, folder: Path | None) -> DatasetRows:
     if folder is None:
         train, test = HUB_DATASETS[name].read(STREAM)
         train_rows, test_rows = (_label_rows(table, spec) for table in (train, test))
-        return DatasetRows(train_rows, test_rows, f"{train.name} (train), {test.name} (test: {spec.test_rows})")
+        return train_rows, test_rows, f"{train.name} (train), {test.name} (test: {spec.test_rows})"
     if not folder.is_dir():
         raise UserError(f"stream: expected a folder with the files of {name}, there is no {folder}")
     for files in spec.files:
@@ -56,7 +50,7 @@ def _read_files(spec: DatasetSpec, files: DatasetFiles, *paths: Path) -> Dataset
         note = ", without titles, which train lacks"
     source = f"{paths[0]} (train), {paths[1]} (test: {files.test_rows or spec.test_rows}){note}"
     train_rows, test_rows = (_label_rows(table, spec, files.first_class) for table in (train, test))
-    return DatasetRows(train_rows, test_rows, source)
+    return train_rows, test_rows, source
 
 
 def _map_texts(table: Table, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Table:

@@ -6,6 +6,7 @@ import pkgutil
 import platform
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -45,13 +46,9 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     fewer than `MIN_WORDS` words, and those with a memory address.
     """
     by_module = {module: _read_module(module) for module in modules}
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for texts in by_module.values():
-        shared |= seen & texts.keys()
-        seen |= texts.keys()
+    uses = Counter(key for texts in by_module.values() for key in texts)
     result = {
-        module: tuple(text for key, text in texts.items() if key not in shared) for module, texts in by_module.items()
+        module: tuple(text for key, text in texts.items() if uses[key] == 1) for module, texts in by_module.items()
     }
     if empty := [module for module, module_texts in result.items() if not module_texts]:
         raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")

@@ -215,11 +215,9 @@ def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[Raw
     rows = {dataset: read_dataset(dataset, folder) for dataset in datasets}
     raw = []
     for task in spec.tasks:
-        dataset = rows[task.dataset]
-        train, test = (
-            tuple(row for row in split if row.label in task.labels) for split in (dataset.train, dataset.test)
-        )
-        raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=dataset.source))
+        *splits, source = rows[task.dataset]
+        train, test = (tuple(row for row in split if row.label in task.labels) for split in splits)
+        raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=source))
     return raw
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
@@ -129,12 +128,8 @@ TASKS: Mapping[str, TaskSpec] = {
 TABLE_METRICS = ("accuracy", "f1", "mcc")
 
 
-class _Tables(NamedTuple):
-    """The tables of a task before labels are indexed, and where they come from."""
-
-    train: Table
-    validation: Table
-    source: str
+_Tables = tuple[Table, Table, str]
+"""Training and validation rows of a task before labels are indexed, and where they come from."""
 
 
 def read_task(
@@ -174,7 +169,7 @@ def read_task(
     if is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
-        tables = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
+        *tables, source = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
     else:
         if name not in TASKS:
             allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
@@ -182,12 +177,11 @@ def read_task(
         spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
-        tables = _read_published(name, spec, None if folder is None else Path(folder))
+        *tables, source = _read_published(name, spec, None if folder is None else Path(folder))
     kind = spec.kind if spec else "sequence"
-    labels, indices = _index_labels(spec.labels if spec else None, tables.train)
+    labels, indices = _index_labels(spec.labels if spec else None, tables[0])
     train, held_out = (
-        _sample(_to_examples(table, indices), rows and rows[number], kind, seed)
-        for number, table in enumerate((tables.train, tables.validation))
+        _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(tables)
     )
     return Task(
         name=name if spec else Path(name).name,
@@ -196,7 +190,7 @@ def read_task(
         metric=spec.metric if spec else _check_metric(metric, labels),
         train=train,
         validation=held_out,
-        source=tables.source,
+        source=source,
         sha256=_hash_examples(labels, train, held_out),
     )
 
@@ -222,7 +216,7 @@ def _read_user_table(path: Path, columns: Columns, validation: str | Path | None
     """Read a user's table, with its second one or a fifth of it held out."""
     table = read_table(path, columns)
     if validation is not None:
-        return _Tables(table, read_table(Path(validation), columns), f"{path}, {validation}")
+        return table, read_table(Path(validation), columns), f"{path}, {validation}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
         raise UserError(f"task: expected two rows with one label in {path}, one for validation; there are none")
@@ -230,7 +224,7 @@ def _read_user_table(path: Path, columns: Columns, validation: str | Path | None
         replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
     )
-    return _Tables(train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}")
+    return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
 
 
 def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
@@ -248,7 +242,7 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
     """Read both tables of a task from the hub, or from files below a folder."""
     if folder is None:
         train_table, validation_table = spec.hub.read()
-        return _Tables(train_table, validation_table, f"{train_table.name}, {validation_table.name}")
+        return train_table, validation_table, f"{train_table.name}, {validation_table.name}"
     if not folder.is_dir():
         raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
     folders = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
@@ -260,7 +254,7 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
             train_table, validation_table = (_read_file(name, spec, path) for path in paths)
             note = ", no file for training" if train is not spec.train else ""
             source = f"{paths[0]} (training), {paths[1]} (validation){note}"
-            return _Tables(train_table, validation_table, source)
+            return train_table, validation_table, source
     places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
     raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
 
