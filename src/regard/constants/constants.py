@@ -243,10 +243,8 @@ class Constants:
         if model is not None:
             constants.check_model(model)
         if length is not None and length > constants.length:
-            raise UserError(
-                f"constants: {path} serves up to {constants.length} tokens, expected {length}; average over longer "
-                "inputs, or fit them with regard.constants.to_length"
-            )
+            advice = "average over longer inputs, or fit them with regard.constants.to_length"
+            raise UserError(f"constants: {path} serves up to {constants.length} tokens, expected {length}; {advice}")
         return constants
 
     @classmethod

@@ -109,7 +109,5 @@ def check_num_blocks(metadata: BlocksMetadata | None, length: int, source: str, 
     rows, dropped = (metadata.rows, metadata.dropped) if metadata else (0, 0)
     if rows < min_rows:
         blocks = "a block" if min_rows == 1 else f"{min_rows} blocks"
-        raise UserError(
-            f"data: expected text for {blocks} of {length} tokens, {source} has {rows * length + dropped} tokens; "
-            "give more text or a smaller length"
-        )
+        available = f"{source} has {rows * length + dropped} tokens; give more text or a smaller length"
+        raise UserError(f"data: expected text for {blocks} of {length} tokens, {available}")

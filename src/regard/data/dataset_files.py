@@ -33,9 +33,8 @@ def read_dataset(name: str, folder: Path | None) -> DatasetRows:
         if paths := find_split_files(places, files.train, files.test, STREAM):
             return _read_files(spec, files, *paths)
     candidates = "; ".join(f"{' or '.join(files.folders)} with {' or '.join(files.train)}" for files in spec.files)
-    raise UserError(
-        f"stream: expected the files of {name} in {folder}, packed with .gz or not: {candidates}; none is there"
-    )
+    expected = f"the files of {name} in {folder}, packed with .gz or not: {candidates}"
+    raise UserError(f"stream: expected {expected}; none is there")
 
 
 def _read_files(spec: DatasetSpec, files: DatasetFiles, *paths: Path) -> DatasetRows:

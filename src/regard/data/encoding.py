@@ -241,9 +241,8 @@ def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: Spec
     joined = [token for ids in tokens for token in ids]
     rows = len(joined) // content_length
     if not rows:
-        raise UserError(
-            f"examples: expected text for a window of {length} tokens, got {len(joined)} and {sum(count)} special"
-        )
+        available = f"{len(joined)} and {sum(count)} special"
+        raise UserError(f"examples: expected text for a window of {length} tokens, got {available}")
     content = torch.tensor(joined[: rows * content_length]).view(rows, content_length)
     ids, types = (
         torch.cat([values[: count.before].expand(rows, -1), text, values[end:].expand(rows, -1)], dim=1)

@@ -160,10 +160,8 @@ def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> RawTask:
     dev = _drop_repeated(row for row in rows if row.key not in tests)
     task.overlaps["dropped_from_dev"] += len(rows) - len(dev)
     if not dev:
-        raise UserError(
-            f"stream: expected dev rows in {task.name!r} that are not test rows, got none: leave dev out to have it "
-            "held out of train, or ask for the protocol 'paper'"
-        )
+        advice = "leave dev out to have it held out of train, or ask for the protocol 'paper'"
+        raise UserError(f"stream: expected dev rows in {task.name!r} that are not test rows, got none: {advice}")
     return replace(task, train=_drop_train_overlaps(task, tests, devs), dev=dev)
 
 
@@ -172,12 +170,9 @@ def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> Labele
     rows = _drop_repeated(row for row in task.train if row.key not in tests and row.key not in devs)
     task.overlaps["dropped_from_train"] += len(task.train) - len(rows)
     remaining = {row.label for row in rows}
-    for label in task.labels:
-        if label not in remaining:
-            raise UserError(
-                f"stream: expected rows of {label!r} in the train split of {task.name!r} that no dev or test split "
-                "has, got none"
-            )
+    if missing := [label for label in task.labels if label not in remaining]:
+        expected = f"rows of {missing[0]!r} in the train split of {task.name!r} that no dev or test split has"
+        raise UserError(f"stream: expected {expected}, got none")
     return rows
 
 

@@ -268,10 +268,8 @@ def _find_benchmark_files(
         folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
         raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
     if missing and missing_tasks == "refuse":
-        raise UserError(
-            f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; to leave them out, "
-            "skip what is missing (missing-tasks=skip)"
-        )
+        advice = "to leave them out, skip what is missing (missing-tasks=skip)"
+        raise UserError(f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; {advice}")
     return files
 
 

@@ -47,10 +47,8 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     backend.train_from_iterator(documents, trainer)
     trained_size = backend.get_vocab_size()
     if trained_size != size:
-        raise UserError(
-            f"tokenizer: expected text for a vocabulary of {size} tokens, this gives {trained_size}; "
-            f"{min_size} to {trained_size} is allowed, or give more text"
-        )
+        result = f"{trained_size}; {min_size} to {trained_size} is allowed, or give more text"
+        raise UserError(f"tokenizer: expected text for a vocabulary of {size} tokens, this gives {result}")
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
 
@@ -76,10 +74,9 @@ def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
     """Raise UserError if the tokenizer has ids outside of a model's vocabulary, or no EOS token."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
-        raise UserError(
-            f"tokenizer: expected ids under the model's vocabulary of {vocab_size}, got ids up to {largest}; "
-            f"a vocabulary of {largest + 1} or more is allowed"
-        )
+        expected = f"ids under the model's vocabulary of {vocab_size}"
+        allowed = f"a vocabulary of {largest + 1} or more is allowed"
+        raise UserError(f"tokenizer: expected {expected}, got ids up to {largest}; {allowed}")
     check_eos_token(tokenizer)
 
 
