@@ -78,15 +78,12 @@ class Constants:
     squares: Mapping[Layer, Float[Tensor, " head"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the matrices."""
         if not self.matrices:
             raise UserError("constants: expected matrices of at least one layer, got none")
         for (site, layer), matrix in self.matrices.items():
             if matrix.ndim != 3:
-                raise UserError(
-                    f"constants: expected (head, query, key) for layer {layer} ({site}), "
-                    f"got shape {tuple(matrix.shape)}"
-                )
+                shape = tuple(matrix.shape)
+                raise UserError(f"constants: expected (head, query, key) for layer {layer} ({site}), got shape {shape}")
             if not bool(matrix.isfinite().all()):
                 raise UserError(f"constants: expected finite entries, layer {layer} ({site}) has others")
         shapes = {matrix.shape[1:] for matrix in self.matrices.values()}
@@ -130,7 +127,8 @@ class Constants:
             other_matrix = other.matrices[site, layer].double()
             matrices[site, layer] = (share * matrix.double() + (1 - share) * other_matrix * (counts[site] > 0)).float()
         squares = {key: square + other.squares[key] for key, square in self.squares.items() if key in other.squares}
-        data = {"merged": [*_merged_data(self.origin), *_merged_data(other.origin)]}
+        sources = [constants.origin.data for constants in (self, other)]
+        data = {"merged": [merged for source in sources for merged in source.get("merged", [dict(source)])]}
         return replace(self, matrices=matrices, counts=counts, squares=squares, origin=replace(self.origin, data=data))
 
     def _check_mergeable(self, other: Constants) -> None:
@@ -150,10 +148,7 @@ class Constants:
     def check_model(self, model: Mapping[str, Any]) -> None:
         """Check that these are constants of a model. Warn if they are of a similar one, as before fine-tuning.
 
-        The warning needs digests of both in one precision; constants without a digest pass without one.
-
-        Args:
-            model: The `regard.hooks.model_fingerprint` of the model.
+        `model` is its `regard.hooks.model_fingerprint`. The warning needs digests of both in one precision.
 
         Raises:
             UserError: They are of a model with another type, other heads or dissimilar weights.
@@ -161,18 +156,17 @@ class Constants:
         own_model = self.origin.model
         for name in ("type", "heads"):
             if name in own_model and name in model and own_model[name] != model[name]:
-                raise UserError(
-                    f"constants: expected those of this model ({name} {_format_short(model[name])}), "
-                    f"got those of one with {name} {_format_short(own_model[name])}"
-                )
+                value, own_value = (json.dumps(fingerprint[name])[:80] for fingerprint in (model, own_model))
+                expected = f"those of this model ({name} {value})"
+                raise UserError(f"constants: expected {expected}, got those of one with {name} {own_value}")
         if "weights" in own_model and "weights" in model:
             similarity = _cosine_similarity(own_model["weights"], model["weights"])
             if not similarity >= MIN_SIMILARITY:
-                raise UserError(
-                    "constants: expected those of this model, got those of another one of the same shape: their "
-                    f"weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
-                )
-            if _is_other_digest(own_model.get("digest"), model.get("digest")):
+                reason = f"their weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
+                raise UserError(f"constants: expected those of this model, got those of another one: {reason}")
+            digests = [fingerprint.get("digest") or "" for fingerprint in (own_model, model)]
+            precisions = {digest.partition(":")[0] for digest in digests}
+            if all(digests) and len(precisions) == 1 and digests[0] != digests[1]:
                 warnings.warn(
                     "constants: expected those of this model, got those of one whose weights are a little different, "
                     "as before fine-tuning; they are used all the same",
@@ -189,10 +183,8 @@ class Constants:
         """
         if not self.squares:
             since = ", cropped, fitted or approximated since" if self.origin.source == "average" else ""
-            raise UserError(
-                "input-dependence: expected averages as they were taken (with Σ A² beside them), got constants of "
-                f"source {self.origin.source}{since}"
-            )
+            message = f"averages as they were taken (with Σ A²), got constants of source {self.origin.source}{since}"
+            raise UserError(f"input-dependence: expected {message}")
         result = {}
         for (site, layer), squares in self.squares.items():
             count = self.counts[site].double()
@@ -211,11 +203,7 @@ class Constants:
         return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(header, sort_keys=True)})
 
     def save(self, path: str | Path) -> Path:
-        """Write one file, whole or not at all, and return its path.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
+        """Write one file, whole or not at all, and return its path."""
         path = Path(path)
         temporary = path.with_name(f".{path.name}.new")
         try:
@@ -231,12 +219,7 @@ class Constants:
 
     @classmethod
     def load(cls, path: str | Path, *, model: Mapping[str, Any] | None = None, length: int | None = None) -> Constants:
-        """Load what `save` wrote.
-
-        Args:
-            path: The file.
-            model: The `regard.hooks.model_fingerprint` of the model that the constants are for.
-            length: Tokens of the longest input that they are for.
+        """Load what `save` wrote, for a model with this `model_fingerprint` and inputs of up to `length` tokens.
 
         Raises:
             UserError: It is another kind of file, or does not fit the model or the length.
@@ -247,8 +230,11 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
-        contents = _parse_header(header.get(HEADER, ""))
-        if contents.get("format") != FORMAT:
+        try:
+            contents = json.loads(header.get(HEADER, ""))
+        except json.JSONDecodeError:
+            contents = None
+        if not isinstance(contents, dict) or contents.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         try:
             constants = cls._from_tensors(tensors, contents["origin"])
@@ -257,10 +243,8 @@ class Constants:
         if model is not None:
             constants.check_model(model)
         if length is not None and length > constants.length:
-            raise UserError(
-                f"constants: {path} serves up to {constants.length} tokens, expected {length}; average over longer "
-                "inputs, or fit them with regard.constants.to_length"
-            )
+            advice = "average over longer inputs, or fit them with regard.constants.to_length"
+            raise UserError(f"constants: {path} serves up to {constants.length} tokens, expected {length}; {advice}")
         return constants
 
     @classmethod
@@ -279,34 +263,8 @@ class Constants:
         return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **lists}))
 
 
-def _parse_header(header: str) -> dict[str, Any]:
-    """Return the contents of a header; empty if it is no JSON object."""
-    try:
-        contents = json.loads(header)
-    except json.JSONDecodeError:
-        return {}
-    return contents if isinstance(contents, dict) else {}
-
-
-def _merged_data(origin: Origin) -> Sequence[Any]:
-    """Return the data of averages as a list, also if they were not merged before."""
-    merged: Sequence[Any] = origin.data.get("merged", [dict(origin.data)])
-    return merged
-
-
 def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of two lists of weights; 0 for lists of different lengths."""
     if len(weights) != len(other):
         return 0.0
     return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
-
-
-def _is_other_digest(digest: str | None, other: str | None) -> bool:
-    """Return whether digests are of different weights in one precision; others cannot be compared."""
-    if digest is None or other is None:
-        return False
-    return digest != other and digest.partition(":")[0] == other.partition(":")[0]
-
-
-def _format_short(value: Any) -> str:
-    return json.dumps(value)[:80]

@@ -1,7 +1,5 @@
 """Constants for other lengths than the one they were averaged at."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -22,9 +20,6 @@ def to_length(constants: Constants, length: int) -> Constants:
     * Constants of the layout "paper" are fitted to every other length, with their separators at the columns that the
       length holds them at.
     * Data-free constants are made anew.
-
-    Raises:
-        UserError: The length is below 1.
     """
     if length < 1:
         raise UserError(f"length: expected at least 1, got {length}")
@@ -71,11 +66,8 @@ def fit_length(
     not causal, and `columns`. Offsets beyond those of the matrix get the mean over the farther half of its offsets on
     that side of the query.
 
-    Args:
-        matrix: The matrices.
-        counts: Weights of the means; None: all equal.
-        length: The other length.
-        columns: Other special keys of the matrix, each with its column in the result.
+    `counts` are the weights of the means; None: all equal. `columns` are other special keys of the matrix, each with
+    its column in the result.
     """
     queries, keys = matrix.shape[1:]
     weight = torch.ones(queries, keys) if counts is None else counts.float()

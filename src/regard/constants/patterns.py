@@ -1,7 +1,5 @@
 """Patterns of attention matrices, by rules on the shares of a row's mass; PAPA (arXiv 2211.03495) judges by eye."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -43,9 +41,7 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
     * "previous token", "next token": the band, with more than `MAJORITY` of its mass at this offset.
     * "diagonal": the band otherwise.
 
-    Args:
-        matrices: The matrices.
-        separators: Special columns beside the first; negative ones count from the end.
+    `separators` are special columns beside the first; negative ones count from the end.
 
     Raises:
         UserError: Entries are not finite, or a separator is no column.
@@ -67,13 +63,9 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
 
 
 def mass_shares(matrices: Tensor, separators: Sequence[int] = ()) -> dict[str, Tensor]:
-    """Return shares of the mass of a row, averaged over rows, by name.
+    """Return shares of the mass of a row of matrices (…, query, key), averaged over rows, by name.
 
-    Rows without mass are left out; a matrix without mass has NaN.
-
-    Args:
-        matrices: Matrices (…, query, key).
-        separators: As in `classify_patterns`.
+    Rows without mass are left out; a matrix without mass has NaN. `separators` are as in `classify_patterns`.
 
     Returns:
         Shares of shape (…): "diagonal", "previous token" and "next token" at the offsets 0, −1 and 1, "band" at all
@@ -89,7 +81,7 @@ def has_diagonal(matrices: Tensor, separators: Sequence[int] = ()) -> Tensor:
     offsets from 2 to `NEIGHBORHOOD` on both sides. Special columns are left out.
     """
     weights, has_mass = _normalize_rows(matrices)
-    offset = _offset(weights)
+    offset = offsets(weights)
     counted = _visible_mask(weights) & ~_special_columns(weights, separators) & has_mass[..., None]
     band = torch.stack([_masked_mean(weights, counted & (offset == step)) for step in (-1, 0, 1)])
     neighborhood = _masked_mean(weights, counted & (offset.abs() >= 2) & (offset.abs() <= NEIGHBORHOOD))
@@ -102,15 +94,7 @@ def is_on_special_tokens(matrices: Tensor, separators: Sequence[int] = ()) -> Te
 
 
 def pattern_fractions(matrices: Mapping[str, Tensor], separators: Sequence[int] = ()) -> dict[str, float]:
-    """Return the fractions of heads with `has_diagonal` and `is_on_special_tokens`.
-
-    Args:
-        matrices: Matrices (head, query, key) by layer.
-        separators: As in `classify_patterns`.
-
-    Raises:
-        UserError: There are no matrices.
-    """
+    """Return the fractions of heads with `has_diagonal` and `is_on_special_tokens`, given matrices by layer."""
     if not matrices:
         raise UserError("patterns: expected the matrices of at least one layer, got none")
     layers = list(matrices.values())
@@ -124,14 +108,14 @@ def pattern_fractions(matrices: Mapping[str, Tensor], separators: Sequence[int] 
 def _shares(matrices: Tensor, separators: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the shares of the matrices by name, and those of rows that are uniform over the visible keys."""
     weights, has_mass = _normalize_rows(matrices)
-    visible, special, offset = _visible_mask(weights), _special_columns(weights, separators), _offset(weights)
+    visible, special, offset = _visible_mask(weights), _special_columns(weights, separators), offsets(weights)
     uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
     regions = {name: offset == step for name, step in _OFFSETS.items()}
     regions["band"] = offset.abs() <= 1
     regions["special tokens"] = special
     regions["elsewhere"] = ~(special | regions["band"])
     shares, uniform_shares = (
-        {name: _mean_over_rows((rows * region).sum(-1), has_mass) for name, region in regions.items()}
+        {name: ((rows * region).sum(-1) * has_mass).sum(-1) / has_mass.sum(-1) for name, region in regions.items()}
         for rows in (weights, uniform)
     )
     return shares, uniform_shares
@@ -143,24 +127,21 @@ def _normalize_rows(matrices: Tensor) -> tuple[Tensor, Tensor]:
         reason = "entries that are not finite" if matrices.dim() >= 2 else f"the shape {tuple(matrices.shape)}"
         raise UserError(f"patterns: expected finite matrices (…, query, key), got {reason}")
     size = matrices.detach().double().abs()
-    size = size / _replace_zeros(size.amax(-1, keepdim=True))
+    largest = size.amax(-1, keepdim=True)
+    size = size / largest.masked_fill(largest == 0, 1)
     total = size.sum(-1, keepdim=True)
-    return size / _replace_zeros(total), total[..., 0] > 0
+    return size / total.masked_fill(total == 0, 1), total[..., 0] > 0
 
 
-def _replace_zeros(size: Tensor) -> Tensor:
-    return size.masked_fill(size == 0, 1)
-
-
-def _offset(weights: Tensor) -> Tensor:
-    """Return the position of each key minus that of each query, (query, key)."""
+def offsets(weights: Tensor) -> Tensor:
+    """Return the position of each key minus that of each query, (query, key), of matrices (…, query, key)."""
     query, key = (torch.arange(count, device=weights.device) for count in weights.shape[-2:])
     return key - query[:, None]
 
 
 def _visible_mask(weights: Tensor) -> Tensor:
     """Return which keys a query may see; a matrix with nothing above its diagonal counts as causal."""
-    above = _offset(weights) > 0
+    above = offsets(weights) > 0
     return ~above | (weights * above).ne(0).any(-1).any(-1)[..., None, None]
 
 
@@ -173,11 +154,6 @@ def _special_columns(weights: Tensor, separators: Sequence[int]) -> Tensor:
     special = torch.zeros(keys, dtype=torch.bool, device=weights.device)
     special[[0, *separators]] = True
     return special
-
-
-def _mean_over_rows(values: Tensor, has_mass: Tensor) -> Tensor:
-    """Return the mean over the rows that have mass; NaN if none has."""
-    return (values * has_mass).sum(-1) / has_mass.sum(-1)
 
 
 def _masked_mean(weights: Tensor, counted: Tensor) -> Tensor:

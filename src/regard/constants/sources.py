@@ -1,7 +1,5 @@
 """Constants that need no data (PAPA, section 5.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,12 +30,7 @@ SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": identity, "toepl
 
 
 def make_data_free(source: str, like: Constants) -> Constants:
-    """Return constants of a data-free source.
-
-    Args:
-        source: Name in `SOURCES`.
-        like: Constants with the same model, length and layout.
-    """
+    """Return constants of a data-free source in `SOURCES`, with the model, length and layout of others."""
     check_choice("constants", source, SOURCES)
     matrices = {}
     for key, matrix in like.matrices.items():

@@ -1,7 +1,5 @@
 """Constants approximated by forms that cost less than a dense matrix; PAPA (arXiv 2211.03495) did not try them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from regard.constants.constants import Constants, Layer
 from regard.constants.lengths import fit_length
+from regard.constants.patterns import offsets
 from regard.errors import UserError, check_choice
 
 Form = Literal["low-rank", "columns+band", "top-k", "toeplitz"]
@@ -52,15 +51,10 @@ def approximation_error(constants: Constants, other: Constants) -> dict[Layer, F
     """Return ‖C − C'‖ / ‖C‖ of each head in the Frobenius norm, in float64; NaN if C is zero.
 
     Entries of averages weigh as in `approximate`, by the counts of the first constants.
-
-    Raises:
-        UserError: Layers or lengths differ.
     """
     if constants.layers != other.layers or constants.length != other.length:
-        raise UserError(
-            f"error: expected constants of the same layers and length, got {len(constants.layers)} layers of "
-            f"{constants.length} tokens and {len(other.layers)} of {other.length}"
-        )
+        sizes = f"{len(constants.layers)} layers of {constants.length} tokens and {len(other.layers)} of {other.length}"
+        raise UserError(f"error: expected constants of the same layers and length, got {sizes}")
     errors = {}
     for (site, layer), matrix in constants.matrices.items():
         weight = _weights(matrix, constants.counts.get(site))
@@ -95,7 +89,7 @@ def low_rank(matrix: Matrices, size: int) -> Matrices:
 
 def columns_and_band(matrix: Matrices, size: int) -> Matrices:
     """Return the entries less than `size` off the diagonal, and the `size` largest columns of the others."""
-    band = _offset(matrix).abs() < size
+    band = offsets(matrix).abs() < size
     rest = matrix.square().sum(-2) - (matrix * band).square().sum(-2)
     columns = rest.topk(size, dim=-1).indices
     is_selected = torch.zeros_like(rest, dtype=torch.bool).scatter_(-1, columns, True)
@@ -114,7 +108,7 @@ def toeplitz(
     """Return one weight for each offset below `size`, and for the first, the last and the separators' columns."""
     keys = matrix.shape[-1]
     dense = fit_length(matrix, counts, keys, dict(zip(separators, separators, strict=True)))
-    mask = _offset(matrix).abs() < size
+    mask = offsets(matrix).abs() < size
     mask[:, [0, keys - 1, *separators]] = True
     return dense * mask
 
@@ -132,12 +126,6 @@ def _weights(matrix: Tensor, counts: Tensor | None) -> Tensor:
         return torch.ones(matrix.shape[1:], dtype=torch.float64)
     query, key = (counts.amax(axis).double().clamp(min=1) ** 0.25 for axis in (1, 0))
     return query[:, None] * key
-
-
-def _offset(matrix: Tensor) -> Tensor:
-    """Return the position of each query minus that of each key, (query, key)."""
-    queries, keys = matrix.shape[1:]
-    return torch.arange(queries, device=matrix.device)[:, None] - torch.arange(keys, device=matrix.device)
 
 
 def _check(form: str, size: int, length: int) -> None:

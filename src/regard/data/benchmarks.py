@@ -1,7 +1,5 @@
 """The instruction benchmarks of O-LoRA and SAPT: their tasks, answers, prompts and task orders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,12 +20,16 @@ class InstructionTask:
     labels: tuple[str, ...]  # answers in the order of the class indices on the hub
     pattern: str  # regular expression of an input with a group for each part
     texts: tuple[str, ...]  # one or two texts that an encoder reads, as templates of the parts by number
-    hub: HubDataset  # its text columns are the parts
     hub_labels: tuple[str, ...] = ()  # class names on the hub, if not `labels`
     hub_texts: tuple[str, ...] = ()  # templates for the columns of the hub, if not `texts`
     hub_test: str = "the development set"  # what the hub's test rows are
     match_last_part: bool = False  # rows with the same last part are the same row
     shares_first_part: bool = False  # several rows have the same first part, such as a passage
+
+    @property
+    def hub(self) -> HubDataset:
+        """The data set of the hub, whose text columns are the parts."""
+        return HUB_DATASETS["ag-news" if self.name == "agnews" else self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +70,14 @@ _TITLE_AND_TEXT = _named_parts("Title", "Text")
 _OFFICIAL = "official test"
 
 _LONG_SEQUENCE_TASKS = (
-    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES, _PAIR, HUB_DATASETS["mnli"]),
-    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES, _PAIR, HUB_DATASETS["cb"]),
-    InstructionTask(
-        "wic",
-        _TRUTH,
-        r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z",
-        ("{0}: {1}", "{2}"),
-        HUB_DATASETS["wic"],
-    ),
+    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES, _PAIR),
+    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES, _PAIR),
+    InstructionTask("wic", _TRUTH, r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z", ("{0}: {1}", "{2}")),
     InstructionTask(
         "copa",
         ("A", "B"),
         r"(.*?)\s*\nA:[ \t]*(.*?)\s*\nB:[ \t]*(.*?)\s*\Z",
         ("{0}", "A: {1} B: {2}"),
-        HUB_DATASETS["copa"],
         hub_labels=("choice1", "choice2"),
         hub_texts=("{0} What is the {1}?", "A: {2} B: {3}"),
     ),
@@ -91,33 +86,18 @@ _LONG_SEQUENCE_TASKS = (
         ("no", "yes"),
         _named_parts("first sentence", "second sentence"),
         _PAIR,
-        HUB_DATASETS["qqp"],
         hub_labels=("not_duplicate", "duplicate"),
     ),
-    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage"), _PAIR, HUB_DATASETS["boolq"]),
+    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage"), _PAIR),
     InstructionTask(
-        "rte",
-        ("entailment", "contradiction"),
-        _SENTENCES,
-        _PAIR,
-        HUB_DATASETS["rte"],
-        hub_labels=("entailment", "not_entailment"),
+        "rte", ("entailment", "contradiction"), _SENTENCES, _PAIR, hub_labels=("entailment", "not_entailment")
     ),
-    InstructionTask(
-        "imdb",
-        ("Bad", "Good"),
-        r"\s*(.*?)\s*\Z",
-        _SINGLE,
-        HUB_DATASETS["imdb"],
-        hub_labels=("neg", "pos"),
-        hub_test=_OFFICIAL,
-    ),
+    InstructionTask("imdb", ("Bad", "Good"), r"\s*(.*?)\s*\Z", _SINGLE, hub_labels=("neg", "pos"), hub_test=_OFFICIAL),
     InstructionTask(
         "yelp",
         _SENTIMENT,
         _named_parts("Text"),
         _SINGLE,
-        HUB_DATASETS["yelp"],
         hub_labels=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
         hub_test=_OFFICIAL,
     ),
@@ -126,18 +106,10 @@ _LONG_SEQUENCE_TASKS = (
         _SENTIMENT,
         _TITLE_AND_TEXT,
         _PAIR,
-        HUB_DATASETS["amazon"],
         hub_texts=_SINGLE,
         hub_test="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
     ),
-    InstructionTask(
-        "sst2",
-        ("Bad", "Good"),
-        _named_parts("Text"),
-        _SINGLE,
-        HUB_DATASETS["sst2"],
-        hub_labels=("negative", "positive"),
-    ),
+    InstructionTask("sst2", ("Bad", "Good"), _named_parts("Text"), _SINGLE, hub_labels=("negative", "positive")),
     InstructionTask(
         "dbpedia",
         _split_names(
@@ -146,7 +118,6 @@ _LONG_SEQUENCE_TASKS = (
         ),
         _TITLE_AND_TEXT,
         _PAIR,
-        HUB_DATASETS["dbpedia"],
         hub_labels=DBPEDIA_CLASSES,
         hub_test=_OFFICIAL,
         match_last_part=True,
@@ -156,7 +127,6 @@ _LONG_SEQUENCE_TASKS = (
         ("World", "Sports", "Business", "Science or Technology"),
         _TITLE_AND_TEXT,
         _PAIR,
-        HUB_DATASETS["ag-news"],
         hub_labels=("World", "Sports", "Business", "Sci/Tech"),
         hub_texts=_SINGLE,
         hub_test=_OFFICIAL,
@@ -167,17 +137,9 @@ _LONG_SEQUENCE_TASKS = (
         _TRUTH,
         _named_parts("paragraph", "question", "candidate answer"),
         ("{0}", "{1} {2}"),
-        HUB_DATASETS["multirc"],
         shares_first_part=True,
     ),
-    InstructionTask(
-        "yahoo",
-        YAHOO_CLASSES,
-        _named_parts("Title", "Answer"),
-        _PAIR,
-        HUB_DATASETS["yahoo"],
-        hub_test=_OFFICIAL,
-    ),
+    InstructionTask("yahoo", YAHOO_CLASSES, _named_parts("Title", "Answer"), _PAIR, hub_test=_OFFICIAL),
 )
 
 LONG_SEQUENCE = Benchmark(
@@ -214,25 +176,16 @@ LONG_ORDERS: Mapping[str, tuple[str, ...]] = {
 }
 """Orders 3 and 4 of SAPT (arXiv 2401.08295), and orders 4 to 6 of O-LoRA (arXiv 2310.14152, table of task orders)."""
 
-_SUPER_NI_TASKS = {
-    "002": "task002_quoref_answer_generation",
-    "073": "task073_commonsenseqa_answer_generation",
-    "181": "task181_outcome_extraction",
-    "363": "task363_sst2_polarity_classification",
-    "511": "task511_reddit_tifu_long_text_summarization",
-    "591": "task591_sciq_answer_generation",
-    "639": "task639_multi_woz_user_utterance_generation",
-    "748": "task748_glucose_reverse_cause_event_detection",
-    "875": "task875_emotion_classification",
-    "1290": "task1290_xsum_summarization",
-    "1510": "task1510_evalution_relation_extraction",
-    "1572": "task1572_samsum_summary",
-    "1590": "task1590_diplomacy_text_generation",
-    "1687": "task1687_sentiment140_classification",
-    "1729": "task1729_personachat_generate_next",
-}
+_SUPER_NI_TASKS = _split_names(
+    "task002_quoref_answer_generation, task073_commonsenseqa_answer_generation, task181_outcome_extraction, "
+    "task363_sst2_polarity_classification, task511_reddit_tifu_long_text_summarization, "
+    "task591_sciq_answer_generation, task639_multi_woz_user_utterance_generation, "
+    "task748_glucose_reverse_cause_event_detection, task875_emotion_classification, task1290_xsum_summarization, "
+    "task1510_evalution_relation_extraction, task1572_samsum_summary, task1590_diplomacy_text_generation, "
+    "task1687_sentiment140_classification, task1729_personachat_generate_next"
+)
 SUPER_NI_ORDERS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(_SUPER_NI_TASKS[number] for number in order.split())
+    name: tuple(task for number in order.split() for task in _SUPER_NI_TASKS if task.startswith(f"task{number}_"))
     for name, order in {
         "1": "1572 363 1290 181 002 1510 639 1729 073 1590 748 511 591 1687 875",
         "2": "748 073 1590 639 1572 1687 591 363 1510 1729 181 511 002 1290 875",

@@ -36,16 +36,11 @@ class BlocksMetadata:
 
 @dataclass(frozen=True, eq=False)
 class TokenBlocks:
-    """All or some blocks of a memory-mapped file.
+    """All or some blocks of a memory-mapped file."""
 
-    Attributes:
-        ids: Token ids of the whole file, of shape (row, length).
-        indices: Rows of the file that belong to these blocks, int64; None for all.
-    """
-
-    ids: np.ndarray
+    ids: np.ndarray  # token ids of the whole file, of shape (row, length)
     metadata: BlocksMetadata
-    indices: Tensor | None = None
+    indices: Tensor | None = None  # rows of the file that belong to these blocks, int64; None for all
 
     @classmethod
     def load(cls, folder: str | Path, name: str = BLOCKS) -> TokenBlocks:
@@ -60,9 +55,8 @@ class TokenBlocks:
         except (ValueError, TypeError) as error:
             raise UserError(f"blocks: {note} cannot be read, delete the folder to pack again: {error}") from None
         if size != expected:
-            raise UserError(
-                f"blocks: expected {expected:,} bytes in {file}, found {size:,}; delete the folder to pack again"
-            )
+            advice = "delete the folder to pack again"
+            raise UserError(f"blocks: expected {expected:,} bytes in {file}, found {size:,}; {advice}")
         return cls(np.memmap(file, dtype=metadata.dtype, mode="r", shape=shape), metadata)
 
     def __len__(self) -> int:
@@ -79,11 +73,6 @@ class TokenBlocks:
         return len(self) * self.length
 
     @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the tokenizer."""
-        return self.metadata.vocab_size
-
-    @property
     def sha256(self) -> str:
         """Hash of the file's tokens, and of `indices` if these are not all blocks."""
         if self.indices is None:
@@ -95,23 +84,15 @@ class TokenBlocks:
         rows = indices if self.indices is None else self.indices[indices]
         return torch.from_numpy(self.ids[rows.numpy()].astype(np.int64))
 
-    def first(self, count: int) -> Int64[Tensor, "row length"]:
-        """Read the first `count` blocks. Raise UserError if there are fewer."""
-        self._check_count(count)
-        return self.rows(torch.arange(count))
-
     def evenly_spaced(self, count: int) -> Int64[Tensor, "row length"]:
         """Read `count` blocks at equal distances. Raise UserError if there are fewer."""
-        self._check_count(count)
-        return self.rows(torch.arange(count) * len(self) // max(count, 1))
+        if not 1 <= count <= len(self):
+            raise UserError(f"samples: expected 1 to {len(self)} blocks of {self.length} tokens, got {count}")
+        return self.rows(torch.arange(count) * len(self) // count)
 
     def select(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
         """Return some of the blocks."""
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
-
-    def _check_count(self, count: int) -> None:
-        if not 1 <= count <= len(self):
-            raise UserError(f"samples: expected 1 to {len(self)} blocks of {self.length} tokens, got {count}")
 
 
 def is_packed(folder: str | Path, names: Iterable[str], expected: Mapping[str, object]) -> bool:
@@ -128,7 +109,5 @@ def check_num_blocks(metadata: BlocksMetadata | None, length: int, source: str, 
     rows, dropped = (metadata.rows, metadata.dropped) if metadata else (0, 0)
     if rows < min_rows:
         blocks = "a block" if min_rows == 1 else f"{min_rows} blocks"
-        raise UserError(
-            f"data: expected text for {blocks} of {length} tokens, {source} has {rows * length + dropped} tokens; "
-            "give more text or a smaller length"
-        )
+        available = f"{source} has {rows * length + dropped} tokens; give more text or a smaller length"
+        raise UserError(f"data: expected text for {blocks} of {length} tokens, {available}")

@@ -1,7 +1,5 @@
 """Domains of text as token blocks, split for training and validation."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -30,12 +28,10 @@ OnProgress = Callable[[str, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Training and validation blocks of one source.
+    """Training and validation blocks of one source; the weights of a corpus sum to 1.
 
-    Attributes:
-        weight: Share of the training rows; the weights of a corpus sum to 1.
-        split: How validation text was separated: "documents" (by the hash of each document), "end" (the last blocks),
-            or "own" (from a location of its own).
+    `split` says how validation text was separated: "documents" (by the hash of each document), "end" (the last blocks),
+    or "own" (from a location of its own).
     """
 
     name: str
@@ -95,8 +91,7 @@ def prepare_corpus(
         tokenizer: Tokenizer with an EOS token.
         length: Tokens per block.
         folder: Where to keep the blocks.
-        fraction: Fraction of the training blocks to use. The selection does not depend on a run's seed, and a smaller
-            fraction is a subset of a larger one.
+        fraction: Fraction of the training blocks to use, the same for every seed; a smaller one is a subset.
         valid_fraction: Fraction of a source for validation.
         on_progress: Called with the name of a domain and its number of packed tokens.
 
@@ -107,7 +102,8 @@ def prepare_corpus(
     total = sum(source.weight for source in sources)
     domains = []
     for source in sources:
-        domain = _SourcePacker(source, tokenizer, length, Path(folder), on_progress).make_domain(valid_fraction)
+        report = None if on_progress is None else partial(on_progress, source.name)
+        domain = _SourcePacker(source, tokenizer, length, Path(folder), report).make_domain(valid_fraction)
         domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
     return Corpus(tuple(domains))
 
@@ -136,7 +132,7 @@ class _SourcePacker:
     tokenizer: Any
     length: int
     folder: Path
-    on_progress: OnProgress | None
+    on_progress: Callable[[int], None] | None
 
     def make_domain(self, valid_fraction: float) -> Domain:
         """Return the domain, packed now or before."""
@@ -161,7 +157,7 @@ class _SourcePacker:
             source=where,
             fingerprint=fingerprint,
             max_tokens=max_tokens,
-            on_progress=self._report(),
+            on_progress=self.on_progress,
         )
 
     def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
@@ -176,7 +172,7 @@ class _SourcePacker:
             choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
             with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
                 packer.add(
-                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self._report()
+                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self.on_progress
                 )
                 metadata = packer.finish()
             for split in [BLOCKS] if few else [TRAIN, VALID]:
@@ -191,9 +187,6 @@ class _SourcePacker:
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-    def _report(self) -> Callable[[int], None] | None:
-        return None if self.on_progress is None else partial(self.on_progress, self.source.name)
 
 
 def _choose_split(section: str, valid_fraction: float | None) -> str:

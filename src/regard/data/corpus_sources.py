@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.data.documents import SUFFIXES, Document, find_suffix, read_documents
-from regard.data.hub import join_hub_name, open_split
+from regard.data.hub import HubSplit
 from regard.data.packing import split_sections
+from regard.data.tables import check_columns
 from regard.data.texts import load_python_documentation, load_standard_library
 from regard.errors import UserError
 
@@ -73,16 +74,16 @@ class Source:
 
 
 def read_source(where: str) -> Iterator[Document]:
-    """Iterate over the documents of a location (see `Source`), in the same order in every run.
-
-    Raises:
-        UserError: While iterating, if something is missing, empty or not text.
-    """
+    """Iterate over the documents of a location (see `Source`), in the same order in every run."""
     if where == PYTHON:
         yield from load_python_documentation().documents
         yield from load_standard_library().documents
     elif where.startswith(HUB):
-        yield from _stream_hub(*_split_hub_name(where))
+        split = _parse_hub_split(where)
+        with split.open("data", streaming=True) as rows:
+            for row in rows:
+                check_columns(["text"], row, str(split), "data")
+                yield row["text"] or ""
     else:
         for path in find_text_files(where):
             yield from read_documents(path, "data")
@@ -97,7 +98,7 @@ def identify_source(where: str) -> str:
     if where == PYTHON:
         return f"{PYTHON} {platform.python_implementation()} {platform.python_version()}"
     if where.startswith(HUB):
-        return HUB + ":".join(map(str, _split_hub_name(where)))
+        return HUB + ":".join(map(str, _parse_hub_split(where)))
     digest = hashlib.sha256()
     for file in find_text_files(where):
         digest.update(file.name.encode() + b"\0")
@@ -144,23 +145,13 @@ def check_source(source: Source) -> None:
             find_text_files(where)
 
 
-def _stream_hub(repository: str, config: str | None, split: str) -> Iterator[Document]:
-    """Stream the column `text` of a split of a data set."""
-    with open_split(repository, config, split, option="data", streaming=True) as rows:
-        for row in rows:
-            if "text" not in row:
-                name = join_hub_name(repository, config, split)
-                raise UserError(f"data: expected the column 'text' in {name}, found {', '.join(row)}")
-            yield row["text"] or ""
-
-
-def _split_hub_name(where: str) -> tuple[str, str | None, str]:
-    """Split `hub:NAME[:CONFIG[:SPLIT]]` into repository, configuration and split."""
+def _parse_hub_split(where: str) -> HubSplit:
+    """Parse `hub:NAME[:CONFIG[:SPLIT]]`."""
     parts = where.removeprefix(HUB).split(":")
     if not parts[0] or len(parts) > 3:
         raise UserError(f"data: expected hub:NAME[:CONFIG[:SPLIT]], got '{where}'")
     repository, config, split = (*parts, "", "")[:3]
-    return repository, config or None, split or "train"
+    return HubSplit(repository, config or None, split or "train")
 
 
 def _split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -175,7 +166,7 @@ def _split_options(text: str) -> tuple[str, dict[str, str]]:
 def _default_name(where: str) -> str:
     """Name a domain after its file without suffix, or after its data set without owner."""
     if where.startswith(HUB):
-        return _split_hub_name(where)[0].split("/")[-1]
+        return _parse_hub_split(where).repository.split("/")[-1]
     if where == PYTHON:
         return where
     return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])

@@ -1,47 +1,31 @@
 """Readers of published data sets, from the hub or from their files."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
+from regard.data.hub import HUB_DATASETS
 from regard.data.instructions import load_instances
 from regard.data.rows import LabeledRow, LabeledRows, hash_text
-from regard.data.stream_catalog import DatasetFiles, DatasetSpec
-from regard.data.tables import NO_GOLD_LABEL, STREAM, Table, find_split_files, read_csv_fields, read_sentences
+from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec
+from regard.data.tables import NO_GOLD_LABEL, STREAM, Table, TableRow, find_split_files, read_csv_fields, read_sentences
 from regard.errors import UserError
 
-
-class DatasetRows(NamedTuple):
-    """Rows of a data set for training and testing, and where they come from."""
-
-    train: LabeledRows
-    test: LabeledRows
-    source: str
+DatasetRows = tuple[LabeledRows, LabeledRows, str]
+"""Rows of a data set for training and testing, and where they come from."""
 
 
-class _FileRow(NamedTuple):
-    """A row as written: `label` is a class name or index; `location` is for messages."""
-
-    texts: tuple[str, ...]
-    label: str
-    location: str
-
-
-def read_dataset(name: str, spec: DatasetSpec, folder: Path | None) -> DatasetRows:
+def read_dataset(name: str, folder: Path | None) -> DatasetRows:
     """Read a data set from its files below a folder, or from the hub without one.
 
     The first published form with a training file is read; both splits come from the same place.
-
-    Raises:
-        UserError: No files are found, or they have another format.
     """
+    spec = DATASETS[name]
     if folder is None:
-        train, test = spec.hub.read(STREAM)
-        train_rows, test_rows = (_label_rows(_iterate_table(table), spec, 0) for table in (train, test))
-        return DatasetRows(train_rows, test_rows, f"{train.name} (train), {test.name} (test: {spec.test_rows})")
+        train, test = HUB_DATASETS[name].read(STREAM)
+        train_rows, test_rows = (_label_rows(table, spec) for table in (train, test))
+        return train_rows, test_rows, f"{train.name} (train), {test.name} (test: {spec.test_rows})"
     if not folder.is_dir():
         raise UserError(f"stream: expected a folder with the files of {name}, there is no {folder}")
     for files in spec.files:
@@ -49,74 +33,68 @@ def read_dataset(name: str, spec: DatasetSpec, folder: Path | None) -> DatasetRo
         if paths := find_split_files(places, files.train, files.test, STREAM):
             return _read_files(spec, files, *paths)
     candidates = "; ".join(f"{' or '.join(files.folders)} with {' or '.join(files.train)}" for files in spec.files)
-    raise UserError(
-        f"stream: expected the files of {name} in {folder}, packed with .gz or not: {candidates}; none is there"
-    )
+    expected = f"the files of {name} in {folder}, packed with .gz or not: {candidates}"
+    raise UserError(f"stream: expected {expected}; none is there")
 
 
-def _read_files(spec: DatasetSpec, files: DatasetFiles, train_file: Path, test_file: Path) -> DatasetRows:
+def _read_files(spec: DatasetSpec, files: DatasetFiles, *paths: Path) -> DatasetRows:
     """Read both splits; if train has no titles at all, those of test are dropped."""
-    read = _READERS[files.format]
-    train, test = list(read(train_file, files)), list(read(test_file, files))
+    train, test = (_READERS[files.format](path, files) for path in paths)
     note = ""
     if files.joins_texts:
-        train, test = (
-            [row._replace(texts=(" ".join(text for text in row.texts if text),)) for row in rows]
-            for rows in (train, test)
-        )
+        train, test = (_map_texts(table, lambda texts: (" ".join(filter(None, texts)),)) for table in (train, test))
         note = ", title and text as one text"
-    elif files.format == "csv" and len(files.text_columns) == 2 and not any(row.texts[0] for row in train):
-        train, test = ([row._replace(texts=row.texts[-1:]) for row in rows] for rows in (train, test))
+    elif files.format == "csv" and len(files.text_columns) == 2 and not any(row.texts[0] for row in train.rows):
+        train, test = (_map_texts(table, lambda texts: texts[-1:]) for table in (train, test))
         note = ", without titles, which train lacks"
-    source = f"{train_file} (train), {test_file} (test: {files.test_rows or spec.test_rows}){note}"
-    train_rows, test_rows = (_label_rows(rows, spec, files.first_class) for rows in (train, test))
-    return DatasetRows(train_rows, test_rows, source)
+    source = f"{paths[0]} (train), {paths[1]} (test: {files.test_rows or spec.test_rows}){note}"
+    train_rows, test_rows = (_label_rows(table, spec, files.first_class) for table in (train, test))
+    return train_rows, test_rows, source
 
 
-def _label_rows(rows: Iterable[_FileRow], spec: DatasetSpec, first_class: int) -> LabeledRows:
+def _map_texts(table: Table, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Table:
+    return replace(table, rows=tuple(row._replace(texts=change(row.texts)) for row in table.rows))
+
+
+def _label_rows(table: Table, spec: DatasetSpec, first_class: int = 0) -> LabeledRows:
     """Name the classes of rows and drop those without text."""
     by_index = {str(index): label for index, label in enumerate(spec.labels, start=first_class)}
     names = by_index | dict(spec.synonyms) | {label: label for label in spec.labels}
     result = []
-    for row in rows:
+    for row in table.rows:
         if row.label not in names:
             allowed = ", ".join([*spec.labels, *by_index])
-            raise UserError(f"stream: expected a class of {allowed} in {row.location}, got {row.label!r}")
+            raise UserError(f"stream: expected a class of {allowed} in {table.locate(row)}, got {row.label!r}")
         texts = tuple(text or "" for text in row.texts)
         if any(text.strip() for text in texts):
-            key = hash_text(texts[-1:] if spec.match_last_text and texts[-1].strip() else texts)
-            result.append(LabeledRow(texts, names[row.label], key))
+            result.append(LabeledRow(texts, names[row.label], hash_text(texts, match_last=spec.match_last_text)))
     return tuple(result)
 
 
-def _iterate_table(table: Table) -> Iterator[_FileRow]:
-    return (_FileRow(row.texts, str(row.label), table.locate(row)) for row in table.rows)
-
-
-def _read_csv(path: Path, files: DatasetFiles) -> Iterator[_FileRow]:
+def _read_csv(path: Path, files: DatasetFiles) -> Table:
     """Read Zhang et al.'s rows of class and texts; a header is skipped, and titles may be missing."""
     num_columns = max(files.text_columns) + 1
+    rows = []
     for number, fields in read_csv_fields(path, STREAM):
-        location = f"{path}, line {number}"
         if number == 1 and fields and not fields[0].isdecimal():
             continue
         if len(fields) >= num_columns:
-            yield _FileRow(tuple(fields[column] for column in files.text_columns), fields[0], location)
+            rows.append(TableRow(tuple(fields[column] for column in files.text_columns), fields[0], number))
         elif len(fields) == 2 and len(files.text_columns) == 2:
-            yield _FileRow(("", fields[1]), fields[0], location)
+            rows.append(TableRow(("", fields[1]), fields[0], number))
         elif fields:
-            raise UserError(
-                f"stream: expected a class and {num_columns - 1} columns in {location}, got {len(fields)} in all"
-            )
+            expected = f"a class and {num_columns - 1} columns in {path}, line {number}"
+            raise UserError(f"stream: expected {expected}, got {len(fields)} in all")
+    return Table(str(path), tuple(rows), option=STREAM)
 
 
-def _read_sentences(path: Path, files: DatasetFiles) -> Iterator[_FileRow]:
+def _read_sentences(path: Path, files: DatasetFiles) -> Table:
     """Read the rows of GLUE, or of .jsonl with the same columns."""
     assert files.columns is not None, "files of sentences have column names"
-    return _iterate_table(read_sentences(path, files.columns, STREAM))
+    return read_sentences(path, files.columns, STREAM)
 
 
-def _read_instructions(path: Path, files: DatasetFiles) -> Iterator[_FileRow]:
+def _read_instructions(path: Path, files: DatasetFiles) -> Table:
     """Read inputs of lines "Part: text", whose output is the class; missing parts are "".
 
     Rows labeled "-" are dropped.
@@ -125,16 +103,17 @@ def _read_instructions(path: Path, files: DatasetFiles) -> Iterator[_FileRow]:
     parts = files.columns.texts
     pattern = re.compile("".join(rf"(?:{re.escape(part)}: (.*?)\s*)?" for part in parts) + r"\Z", re.DOTALL)
     _, instances = load_instances(path)
+    rows = []
     for number, (text, label) in enumerate(instances, start=1):
-        location = f"{path}, row {number}"
         if (match := pattern.match(str(text))) is None:
             names = ", ".join(f"{part}:" for part in parts)
-            raise UserError(f"stream: expected {names} in {location}, got {str(text)!r:.60}")
+            raise UserError(f"stream: expected {names} in {path}, row {number}, got {str(text)!r:.60}")
         if str(label) != NO_GOLD_LABEL:
-            yield _FileRow(tuple(part or "" for part in match.groups()), str(label), location)
+            rows.append(TableRow(match.groups(""), str(label), number))
+    return Table(str(path), tuple(rows), "row", STREAM)
 
 
-_READERS: Mapping[str, Callable[[Path, DatasetFiles], Iterable[_FileRow]]] = {
+_READERS: Mapping[str, Callable[[Path, DatasetFiles], Table]] = {
     "csv": _read_csv,
     "sentences": _read_sentences,
     "instructions": _read_instructions,

@@ -1,14 +1,12 @@
 """Streams made of others: tasks sampled from a folder, tasks made of classes, and tasks held out."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.data.benchmarks import SUPER_NI
 from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
@@ -19,9 +17,6 @@ from regard.errors import UserError, check_int
 
 MIN_ROWS = 20
 """Tasks of a folder with fewer rows are skipped."""
-
-
-# -- tasks of a folder ----------------------------------------------------------------------------------
 
 
 def sample_instruction_tasks(
@@ -38,14 +33,8 @@ def sample_instruction_tasks(
     Tasks are in the order in which they are sampled; a larger sample starts with the same tasks. Tasks with fewer than
     `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them.
 
-    Args:
-        folder: Folder with one file per task (task*.json, with a Definition and Instances), or with a folder of train,
-            dev and test per task.
-        count: Number of tasks.
-        seed: Seed of tasks and rows.
-        samples_per_task: Maximum number of training rows per task.
-        max_eval_samples: As in `regard.data.streams.read_stream`.
-        protocol: As in `regard.data.streams.read_stream`.
+    The folder has one file per task (task*.json, with a Definition and Instances), or a folder of train, dev and test
+    per task. `max_eval_samples` and `protocol` are those of `regard.data.streams.read_stream`.
 
     Raises:
         UserError: There are too few tasks, or a file has another format.
@@ -94,22 +83,17 @@ def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) ->
             yield task
 
 
-# -- tasks of classes -----------------------------------------------------------------------------------
-
-
 class _ClassRows(NamedTuple):
-    """Rows of a class by split, the number of tasks they are enough for, and their source."""
+    """Rows of a class by split, the number of tasks they are enough for, their source and their stream."""
 
     rows: Mapping[str, LabeledRows]
     max_tasks: int
     source: str
-
-
-class _ClassPool(NamedTuple):
-    """Classes of a stream by name, all with the same number of texts per row."""
-
     stream: str
-    classes: Mapping[str, _ClassRows]
+
+
+_ClassPool = dict[str, _ClassRows]
+"""Classes of a stream by name, all with the same number of texts per row."""
 
 
 def split_classes(
@@ -122,12 +106,7 @@ def split_classes(
     rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
     class.
 
-    Args:
-        streams: Streams of classification.
-        count: Number of tasks.
-        seed: Seed of tasks and rows.
-        classes: Classes per task.
-        min_rows: Minimum rows of a class per task and split.
+    Each task has `classes` classes, with at least `min_rows` rows per class and split.
 
     Raises:
         UserError: There are too few classes or rows.
@@ -138,26 +117,21 @@ def split_classes(
     if not streams or any(stream.text for stream in streams):
         raise UserError("streams: expected streams of classification, at least one, got none or one from text to text")
     pools = _collect_classes(streams, min_rows)
-    selected = _select_classes([pool.classes for pool in pools], count, classes, seed)
+    selected = _select_classes(pools, count, classes, seed)
     uses = Counter((index, label) for index, labels in selected for label in labels)
     shares = {
-        (index, label): _divide_evenly(pools[index].classes[label], parts, seed)
-        for (index, label), parts in uses.items()
+        (index, label): _divide_evenly(pools[index][label], parts, seed) for (index, label), parts in uses.items()
     }
     tasks = []
     for number, (index, labels) in enumerate(selected):
         parts = [shares[index, label].pop() for label in labels]
-        tasks.append(
-            make_classification_task(
-                f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
-                labels,
-                {split: tuple(row for part in parts for row in part[split]) for split in SPLITS},
-                pools[index].classes[labels[0]].source,
-            )
-        )
+        name = f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}"
+        splits: dict[str, Any] = {split: tuple(row for part in parts for row in part[split]) for split in SPLITS}
+        source = pools[index][labels[0]].source
+        tasks.append(make_classification_task(RawTask(name=name, labels=labels, source=source, **splits)))
     uses_by_name: Counter[str] = Counter()
     for (index, label), number in sorted(uses.items()):
-        uses_by_name[f"{pools[index].stream}: {label}"] += number
+        uses_by_name[f"{pools[index][label].stream}: {label}"] += number
     return Stream(
         name=f"{'+'.join(stream.name for stream in streams)}-{count}",
         tasks=tuple(tasks),
@@ -190,13 +164,13 @@ def _collect_classes(streams: Sequence[Stream], min_rows: int) -> list[_ClassPoo
         for label, by_split in pool.items():
             max_tasks = min(len(split_rows) // min_rows for split_rows in by_split.values())
             splits = {split: tuple(split_rows) for split, split_rows in by_split.items()}
-            classes[label] = _ClassRows(splits, max_tasks, sources[index, label])
-        pools.append(_ClassPool(streams[index].name, classes))
+            classes[label] = _ClassRows(splits, max_tasks, sources[index, label], streams[index].name)
+        pools.append(classes)
     return pools
 
 
 def _select_classes(
-    pools: Sequence[Mapping[str, _ClassRows]], count: int, classes: int, seed: int
+    pools: Sequence[_ClassPool], count: int, classes: int, seed: int
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Select the pool and the classes of each task: those used least, no combination twice."""
     uses: Counter[tuple[int, str]] = Counter()
@@ -204,8 +178,12 @@ def _select_classes(
     while len(selected) < count:
         candidates = []
         for index, pool in enumerate(pools):
-            free = [label for label, rows in pool.items() if uses[index, label] < rows.max_tasks]
-            free.sort(key=lambda label: _rank_class(uses[index, label], index, label, seed))
+            ranks = {
+                label: (number, hash_rank("classes", seed, f"{number} {index} {label}"))
+                for label, rows in pool.items()
+                if (number := uses[index, label]) < rows.max_tasks
+            }
+            free = sorted(ranks, key=ranks.__getitem__)
             used = {frozenset(labels) for number, labels in selected if number == index}
             labels = next((labels for labels in combinations(free, classes) if frozenset(labels) not in used), None)
             if labels is not None:
@@ -219,10 +197,6 @@ def _select_classes(
     return selected
 
 
-def _rank_class(uses: int, index: int, label: str, seed: int) -> tuple[int, bytes]:
-    return uses, hash_rank("classes", seed, f"{uses} {index} {label}")
-
-
 def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
     """Divide the rows of a class into parts whose sizes differ by at most one row."""
     order = {
@@ -230,9 +204,6 @@ def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dic
         for split, rows in rows_of_class.rows.items()
     }
     return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
-
-
-# -- tasks held out -------------------------------------------------------------------------------------
 
 
 def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:

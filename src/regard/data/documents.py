@@ -3,13 +3,11 @@
 Each reader takes the name of the user's option ("texts", "data"), which begins its error messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from regard.data.tables import decode_pieces, read_parquet, read_pieces, read_records
+from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
 from regard.errors import UserError
 
 Document = str | Iterable[str]
@@ -21,10 +19,7 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
     """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
 
     `.txt` is one document, in pieces. `.jsonl` has the document under `text` in each line; blank lines are skipped.
-    `.parquet` has the documents in the column `text`; null is an empty document.
-
-    Raises:
-        UserError: While iterating, if the file cannot be read, is not what its suffix says, or has no text.
+    `.parquet` has the documents in the column `text`; null is an empty document. Errors are raised while iterating.
     """
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
@@ -46,9 +41,7 @@ def _read_text_column(path: Path, option: str) -> Iterator[str]:
     is_parquet = path.suffix == ".parquet"
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
         location = f"{path}, {'row' if is_parquet else 'line'} {number}"
-        if "text" not in record:
-            names = ", ".join(map(str, list(record)[:6])) or "none"
-            raise UserError(f"{option}: expected the column 'text' in {location}, found {names}")
+        check_columns(["text"], record, location, option)
         text = "" if is_parquet and record["text"] is None else record["text"]
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -106,12 +106,15 @@ def encode(
     if not examples.texts:
         raise UserError("examples: expected at least one, got none")
     if kind == "mlm":
-        return _encode_windows(examples, tokenizer, length, layout)
-    encoder = _RowEncoder.create(kind, examples, tokenizer, length, layout)
-    chunks = [
-        encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
-        for start in range(0, len(examples), _CHUNK_ROWS)
-    ]
+        count = count_special_tokens(tokenizer, pairs=False)
+        chunks = [_encode_windows(examples, tokenizer, length, count)]
+    else:
+        encoder = _RowEncoder(kind, examples, tokenizer, length, layout)
+        count = encoder.count
+        chunks = [
+            encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
+            for start in range(0, len(examples), _CHUNK_ROWS)
+        ]
     ids, mask, types, labels, truncated = zip(*chunks, strict=True)
     empty = (~torch.cat(mask).any(dim=1)).nonzero()
     if len(empty):
@@ -119,11 +122,11 @@ def encode(
     return Encoded(
         input_ids=torch.cat(ids),
         attention_mask=torch.cat(mask),
-        token_type_ids=torch.cat(types) if encoder.has_types else None,
+        token_type_ids=torch.cat(types) if _has_types(tokenizer) else None,
         labels=torch.cat(labels),
         layout=layout,
         length=length,
-        separators=separator_columns(encoder.count, length) if layout == "paper" else (),
+        separators=separator_columns(count, length) if layout == "paper" else (),
         truncated=sum(truncated),
     )
 
@@ -156,49 +159,29 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
     )
 
 
-class _EncodedRows(NamedTuple):
-    """Columns of an `Encoded` for some rows; `truncated` counts those that lost tokens."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_type_ids: Tensor | None
-    labels: Tensor
-    truncated: int
+_EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
+"""Ids, mask, token types and labels of rows, and the number of rows that lost tokens."""
 
 
-@dataclass(frozen=True)
 class _RowEncoder:
-    """Encodes rows of sequence and token tasks."""
+    """Encodes rows of sequence and token tasks, after checking that they can be encoded."""
 
-    kind: TaskKind
-    tokenizer: Any
-    count: SpecialTokenCounts
-    length: int
-    layout: SpecialTokenLayout
-    tokenizer_truncates: bool  # otherwise `arrange_special_tokens`, which truncates each text by itself
-    space_before_words: bool
-
-    @classmethod
-    def create(
-        cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
-    ) -> _RowEncoder:
-        """Return the encoder of these examples, after checking that they can be encoded."""
+    def __init__(
+        self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
+    ) -> None:
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
             raise UserError(f"tokenizer: expected a fast one, which tells the word of each token; {name} is not")
         sizes = {len(texts) for texts in examples.texts} if kind == "sequence" else {1}
         if sizes not in ({1}, {2}):
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
-        count = count_special_tokens(tokenizer, pairs=sizes == {2})
-        check_min_length(count if layout == "paper" else SpecialTokenCounts(sum(count), 0, 0), length)
-        tokenizer_truncates = layout == "natural" or (sizes == {2} and not count.between)
-        space_before_words = kind == "token" and _joins_words(tokenizer)
-        return cls(kind, tokenizer, count, length, layout, tokenizer_truncates, space_before_words)
-
-    @property
-    def has_types(self) -> bool:
-        """Whether the tokenizer has token types."""
-        return _has_types(self.tokenizer)
+        self.kind, self.tokenizer, self.length, self.layout = kind, tokenizer, length, layout
+        self.count = count_special_tokens(tokenizer, pairs=sizes == {2})
+        check_min_length(self.count if layout == "paper" else SpecialTokenCounts(sum(self.count), 0, 0), length)
+        # otherwise `arrange_special_tokens` truncates each text by itself
+        self.tokenizer_truncates = layout == "natural" or (sizes == {2} and not self.count.between)
+        self.has_types = _has_types(tokenizer)
+        self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
         """Encode some examples."""
@@ -218,19 +201,18 @@ class _RowEncoder:
         else:
             targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
-            return _EncodedRows(ids, mask, types, targets, len(too_long))
+            return ids, mask, types, targets, len(too_long)
         special = _pad_rows(encoding["special_tokens_mask"], 0, width).bool()
         rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
         truncated = len(too_long) if self.tokenizer_truncates else int(rows.truncated.sum())
-        return _EncodedRows(rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated)
+        return rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated
 
     def _tokenize(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
         """Tokenize without padding; for token tasks `words` has the word index of each token."""
         if self.kind == "token":
-            space = " " if self.space_before_words else ""
-            columns = [[[space + word for word in words] for words in texts]]
+            columns = [[[self.space + word for word in words] for words in texts]]
         else:
             columns = [list(column) for column in zip(*texts, strict=True)]
         encoding = self.tokenizer(
@@ -248,9 +230,8 @@ class _RowEncoder:
         return {**{name: list(values) for name, values in encoding.items()}, **words}
 
 
-def _encode_windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
+def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: SpecialTokenCounts) -> _EncodedRows:
     """Join all texts and cut them into windows without padding."""
-    count = count_special_tokens(tokenizer, pairs=False)
     check_min_length(count, length)
     content_length = length - sum(count)
     frame = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
@@ -260,25 +241,15 @@ def _encode_windows(examples: Examples, tokenizer: Any, length: int, layout: Spe
     joined = [token for ids in tokens for token in ids]
     rows = len(joined) // content_length
     if not rows:
-        raise UserError(
-            f"examples: expected text for a window of {length} tokens, got {len(joined)} and {sum(count)} special"
-        )
+        available = f"{len(joined)} and {sum(count)} special"
+        raise UserError(f"examples: expected text for a window of {length} tokens, got {available}")
     content = torch.tensor(joined[: rows * content_length]).view(rows, content_length)
     ids, types = (
         torch.cat([values[: count.before].expand(rows, -1), text, values[end:].expand(rows, -1)], dim=1)
         for name, text in (("input_ids", content), ("token_type_ids", torch.zeros_like(content)))
         for values in (torch.tensor(frame[name]),)
     )
-    return Encoded(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids, dtype=torch.bool),
-        token_type_ids=types if _has_types(tokenizer) else None,
-        labels=torch.full_like(ids, IGNORE_INDEX),
-        layout=layout,
-        length=length,
-        separators=separator_columns(count, length) if layout == "paper" else (),
-        truncated=0,
-    )
+    return ids, torch.ones_like(ids, dtype=torch.bool), types, torch.full_like(ids, IGNORE_INDEX), 0
 
 
 def _joins_words(tokenizer: Any) -> bool:

@@ -1,62 +1,49 @@
 """Data sets of the Hugging Face hub, read through the package `datasets`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from regard.data.tables import TASK, Columns, Table, TableRow
+from regard.data.tables import TASK, Columns, Table, TableRow, check_columns
 from regard.errors import UserError
 
 CLIENTS = ("httpx2", "httpx", "requests")
 """HTTP packages of huggingface_hub; which one it uses depends on its version."""
 
 
-def read_hub(repository: str, config: str | None, split: str, columns: Columns | str, *, option: str = TASK) -> Table:
-    """Read one split of a data set.
+class HubSplit(NamedTuple):
+    """A split of a data set, whose configuration may be None."""
 
-    Class indices become class names. Rows with the label −1, which have none, are dropped. `columns` are those of texts
-    and label, or the one column of running text; `option` names the user's option in messages.
+    repository: str
+    config: str | None
+    split: str
 
-    Raises:
-        UserError: `datasets` is not installed, the hub cannot be reached, or a column is missing.
-    """
-    name = join_hub_name(repository, config, split)
-    with open_split(repository, config, split, option=option) as dataset:
-        required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
-        missing = [column for column in required if column not in dataset.column_names]
-        if missing:
-            available = ", ".join(dataset.column_names)
-            raise UserError(f"{option}: expected the column '{missing[0]}' in {name}, found {available}")
-        rows = _running_text(dataset, columns) if isinstance(columns, str) else _labeled_rows(dataset, columns)
-        return Table(name, tuple(rows), "row", option)
+    def __str__(self) -> str:
+        return "/".join(part for part in self if part)
 
+    @contextmanager
+    def open(self, option: str, **arguments: Any) -> Iterator[Any]:
+        """Load the split with `datasets.load_dataset`; what this raises, also while rows are streamed, is a UserError.
 
-@contextmanager
-def open_split(repository: str, config: str | None, split: str, *, option: str, **arguments: Any) -> Iterator[Any]:
-    """Load a split with `datasets.load_dataset`; what it raises, also while rows are streamed, becomes a UserError."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UserError(
-            f"{option}: the hub needs the package {error.name}: pip install 'regard[hub]', or give files instead"
-        ) from None
-    try:
-        yield datasets.load_dataset(repository, config, split=split, **arguments)
-    except UserError:
-        raise
-    except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
-        name, reason = join_hub_name(repository, config, split), (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{option}: cannot read {name} from the hub: {reason}; files can be given instead") from None
-
-
-def join_hub_name(repository: str, config: str | None, split: str) -> str:
-    """Join repository, configuration and split for messages."""
-    return "/".join(part for part in (repository, config, split) if part)
+        Messages begin with `option`, the name of the user's option.
+        """
+        try:
+            datasets: Any = importlib.import_module("datasets")
+        except ImportError as error:
+            raise UserError(
+                f"{option}: the hub needs the package {error.name}: pip install 'regard[hub]', or give files instead"
+            ) from None
+        try:
+            yield datasets.load_dataset(self.repository, self.config, split=self.split, **arguments)
+        except UserError:
+            raise
+        except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            message = f"cannot read {self} from the hub: {reason}; files can be given instead"
+            raise UserError(f"{option}: {message}") from None
 
 
 def network_errors() -> tuple[type[Exception], ...]:
@@ -89,13 +76,9 @@ def _labeled_rows(dataset: Any, columns: Columns) -> Iterator[TableRow]:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A data set of the hub: its columns, and its splits for training and evaluation.
+    """A data set of the hub, and its splits for training and evaluation.
 
-    Attributes:
-        repository: Repository id.
-        config: Configuration, or None.
-        columns: Columns of texts and label, or the one column of running text.
-        splits: Names of the splits for training and evaluation.
+    `columns` are those of texts and label, or the one column of running text.
     """
 
     repository: str
@@ -104,11 +87,19 @@ class HubDataset:
     splits: tuple[str, str] = ("train", "validation")
 
     def read(self, option: str = TASK) -> tuple[Table, Table]:
-        """Read both splits, see `read_hub`."""
+        """Read both splits. Class indices become class names; rows with the label −1, which have none, are dropped."""
         train, evaluation = (
-            read_hub(self.repository, self.config, split, self.columns, option=option) for split in self.splits
+            self._read_split(HubSplit(self.repository, self.config, split), option) for split in self.splits
         )
         return train, evaluation
+
+    def _read_split(self, split: HubSplit, option: str) -> Table:
+        columns = self.columns
+        required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
+        with split.open(option) as dataset:
+            check_columns(required, dataset.column_names, str(split), option)
+            rows = _running_text(dataset, columns) if isinstance(columns, str) else _labeled_rows(dataset, columns)
+            return Table(str(split), tuple(rows), "row", option)
 
 
 def _glue(config: str, *texts: str, evaluation: str = "validation") -> HubDataset:

@@ -1,7 +1,5 @@
 """Readers of tasks with instructions: a folder with train, dev and test per task, one file per task, or the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple
 from regard.data.benchmarks import Benchmark, InstructionTask, TaskType
 from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
 from regard.data.splits import divide_rows
-from regard.data.tables import NO_GOLD_LABEL, STREAM, read_text_lines
+from regard.data.tables import NO_GOLD_LABEL, STREAM, find_file, read_text_lines
 from regard.errors import UserError
 
 TEST_FRACTION = 0.2
@@ -33,12 +31,12 @@ _KINDS = {
 
 
 class InstructionFile(NamedTuple):
-    """A file of a task."""
+    """A file of a task: its inputs with their answers."""
 
     path: Path
     definition: str
     kind: str
-    rows: tuple[tuple[str, tuple[str, ...]], ...]  # inputs with their answers
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
     unanswered: int  # rows without an answer, which are dropped
     sha256: str
 
@@ -51,17 +49,12 @@ def load_instances(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(
-            f"stream: expected JSON with 'Instances' of 'input' and 'output' in {path}: {error!r}"
-        ) from None
+        expected = "JSON with 'Instances' of 'input' and 'output'"
+        raise UserError(f"stream: expected {expected} in {path}: {error!r}") from None
 
 
 def read_instruction_file(path: Path) -> InstructionFile:
-    """Read a file with a Definition and Instances, whose outputs are a text or a list of texts.
-
-    Raises:
-        UserError: The file has another format, an input is empty, or no row has an answer.
-    """
+    """Read a file with a Definition and Instances, whose outputs are a text or a list of texts."""
     content, instances = load_instances(path)
     rows = [_check_instance(*pair, f"{path}, row {number}") for number, pair in enumerate(instances, start=1)]
     answered = tuple(row for row in rows if row[1])
@@ -81,10 +74,10 @@ def read_instruction_file(path: Path) -> InstructionFile:
 def find_task_files(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:
     """Find the files of a task by split, or a single file as "all"; empty if there are none."""
     for root in candidate_folders(folder, benchmark):
-        files = {split: file for split in _SPLIT_FILES if (file := _find_file(root / name / f"{split}.json"))}
+        files = {split: file for split in _SPLIT_FILES if (file := find_file(root / name, f"{split}.json"))}
         if files:
             return files
-        if file := _find_file(root / f"{name}.json"):
+        if file := find_file(root, f"{name}.json"):
             return {"all": file}
     return {}
 
@@ -111,9 +104,6 @@ def read_instruction_task(
     * A single file with all rows is divided: a tenth is dev, a tenth test.
 
     `files` are those of `find_task_files`. With `definitions` the definition comes before the texts of classification.
-
-    Raises:
-        UserError: A file has another format, or an answer that the task does not have.
     """
     contents = {split: read_instruction_file(path) for split, path in files.items()}
     head = next(iter(contents.values()))
@@ -154,12 +144,11 @@ def read_hub_task(task: InstructionTask) -> RawTask:
         rows = []
         for row in table.rows:
             if row.label not in labels:
-                raise UserError(
-                    f"stream: expected a class of {', '.join(labels)} in {table.locate(row)}, got {row.label!r}"
-                )
+                allowed = ", ".join(labels)
+                raise UserError(f"stream: expected a class of {allowed} in {table.locate(row)}, got {row.label!r}")
             parts = tuple(part or "" for part in row.texts)
             texts = tuple(template.format(*parts) for template in task.hub_texts or task.texts)
-            rows.append(LabeledRow(texts, labels[row.label], _hash_parts(task, parts)))
+            rows.append(LabeledRow(texts, labels[row.label], hash_text(parts, match_last=task.match_last_part)))
         splits.append(tuple(rows))
     name = "/".join(part for part in (hub.repository, hub.config) if part)
     source = f"{name} ({hub.splits[0]}, {hub.splits[1]}: {task.hub_test})"
@@ -192,9 +181,6 @@ def format_prompt(benchmark: Benchmark, definition: str, text: str) -> str:
     return benchmark.prompt.format(definition=definition, input=text)
 
 
-# -- rows -----------------------------------------------------------------------------------------------
-
-
 def _label_rows(
     task: InstructionTask,
     benchmark: Benchmark,
@@ -215,17 +201,13 @@ def _label_rows(
             raise UserError(f"stream: expected one answer of {', '.join(task.labels)} in {location}, got {answers!r}")
         if (match := pattern.match(text)) is None:
             raise UserError(f"stream: expected the parts of an input of {task.name} in {location}: {task.pattern!r}")
-        key = _hash_parts(task, match.groups())
+        key = hash_text(match.groups(), match_last=task.match_last_part)
         if task_type == "generation":
             rows.append(LabeledRow((format_prompt(benchmark, definition, text),), label, key, answers))
             continue
         texts = tuple(template.format(*match.groups()) for template in task.texts)
         rows.append(LabeledRow((definition, " ".join(texts)) if definitions and definition else texts, label, key))
     return tuple(rows)
-
-
-def _hash_parts(task: InstructionTask, parts: Sequence[str]) -> str:
-    return hash_text(parts[-1:] if task.match_last_part and parts[-1].strip() else parts)
 
 
 def _check_instance(text: Any, output: Any, location: str) -> tuple[str, tuple[str, ...]]:
@@ -244,14 +226,6 @@ def _first_text(value: Any, path: Path) -> str:
     if not isinstance(text, str):
         raise UserError(f"stream: expected text, or a list of texts, in the head of {path}, got {value!r}")
     return text
-
-
-def _find_file(path: Path) -> Path | None:
-    """Find a file, or its packed form."""
-    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
-
-
-# -- splits ---------------------------------------------------------------------------------------------
 
 
 def _choose_splits(
@@ -297,8 +271,8 @@ def _group_rows(task: InstructionTask | None, contents: Iterable[InstructionFile
     if task is None or not task.shares_first_part:
         return {}
     pattern = re.compile(task.pattern, re.DOTALL)
-    matches = (match for content in contents for text, _ in content.rows if (match := pattern.match(text)))
-    return {_hash_parts(task, match.groups()): hash_text(match.groups()[:1]) for match in matches}
+    matches = (match.groups() for content in contents for text, _ in content.rows if (match := pattern.match(text)))
+    return {hash_text(parts, match_last=task.match_last_part): hash_text(parts[:1]) for parts in matches}
 
 
 def _describe_files(

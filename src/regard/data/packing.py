@@ -50,15 +50,8 @@ def pack(
     Files are written to a temporary folder and moved, so `folder` never holds incomplete blocks. With several processes
     let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
 
-    Args:
-        documents: Texts, or iterables of the pieces of a text.
-        tokenizer: Tokenizer with an EOS token.
-        length: Tokens per block.
-        folder: Folder for the blocks alone.
-        source: Where the documents come from; kept in the metadata.
-        fingerprint: Changes when the documents change; "" always packs.
-        max_tokens: Stop reading at this many tokens.
-        on_progress: Called with the number of tokens so far.
+    `folder` holds the blocks alone. `source` is kept in the metadata. `fingerprint` changes when the documents change;
+    "" always packs. Reading stops at `max_tokens`, and `on_progress` gets the number of tokens so far.
 
     Raises:
         UserError: Too little text for one block, a tokenizer without EOS, or a folder that cannot be written.

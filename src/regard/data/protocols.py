@@ -1,18 +1,16 @@
 """What the protocols "paper" and "clean" make of the published files of a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.data.rows import RawTask
-from regard.data.splits import TaskSplits, clean_splits
+from regard.data.splits import clean_splits
 from regard.data.stream import SPLITS, Protocol, Stream
 from regard.errors import UserError
 
 
 def compare_splits(
-    raw: Sequence[RawTask], splits: Sequence[TaskSplits], protocol: Protocol, seed: int
+    raw: Sequence[RawTask], splits: Sequence[RawTask], protocol: Protocol, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Compare the protocols for each task that was read from files; `splits` are those of `protocol`.
 
@@ -24,7 +22,7 @@ def compare_splits(
     """
     if any(set(task.files) <= {"evaluated"} for task in raw):
         return {}
-    clean: Sequence[TaskSplits | None] = splits
+    clean: Sequence[RawTask | None] = splits
     if protocol == "paper":
         try:
             clean = clean_splits(raw, "clean", seed, dev_is_test=True)
@@ -33,7 +31,7 @@ def compare_splits(
     return {task.name: _compare_task(task, task_clean) for task, task_clean in zip(raw, clean, strict=True)}
 
 
-def _compare_task(task: RawTask, clean: TaskSplits | None) -> dict[str, Any]:
+def _compare_task(task: RawTask, clean: RawTask | None) -> dict[str, Any]:
     dev = task.test if task.dev is None else task.dev
     return {
         "identical": task.files["identical_dev_test"],

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from regard.data.examples import Examples
 from regard.data.stream import SPLITS, ClassificationTask, Metric, Split, Stream, TextPairs, TextTask
@@ -20,18 +20,12 @@ _NON_WORD = re.compile(r"[\W_]+")
 
 
 class LabeledRow(NamedTuple):
-    """One row of a task.
-
-    Attributes:
-        label: Class name.
-        key: Hash from `hash_text`; rows with the same key have the same text.
-        answers: Correct answers of a text-to-text row.
-    """
+    """One row of a task."""
 
     texts: tuple[str, ...]
-    label: str
-    key: str
-    answers: tuple[str, ...] = ()
+    label: str  # class name
+    key: str  # from `hash_text`; rows with the same key have the same text
+    answers: tuple[str, ...] = ()  # correct answers of a text-to-text row
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
@@ -45,54 +39,50 @@ LabeledRows = tuple[LabeledRow, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RawTask:
-    """A task as read, before rows are sampled or dropped.
-
-    Attributes:
-        dev: None if dev rows have to be held out of train.
-        has_free_answers: Whether answers are no classes; all rows then have the class `FREE_ANSWER`.
-        definition: Instruction of a text-to-text task.
-        kind: Category of a text-to-text task.
-        files: What the files of an instruction task contain, and how they were divided.
-
-    Raises:
-        UserError: Fewer than two classes, an empty split, a class without training rows, or rows of other classes.
-    """
+    """A task as rows: as read, and after rows are dropped and sampled."""
 
     name: str
     labels: tuple[str, ...]
     train: LabeledRows
-    dev: LabeledRows | None
+    dev: LabeledRows | None  # None if dev rows have to be held out of train
     test: LabeledRows
     source: str
-    has_free_answers: bool = False
-    definition: str = ""
-    kind: str = ""
-    files: Mapping[str, Any] = field(default_factory=dict)
+    has_free_answers: bool = False  # answers are no classes; all rows have the class `FREE_ANSWER`
+    definition: str = ""  # instruction of a text-to-text task
+    kind: str = ""  # category of a text-to-text task
+    files: Mapping[str, Any] = field(default_factory=dict)  # what the files contain, and how they were divided
+    overlaps: dict[str, int] = field(default_factory=dict)  # what the splits had in common before rows were dropped
 
     def __post_init__(self) -> None:
-        """Check classes and splits."""
         if len(self.labels) < 2 and not self.has_free_answers:
             labels = ", ".join(self.labels) or "none"
             raise UserError(f"stream: expected at least two classes in {self.name!r}, got {labels} ({self.source})")
         for name, rows in (("train", self.train), ("dev", self.dev), ("test", self.test)):
             if rows is not None and not rows:
                 raise UserError(f"stream: expected rows in the {name} split of {self.name!r}, got none ({self.source})")
-        if len({len(row.texts) for rows in (self.train, self.dev or (), self.test) for row in rows}) > 1:
+        if len({len(row.texts) for rows in self.by_split().values() for row in rows}) > 1:
             raise UserError(f"stream: expected one text in each row of {self.name!r}, or two in each, got both")
         train_labels = {row.label for row in self.train}
         unknown = sorted({row.label for row in (*(self.dev or ()), *self.test)} - train_labels)
         if unknown:
-            allowed = ", ".join(self.labels)
-            raise UserError(
-                f"stream: expected labels of train ({allowed}) in {self.name!r}, got {unknown[0]!r} beside it"
-            )
+            allowed = f"labels of train ({', '.join(self.labels)})"
+            raise UserError(f"stream: expected {allowed} in {self.name!r}, got {unknown[0]!r} beside it")
         missing = [label for label in self.labels if label not in train_labels]
         if missing:
             raise UserError(f"stream: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
 
+    def by_split(self) -> dict[str, LabeledRows]:
+        """Return the rows of each split; a missing dev split has none."""
+        return {"train": self.train, "dev": self.dev or (), "test": self.test}
 
-def hash_text(texts: Sequence[str]) -> str:
-    """Hash texts without regard to letter case, punctuation, white space and Unicode normalization."""
+
+def hash_text(texts: Sequence[str], *, match_last: bool = False) -> str:
+    """Hash texts without regard to letter case, punctuation, white space and Unicode normalization.
+
+    With `match_last` the last text counts alone, unless it is blank.
+    """
+    if match_last and texts[-1].strip():
+        texts = texts[-1:]
     normalized = " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())
     if normalized.isascii():
         words = _NON_WORD.sub(" ", normalized)
@@ -107,70 +97,53 @@ def hash_rank(purpose: str, seed: int, key: object) -> bytes:
     return hashlib.sha256(f"{purpose} {seed} {key}".encode()).digest()
 
 
-def hash_rows(rows: LabeledRows) -> str:
-    """Return the SHA-256 of texts and answers, or else classes, in order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.texts, row.answers or row.label]).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def make_classification_task(
-    name: str, labels: tuple[str, ...], splits: Mapping[str, LabeledRows], source: str
-) -> ClassificationTask:
+def make_classification_task(raw: RawTask) -> ClassificationTask:
     """Make a task of rows, with class indices for labels."""
-    index = {label: number for number, label in enumerate(labels)}
+    index = {label: number for number, label in enumerate(raw.labels)}
     examples: dict[str, Any] = {
         split: Examples(texts=tuple(row.texts for row in rows), labels=tuple(index[row.label] for row in rows))
-        for split, rows in splits.items()
+        for split, rows in raw.by_split().items()
     }
-    hashes = {split: hash_rows(rows) for split, rows in splits.items()}
-    return ClassificationTask(name=name, labels=labels, source=source, sha256=hashes, **examples)
+    return _add_hashes(ClassificationTask(name=raw.name, labels=raw.labels, source=raw.source, **examples))
 
 
-def make_text_task(raw: RawTask, splits: Mapping[str, LabeledRows], metric: Metric) -> TextTask:
+def make_text_task(raw: RawTask, metric: Metric) -> TextTask:
     """Make a text-to-text task of rows."""
-    pairs: dict[str, Any] = {
+    fields: dict[str, Any] = {
         split: TextPairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
-        for split, rows in splits.items()
+        for split, rows in raw.by_split().items()
     }
-    return TextTask(
-        name=raw.name,
-        metric=metric,
-        definition=raw.definition,
-        labels=() if raw.has_free_answers else raw.labels,
-        kind=raw.kind,
-        source=raw.source,
-        sha256={split: hash_rows(rows) for split, rows in splits.items()},
-        **pairs,
-    )
+    labels = () if raw.has_free_answers else raw.labels
+    fields |= {"definition": raw.definition, "kind": raw.kind, "source": raw.source}
+    return _add_hashes(TextTask(name=raw.name, metric=metric, labels=labels, **fields))
 
 
 def add_row_hashes(stream: Stream) -> Stream:
-    """Add the hash of each split that has none, by which a resumed run recognizes its stream.
-
-    Raises:
-        UserError: A row has something other than texts.
-    """
-    tasks = []
-    for task in stream.tasks:
-        rows = {split: _to_rows(task, split) for split in SPLITS}
-        tasks.append(replace(task, sha256={split: task.sha256.get(split) or hash_rows(rows[split]) for split in rows}))
-    return replace(stream, tasks=tuple(tasks))
+    """Add the hash of each split that has none, by which a resumed run recognizes its stream."""
+    return replace(stream, tasks=tuple(_add_hashes(task) for task in stream.tasks))
 
 
-def _to_rows(task: ClassificationTask | TextTask, split: Split) -> LabeledRows:
-    """Convert a split back to rows, for their hash."""
+_Task = TypeVar("_Task", bound=ClassificationTask | TextTask)
+
+
+def _add_hashes(task: _Task) -> _Task:
+    hashes: dict[str, str] = {split: task.sha256.get(split) or _hash_split(task, split) for split in SPLITS}
+    return replace(task, sha256=hashes)
+
+
+def _hash_split(task: ClassificationTask | TextTask, split: Split) -> str:
+    """Return the SHA-256 of texts and answers, or else class names, in order."""
+    rows: Iterable[tuple[Any, Any]]
     if isinstance(task, TextTask):
         pairs = task.split(split)
-        return tuple(
-            LabeledRow((text,), FREE_ANSWER, "", answers)
-            for text, answers in zip(pairs.inputs, pairs.targets, strict=True)
-        )
-    examples, names = task.split(split), dict(enumerate(task.labels))
-    rows: tuple[Any, ...] = examples.texts
-    for texts in rows:
+        rows = (((text,), answers) for text, answers in zip(pairs.inputs, pairs.targets, strict=True))
+    else:
+        examples, names = task.split(split), dict(enumerate(task.labels))
+        labels = (names.get(label, repr(label)) for label in examples.labels)
+        rows = zip(examples.texts, labels, strict=True)
+    digest = hashlib.sha256()
+    for texts, answer in rows:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"stream: expected a tuple of texts in each row, {task.name} {split} has {texts!r}")
-    labels = (names.get(label, repr(label)) for label in examples.labels)
-    return tuple(LabeledRow(tuple(texts), label, "") for texts, label in zip(rows, labels, strict=True))
+        digest.update(json.dumps([texts, answer]).encode() + b"\n")
+    return digest.hexdigest()

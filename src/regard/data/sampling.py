@@ -1,8 +1,7 @@
 """Training rows of each step, and tokens inserted into them: functions of the seed and the step alone."""
 
-from __future__ import annotations
-
 import hashlib
+from functools import lru_cache
 
 import torch
 from jaxtyping import Int64
@@ -30,8 +29,8 @@ class BatchSampler:
         weights = torch.tensor([domain.weight for domain in corpus.domains], dtype=torch.float64)
         self._limits = (weights / weights.sum()).cumsum(0)[:-1]
         self._rows_before_chunk = [torch.zeros(len(weights), dtype=torch.int64)]
-        self._chunks: dict[int, Tensor] = {}
-        self._permutations: dict[tuple[int, int], Tensor] = {}
+        self._chunk = lru_cache(2)(self._sample_domains)
+        self._permutation = lru_cache(2 * len(weights))(self._sample_order)
 
     def rows(self, step: int) -> Int64[Tensor, "batch length"]:
         """Return the token ids of a step, counted from 0."""
@@ -58,14 +57,8 @@ class BatchSampler:
         chunks = range(start // _CHUNK_ROWS, -(-stop // _CHUNK_ROWS))
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK_ROWS :][: stop - start]
 
-    def _chunk(self, chunk: int) -> Tensor:
-        """Return the domains of one chunk of rows; the last two chunks are cached."""
-        if chunk not in self._chunks:
-            self._chunks = {index: domains for index, domains in self._chunks.items() if index == chunk - 1}
-            self._chunks[chunk] = self._sample_domains(chunk)
-        return self._chunks[chunk]
-
     def _sample_domains(self, chunk: int) -> Tensor:
+        """Sample the domains of one chunk of rows."""
         if not len(self._limits):
             return torch.zeros(_CHUNK_ROWS, dtype=torch.int64)
         uniform = torch.rand(_CHUNK_ROWS, dtype=torch.float64, generator=make_generator("domain", self.seed, chunk))
@@ -86,19 +79,13 @@ class BatchSampler:
         """Return the blocks of a domain's n-th rows, for ascending n."""
         count = len(self.corpus.domains[domain].train)
         epochs = turns // count
-        blocks = [
-            self._permutation(domain, int(epoch), count)[turns[epochs == epoch] % count] for epoch in epochs.unique()
-        ]
+        blocks = [self._permutation(domain, int(epoch))[turns[epochs == epoch] % count] for epoch in epochs.unique()]
         return torch.cat(blocks) if blocks else turns
 
-    def _permutation(self, domain: int, epoch: int, count: int) -> Tensor:
-        """Return the order of a domain's blocks in an epoch; the last two epochs are cached."""
-        if (domain, epoch) not in self._permutations:
-            for stale in [key for key in self._permutations if key[0] == domain and key[1] != epoch - 1]:
-                del self._permutations[stale]
-            generator = make_generator("order", self.seed, domain, epoch)
-            self._permutations[domain, epoch] = torch.randperm(count, generator=generator)
-        return self._permutations[domain, epoch]
+    def _sample_order(self, domain: int, epoch: int) -> Tensor:
+        """Sample the order of a domain's blocks in an epoch."""
+        generator = make_generator("order", self.seed, domain, epoch)
+        return torch.randperm(len(self.corpus.domains[domain].train), generator=generator)
 
 
 def insert_tokens(
@@ -112,43 +99,30 @@ def insert_tokens(
 ) -> Int64[Tensor, "batch length"]:
     """Replace tokens by random ones, then one by a fixed token; `ids` is not changed.
 
-    Args:
-        ids: Token ids.
-        seed: Seed of random tokens.
-        step: Training step; −1 for validation rows.
-        vocabulary: Token ids to sample from, such as `ordinary_tokens` of the tokenizer.
-        random_tokens: Positions a … b − 1 as (a, b), sampled uniformly from `seed` and `step`.
-        fixed_token: Position and token id.
+    `random_tokens` are the positions a … b − 1 as (a, b), sampled uniformly from `vocabulary` by `seed` and `step` (−1
+    for validation rows). `fixed_token` is a position and a token id.
 
     Source:
         "Random tokens" and "fixed token" of Gu et al. 2025 (arXiv 2410.10781).
     """
-    _check_positions(ids.shape[1], random_tokens, fixed_token)
+    length = ids.shape[1]
     if random_tokens is None and fixed_token is None:
         return ids
     ids = ids.clone()
     if random_tokens is not None:
         first, end = random_tokens
-        generator = make_generator("random tokens", seed, step)
-        ids[:, first:end] = vocabulary[torch.randint(len(vocabulary), (len(ids), end - first), generator=generator)]
-    if fixed_token is not None:
-        position, token = fixed_token
-        ids[:, position] = token
-    return ids
-
-
-def _check_positions(length: int, random_tokens: tuple[int, int] | None, fixed_token: tuple[int, int] | None) -> None:
-    """Raise UserError for positions outside of rows of `length` tokens, and for a negative token id."""
-    if random_tokens is not None:
-        first, end = random_tokens
         if not 0 <= first < end <= length:
             raise UserError(f"random tokens: expected positions a:b with 0 ≤ a < b ≤ {length}, got {first}:{end}")
+        generator = make_generator("random tokens", seed, step)
+        ids[:, first:end] = vocabulary[torch.randint(len(vocabulary), (len(ids), end - first), generator=generator)]
     if fixed_token is not None:
         position, token = fixed_token
         if not 0 <= position < length:
             raise UserError(f"fixed token: expected a position from 0 to {length - 1}, got {position}")
         if token < 0:
             raise UserError(f"fixed token: expected a positive id, got {token}")
+        ids[:, position] = token
+    return ids
 
 
 def make_generator(*key: str | int) -> torch.Generator:

@@ -17,19 +17,13 @@ class SpecialTokenCounts(NamedTuple):
 
 
 class ArrangedTokens(NamedTuple):
-    """Rows with their special tokens in fixed columns.
-
-    Attributes:
-        input_ids, attention_mask, token_type_ids: Shape (row, length).
-        columns: Input column of each token, int64 of shape (row, length); −1 at padding.
-        truncated: Rows that lost tokens, bool of shape (row,).
-    """
+    """Rows with their special tokens in fixed columns; shapes are (row, length)."""
 
     input_ids: Tensor
     attention_mask: Tensor
     token_type_ids: Tensor | None
-    columns: Tensor
-    truncated: Tensor
+    columns: Tensor  # input column of each token, −1 at padding
+    truncated: Tensor  # rows that lost tokens, bool of shape (row,)
 
 
 def count_special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokenCounts:
@@ -81,14 +75,8 @@ def arrange_special_tokens(
     after; each loses its own end. Token types move with their tokens, and padding gets the type of the special token
     that ends its text. A tokenizer without special tokens after the texts (GPT-2) leaves the text on the left.
 
-    Args:
-        input_ids: Rows as the tokenizer builds them, padded on the right, of shape (row, width).
-        attention_mask: True at tokens, of shape (row, width).
-        token_type_ids: Token types, of shape (row, width), or None.
-        special: True at special tokens, of shape (row, width).
-        count: Special tokens of the tokenizer, from `count_special_tokens`.
-        length: Number of columns of the result.
-        pad: Token id of padding.
+    The rows are as the tokenizer builds them, padded on the right to (row, width). `special` is True at special tokens,
+    `count` is from `count_special_tokens`, `length` is the number of columns of the result, and `pad` fills these.
     """
     check_min_length(count, length)
     target = _target_columns(attention_mask, special, count, length)
@@ -121,9 +109,8 @@ def _target_columns(mask: Tensor, special: Tensor, count: SpecialTokenCounts, le
     text = mask & (column >= count.before) & ~after
     middle = text & special if count.between else torch.zeros_like(text)
     if not bool((middle.sum(dim=1) == count.between).all()):
-        raise UserError(
-            f"tokenizer: expected {count.between} special tokens between two texts; a text holds one more, take it out"
-        )
+        expected = f"{count.between} special tokens between two texts"
+        raise UserError(f"tokenizer: expected {expected}; a text holds one more, take it out")
     separators_passed = middle.cumsum(dim=1)
     second = text & ~middle & (separators_passed == count.between) if count.between else torch.zeros_like(text)
     first = text & ~middle & ~second

@@ -4,12 +4,9 @@ Rows are ranked by a hash of their text and the seed. So the sample depends neit
 other rows, and a smaller sample is a subset of a larger one.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
@@ -18,20 +15,6 @@ from regard.errors import UserError
 
 DEV_FRACTION = 0.1
 """Fraction of each class that is held out of training rows if there is no dev split."""
-
-
-class TaskSplits(NamedTuple):
-    """The splits of one task, and what they had in common (`overlaps`) before rows were dropped."""
-
-    name: str
-    train: LabeledRows
-    dev: LabeledRows
-    test: LabeledRows
-    overlaps: Mapping[str, int]
-
-    def by_split(self) -> dict[str, LabeledRows]:
-        """Return the rows by the name of their split."""
-        return {"train": self.train, "dev": self.dev, "test": self.test}
 
 
 def check_disjoint(task: ClassificationTask | TextTask) -> None:
@@ -65,9 +48,6 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
     Rows with the same text and class stay together. Messages call the rows `name`.
-
-    Raises:
-        UserError: A class has fewer texts than there are splits.
     """
     labels = sorted({row.label for row in rows})
     split_of: dict[tuple[str, str], int] = {}
@@ -90,29 +70,21 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
 
 def clean_splits(
     tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_test: bool = False
-) -> list[TaskSplits]:
-    """Count what the splits of all tasks of a stream have in common and, with the protocol "clean", drop it.
+) -> list[RawTask]:
+    """Count what the splits of all tasks of a stream have in common (`overlaps`) and, with "clean", drop it.
 
     "clean": Train loses rows that dev or test of any task has, and repeated rows. Dev loses rows that test of any task
     has, and repeated rows. Test stays. A missing dev split is a tenth of each class of the remaining training rows.
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
-
-    Raises:
-        UserError: No rows are left of a split, or of a class in train.
     """
-    counts = {task.name: dict.fromkeys(_COUNTS, 0) for task in tasks}
+    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0)) for task in tasks]
     tests = _find_owners(tasks, "test")
-    tasks = [_add_dev(task, tests, counts[task.name], protocol, seed, dev_is_test) for task in tasks]
+    tasks = [_add_dev(task, tests, protocol, seed, dev_is_test) for task in tasks]
     devs = _find_owners(tasks, "dev")
-    result = []
     for task in tasks:
-        count = counts[task.name]
-        _count_overlaps(task, tests, devs, count, same_split=dev_is_test and task.dev == task.test)
-        if protocol == "clean":
-            task = _drop_overlaps(task, tests, devs, count)
-        result.append(TaskSplits(task.name, task.train, task.dev or (), task.test, count))
-    return result
+        _count_overlaps(task, tests, devs, same_split=dev_is_test and task.dev == task.test)
+    return [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
 
 
 _Owners = Mapping[str, set[str]]
@@ -135,7 +107,7 @@ _COUNTS = (
 def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:
     owners: dict[str, set[str]] = defaultdict(set)
     for task in tasks:
-        for row in getattr(task, split) or ():
+        for row in task.by_split()[split]:
             owners[row.key].add(task.name)
     return dict(owners)
 
@@ -150,9 +122,7 @@ def _count_in_other_tasks(rows: LabeledRows, task: str, *owners: _Owners) -> int
     return sum(any(split.get(row.key, set()) - {task} for split in owners) for row in rows)
 
 
-def _add_dev(
-    task: RawTask, tests: _Owners, count: dict[str, int], protocol: Protocol, seed: int, dev_is_test: bool
-) -> RawTask:
+def _add_dev(task: RawTask, tests: _Owners, protocol: Protocol, seed: int, dev_is_test: bool) -> RawTask:
     """Add a missing dev split; with "clean" it is held out of rows that no test split has."""
     if task.dev is not None:
         return task
@@ -160,55 +130,53 @@ def _add_dev(
         return replace(task, dev=task.test)
     rows = task.train
     if protocol == "clean":
-        rows = _drop_repeated(tuple(row for row in rows if row.key not in tests))
-        count["train_in_test"] = _count_shared(task.train, task.name, tests)
-        count["train_in_other_tasks"] = _count_in_other_tasks(task.train, task.name, tests)
-        count["copies_in_train"] = _count_repeated(task.train)
-        count["dropped_from_train"] = len(task.train) - len(rows)
-        _check_classes_left(task, rows)
+        _count_train_overlaps(task, tests, {})
+        rows = _drop_train_overlaps(task, tests, {})
     train, dev = divide_rows(rows, (DEV_FRACTION,), seed, f"the train split of {task.name!r}")
     return replace(task, train=train, dev=dev)
 
 
-def _count_overlaps(task: RawTask, tests: _Owners, devs: _Owners, count: dict[str, int], *, same_split: bool) -> None:
+def _count_overlaps(task: RawTask, tests: _Owners, devs: _Owners, *, same_split: bool) -> None:
     """Count what the splits of one task have in common with each other and with those of other tasks."""
-    dev = task.dev or ()
-    count["train_in_dev"] = _count_shared(task.train, task.name, devs)
-    count["train_in_test"] += _count_shared(task.train, task.name, tests)
-    count["dev_in_test"] = len(dev) if same_split else _count_shared(dev, task.name, tests)
-    count["copies_in_train"] += _count_repeated(task.train)
-    count["copies_in_dev"], count["copies_in_test"] = _count_repeated(dev), _count_repeated(task.test)
-    count["train_in_other_tasks"] += _count_in_other_tasks(task.train, task.name, tests, devs)
-    count["dev_in_other_tasks"] = _count_in_other_tasks(dev, task.name, tests)
+    dev = task.by_split()["dev"]
+    _count_train_overlaps(task, tests, devs)
+    task.overlaps["dev_in_test"] = len(dev) if same_split else _count_shared(dev, task.name, tests)
+    task.overlaps["copies_in_dev"] = _count_repeated(dev)
+    task.overlaps["copies_in_test"] = _count_repeated(task.test)
+    task.overlaps["dev_in_other_tasks"] = _count_in_other_tasks(dev, task.name, tests)
 
 
-def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners, count: dict[str, int]) -> RawTask:
+def _count_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> None:
+    """Add what train has in common with other splits; called again once dev rows are held out of train."""
+    task.overlaps["train_in_dev"] += _count_shared(task.train, task.name, devs)
+    task.overlaps["train_in_test"] += _count_shared(task.train, task.name, tests)
+    task.overlaps["copies_in_train"] += _count_repeated(task.train)
+    task.overlaps["train_in_other_tasks"] += _count_in_other_tasks(task.train, task.name, tests, devs)
+
+
+def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> RawTask:
     """Drop rows of train and dev that a later split has, and repeated rows."""
-    dev = _drop_repeated(tuple(row for row in task.dev or () if row.key not in tests))
-    train = _drop_repeated(tuple(row for row in task.train if row.key not in tests and row.key not in devs))
-    count["dropped_from_train"] += len(task.train) - len(train)
-    count["dropped_from_dev"] += len(task.dev or ()) - len(dev)
+    rows = task.by_split()["dev"]
+    dev = _drop_repeated(row for row in rows if row.key not in tests)
+    task.overlaps["dropped_from_dev"] += len(rows) - len(dev)
     if not dev:
-        raise UserError(
-            f"stream: expected dev rows in {task.name!r} that are not test rows, got none: leave dev out to have it "
-            "held out of train, or ask for the protocol 'paper'"
-        )
-    _check_classes_left(task, train)
-    return replace(task, train=train, dev=dev)
+        advice = "leave dev out to have it held out of train, or ask for the protocol 'paper'"
+        raise UserError(f"stream: expected dev rows in {task.name!r} that are not test rows, got none: {advice}")
+    return replace(task, train=_drop_train_overlaps(task, tests, devs), dev=dev)
 
 
-def _check_classes_left(task: RawTask, rows: LabeledRows) -> None:
-    """Raise UserError if a class has no training rows left."""
-    left = {row.label for row in rows}
-    for label in task.labels:
-        if label not in left:
-            raise UserError(
-                f"stream: expected rows of {label!r} in the train split of {task.name!r} that no dev or test split "
-                "has, got none"
-            )
+def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> LabeledRows:
+    """Return training rows that no later split has, without repeated ones. Raise UserError if a class has none left."""
+    rows = _drop_repeated(row for row in task.train if row.key not in tests and row.key not in devs)
+    task.overlaps["dropped_from_train"] += len(task.train) - len(rows)
+    remaining = {row.label for row in rows}
+    if missing := [label for label in task.labels if label not in remaining]:
+        expected = f"rows of {missing[0]!r} in the train split of {task.name!r} that no dev or test split has"
+        raise UserError(f"stream: expected {expected}, got none")
+    return rows
 
 
-def _drop_repeated(rows: LabeledRows) -> LabeledRows:
+def _drop_repeated(rows: Iterable[LabeledRow]) -> LabeledRows:
     """Keep the first row of each text."""
     first: dict[str, LabeledRow] = {}
     for row in rows:

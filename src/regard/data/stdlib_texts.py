@@ -1,13 +1,12 @@
 """Documentation of functions and classes of Python's standard library, by module, as a stream of tasks."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil
 import platform
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -45,24 +44,14 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     Dotted names that begin with the module's own lose it (email.message.Message becomes Message), so that the class is
     not in the text. Dropped are repeated docstrings within a module, docstrings that two modules share, those with
     fewer than `MIN_WORDS` words, and those with a memory address.
-
-    Raises:
-        UserError: A module cannot be imported, or Python runs without docstrings (-OO).
     """
     by_module = {module: _read_module(module) for module in modules}
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for texts in by_module.values():
-        shared |= seen & texts.keys()
-        seen |= texts.keys()
+    uses = Counter(key for texts in by_module.values() for key in texts)
     result = {
-        module: tuple(text for key, text in texts.items() if key not in shared) for module, texts in by_module.items()
+        module: tuple(text for key, text in texts.items() if uses[key] == 1) for module, texts in by_module.items()
     }
-    for module, module_texts in result.items():
-        if not module_texts:
-            raise UserError(
-                f"stream: expected docstrings in Python's module {module}, found none (python -OO has none)"
-            )
+    if empty := [module for module, module_texts in result.items() if not module_texts]:
+        raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")
     return result
 
 

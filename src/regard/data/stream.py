@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from regard.data.examples import Examples
 from regard.errors import UserError, check_choice
@@ -15,30 +15,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 Protocol = Literal["clean", "paper"]
 Metric = Literal["rouge-l", "exact-match"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassificationTask:
-    """A task of classification.
-
-    Attributes:
-        labels: Class names in the order of their indices.
-        source: Where the rows come from.
-        sha256: Hash of the rows of each split.
-    """
-
-    name: str
-    labels: tuple[str, ...]
-    train: Examples
-    dev: Examples
-    test: Examples
-    source: str = ""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-
-    def split(self, name: Split) -> Examples:
-        """Return the examples of a split."""
-        examples: Examples = getattr(self, name)
-        return examples
+Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +30,44 @@ class TextPairs:
     targets: tuple[tuple[str, ...], ...]
 
     def __post_init__(self) -> None:
-        """Check that each input has an answer."""
         if len(self.inputs) != len(self.targets):
             raise UserError(f"pairs: expected answers to {len(self.inputs)} inputs, got answers to {len(self.targets)}")
         targets: tuple[Any, ...] = self.targets
         for row, answers in enumerate(targets):
             if isinstance(answers, str) or not answers or not all(answer.strip() for answer in answers):
-                raise UserError(
-                    f"pairs: expected a tuple of answers, none of them empty, in row {row}, got {answers!r}"
-                )
+                expected = f"a tuple of answers, none of them empty, in row {row}"
+                raise UserError(f"pairs: expected {expected}, got {answers!r}")
 
     def __len__(self) -> int:
         return len(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask:
+class _StreamTask(Generic[Rows]):
+    """The splits of a task, where their rows come from, and the hash of the rows of each split."""
+
+    name: str
+    train: Rows
+    dev: Rows
+    test: Rows
+    source: str = ""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def split(self, name: Split) -> Rows:
+        """Return the rows of a split."""
+        rows: Rows = getattr(self, name)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask(_StreamTask[Examples]):
+    """A task of classification; `labels` are the class names in the order of their indices."""
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask(_StreamTask[TextPairs]):
     """A text-to-text task, with complete prompts as inputs.
 
     Attributes:
@@ -76,29 +75,15 @@ class TextTask:
         definition: Instruction of the task, which is part of every prompt.
         labels: Possible answers; empty if answers are free.
         kind: Category of the task in its collection, such as "dialogue" or "summarisation".
-        source: Where the rows come from.
-        sha256: Hash of the rows of each split.
     """
 
-    name: str
-    train: TextPairs
-    dev: TextPairs
-    test: TextPairs
     metric: Metric
     definition: str = ""
     labels: tuple[str, ...] = ()
     kind: str = ""
-    source: str = ""
-    sha256: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the metric."""
         check_choice("metric", self.metric, METRICS)
-
-    def split(self, name: Split) -> TextPairs:
-        """Return the rows of a split."""
-        pairs: TextPairs = getattr(self, name)
-        return pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +104,6 @@ class Stream:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that there are tasks of one type with distinct names, and an order of them."""
         names = [task.name for task in self.tasks]
         if not names:
             raise UserError("stream: expected at least one task, got none")
@@ -160,6 +144,8 @@ class Stream:
 
 def check_order(order: Sequence[int], count: int) -> None:
     """Raise UserError if an order does not have each of `count` tasks once."""
+    if any(isinstance(index, bool) or not isinstance(index, int) for index in order):
+        raise UserError(f"order: expected numbers of tasks, got {list(order)!r}")
     if sorted(order) != list(range(count)):
         text = "-".join(map(str, order)) or "none"
         raise UserError(f"order: expected each number from 0 to {count - 1} once, got {text}")

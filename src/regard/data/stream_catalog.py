@@ -1,7 +1,5 @@
 """The built-in streams: their tasks, the data sets these are made of, and where to find those."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +13,6 @@ from regard.data.benchmarks import (
     YAHOO_CLASSES,
     Benchmark,
 )
-from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.tables import Columns
 
 FileFormat = Literal["csv", "sentences", "instructions"]
@@ -45,10 +42,9 @@ class DatasetFiles:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A published data set."""
+    """A published data set; `regard.data.hub.HUB_DATASETS` has it under the same name."""
 
     labels: tuple[str, ...]  # in the order of their indices
-    hub: HubDataset
     test_rows: str  # what the test rows are
     files: tuple[DatasetFiles, ...]  # in the order in which they are looked for
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other names of classes
@@ -117,7 +113,6 @@ _STAR_SYNONYMS = {"2 star": "2 stars"} | dict(
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
         ("World", "Sports", "Business", "Sci/Tech"),
-        HUB_DATASETS["ag-news"],
         "official test",
         (
             _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
@@ -128,7 +123,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "dbpedia": DatasetSpec(
         DBPEDIA_CLASSES,
-        HUB_DATASETS["dbpedia"],
         "official test",
         (
             _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
@@ -148,7 +142,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yahoo": DatasetSpec(
         YAHOO_CLASSES,
-        HUB_DATASETS["yahoo"],
         "official test",
         (
             _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
@@ -157,7 +150,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yelp": DatasetSpec(
         _STARS,
-        HUB_DATASETS["yelp"],
         "official test",
         (
             _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
@@ -167,7 +159,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "amazon": DatasetSpec(
         _STARS,
-        HUB_DATASETS["amazon"],
         "official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
         (
             _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
@@ -175,24 +166,13 @@ DATASETS: Mapping[str, DatasetSpec] = {
         ),
         synonyms=_STAR_SYNONYMS,
     ),
-    "sst2": DatasetSpec(
-        ("negative", "positive"), HUB_DATASETS["sst2"], "GLUE dev", (_glue_files("SST-2", "sentence"),)
-    ),
-    "rte": DatasetSpec(
-        ("entailment", "not_entailment"),
-        HUB_DATASETS["rte"],
-        "GLUE dev",
-        (_glue_files("RTE", "sentence1", "sentence2"),),
-    ),
+    "sst2": DatasetSpec(("negative", "positive"), "GLUE dev", (_glue_files("SST-2", "sentence"),)),
+    "rte": DatasetSpec(("entailment", "not_entailment"), "GLUE dev", (_glue_files("RTE", "sentence1", "sentence2"),)),
     "mrpc": DatasetSpec(
-        ("not_equivalent", "equivalent"),
-        HUB_DATASETS["mrpc"],
-        "GLUE dev",
-        (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),),
+        ("not_equivalent", "equivalent"), "GLUE dev", (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),)
     ),
     "mnli": DatasetSpec(
         ("entailment", "neutral", "contradiction"),
-        HUB_DATASETS["mnli"],
         "GLUE dev, matched",
         (
             _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),

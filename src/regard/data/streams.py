@@ -1,10 +1,9 @@
 """Streams for continual learning: the built-in ones, and a user's own."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,10 +18,10 @@ from regard.data.instructions import (
 )
 from regard.data.protocols import compare_splits
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
-from regard.data.splits import DEV_FRACTION, TaskSplits, clean_splits, sample_balanced, sample_proportional
+from regard.data.splits import DEV_FRACTION, clean_splits, sample_balanced, sample_proportional
 from regard.data.stdlib_texts import read_stdlib_tasks
 from regard.data.stream import Metric, Protocol, Stream, check_order
-from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec
+from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
 from regard.data.user_tasks import read_user_tasks
 from regard.errors import UserError, check_choice, check_int
@@ -52,20 +51,15 @@ def read_stream(
 
     Args:
         name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
-        folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub. The stream
-            "stdlib-split" needs neither.
+        folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
         samples_per_class: Maximum number of training rows per class. None for the published number, and for all rows of
             a user's own tasks and of the files of "long-sequence".
         max_eval_samples: Maximum number of test rows per task, and of dev rows, with the class frequencies of all rows.
             None for the published number.
-        order: "paper", the name of a published order, "random" (by the seed), or published task indices, also as
-            "2-0-1".
+        order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
         seed: Seed of sampled rows, and of a random order.
-        protocol: "clean" drops training rows that dev or test of any task has, dev rows that a test split has, and
-            repeated rows; a missing dev split is a tenth of each class of train. "paper" drops nothing; a missing dev
-            split of a published data set is its test split.
-        task_type: How to read tasks with instructions: "classification" or "generation". By default the first that
-            the stream has.
+        protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
+        task_type: How to read tasks with instructions. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         instructions: Put the definition of a task before the texts of classification.
 
@@ -78,16 +72,13 @@ def read_stream(
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
-    name = str(name_or_path)
+    name, folder = str(name_or_path), None if folder is None else Path(folder)
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
-    if spec is None:
+    if spec is None or benchmark is None:
         _check_no_instructions(name, task_type, instructions)
-        raw = _read_user(name, folder, seed)
-    elif benchmark is None:
-        _check_no_instructions(name, task_type, instructions)
-        raw = _read_datasets(name, spec, folder)
+        raw = _read_datasets(name, spec, folder) if spec else _read_user(name, folder, seed)
     else:
         task_type = task_type or benchmark.task_types[0]
         raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
@@ -146,10 +137,7 @@ def assemble_stream(
     return Stream(
         name=name,
         tasks=tuple(
-            make_classification_task(task.name, task.labels, splits.by_split(), task.source)
-            if metric is None
-            else make_text_task(task, splits.by_split(), metric)
-            for task, splits in zip(raw, sampled, strict=True)
+            make_classification_task(task) if metric is None else make_text_task(task, metric) for task in sampled
         ),
         order=tuple(range(len(raw))),
         seed=seed,
@@ -175,9 +163,6 @@ def check_seed(seed: Any) -> int:
     return seed
 
 
-# -- order ----------------------------------------------------------------------------------------------
-
-
 def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     """Parse the order of `count` tasks: "paper" or "1", "random" by the seed, or indices as "2-0-1"."""
     if text == "paper" or (text == "1" and count > 1):
@@ -188,7 +173,9 @@ def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.replace(",", "-").split("-")]
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"order: expected paper, random or numbers of tasks as 2-0-1, got {text!r}")
-    return _check_permutation([int(part) for part in parts], count)
+    indices = tuple(map(int, parts))
+    check_order(indices, count)
+    return indices
 
 
 def _resolve_order(
@@ -196,7 +183,8 @@ def _resolve_order(
 ) -> tuple[int, ...]:
     """Return indices among `names`; missing tasks are left out of a published order."""
     if not isinstance(order, str):
-        return _check_permutation(order, len(names))
+        check_order(order, len(names))
+        return tuple(order)
     orders = spec.orders if spec is not None else {}
     if orders and order in ("paper", "1", *orders):
         published = orders[order] if order in orders else next(iter(orders.values()))
@@ -208,17 +196,7 @@ def _resolve_order(
     return parse_order(order, len(names), seed)
 
 
-def _check_permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
-    if any(isinstance(index, bool) or not isinstance(index, int) for index in order):
-        raise UserError(f"order: expected numbers of tasks, got {list(order)!r}")
-    check_order(order, count)
-    return tuple(order)
-
-
-# -- reading --------------------------------------------------------------------------------------------
-
-
-def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
+def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
     """Read a user's table or folder."""
     path = Path(name)
     if not (path.exists() or is_table(name)):
@@ -229,20 +207,17 @@ def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]
     return read_user_tasks(path, seed)
 
 
-def _read_datasets(name: str, spec: StreamSpec, folder: str | Path | None) -> list[RawTask]:
+def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:
     """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
         return read_stdlib_tasks(spec)
-    place = None if folder is None else Path(folder)
-    datasets = {task.dataset: None for task in spec.tasks}
-    rows = {dataset: read_dataset(dataset, DATASETS[dataset], place) for dataset in datasets}
+    datasets = dict.fromkeys(task.dataset for task in spec.tasks)
+    rows = {dataset: read_dataset(dataset, folder) for dataset in datasets}
     raw = []
     for task in spec.tasks:
-        dataset = rows[task.dataset]
-        train, test = (
-            tuple(row for row in split if row.label in task.labels) for split in (dataset.train, dataset.test)
-        )
-        raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=dataset.source))
+        *splits, source = rows[task.dataset]
+        train, test = (tuple(row for row in split if row.label in task.labels) for split in splits)
+        raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=source))
     return raw
 
 
@@ -250,9 +225,7 @@ def _check_no_instructions(name: str, task_type: TaskType | None, instructions: 
     """Raise UserError for options that only streams with instructions have."""
     streams = ", ".join(name for name, spec in STREAMS.items() if spec.benchmark is not None)
     if task_type not in (None, "classification"):
-        raise UserError(
-            f"task-type: expected classification, or one of the streams {streams}, got {task_type!r} with {name!r}"
-        )
+        raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
     if instructions:
         raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
 
@@ -260,7 +233,7 @@ def _check_no_instructions(name: str, task_type: TaskType | None, instructions: 
 def _read_instruction_tasks(
     spec: StreamSpec,
     benchmark: Benchmark,
-    folder: str | Path | None,
+    folder: Path | None,
     task_type: TaskType,
     missing_tasks: MissingTasks,
     instructions: bool,
@@ -271,7 +244,7 @@ def _read_instruction_tasks(
         raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
     names = [task.name for task in spec.tasks]
     if folder is not None:
-        files = _find_benchmark_files(names, benchmark, Path(folder), missing_tasks)
+        files = _find_benchmark_files(names, benchmark, folder, missing_tasks)
         raw = [
             read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
             for name in files
@@ -295,34 +268,28 @@ def _find_benchmark_files(
         folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
         raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
     if missing and missing_tasks == "refuse":
-        raise UserError(
-            f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; to leave them out, "
-            "skip what is missing (missing-tasks=skip)"
-        )
+        advice = "to leave them out, skip what is missing (missing-tasks=skip)"
+        raise UserError(f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; {advice}")
     return files
 
 
-# -- sampling -------------------------------------------------------------------------------------------
-
-
 def _sample_splits(
-    splits: TaskSplits, raw: RawTask, samples_per_class: int | None, max_eval_samples: int | None, seed: int
-) -> TaskSplits:
+    splits: RawTask, raw: RawTask, samples_per_class: int | None, max_eval_samples: int | None, seed: int
+) -> RawTask:
     """Sample rows; a dev split that was held out of train has at most as many as test."""
     test = sample_proportional(splits.test, max_eval_samples, seed)
     max_dev = len(test) if raw.dev is None and max_eval_samples is None else max_eval_samples
-    return splits._replace(
+    return replace(
+        splits,
         train=sample_balanced(splits.train, samples_per_class, seed),
-        dev=sample_proportional(splits.dev, max_dev, seed),
+        dev=sample_proportional(splits.by_split()["dev"], max_dev, seed),
         test=test,
     )
 
 
-def _count_classes(splits: TaskSplits) -> dict[str, dict[str, int]]:
+def _count_classes(task: RawTask) -> dict[str, dict[str, int]]:
     """Count the rows of each class by split."""
-    return {
-        split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in splits.by_split().items()
-    }
+    return {split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in task.by_split().items()}
 
 
 def _describe_dev(raw: Sequence[RawTask], protocol: Protocol, dev_is_test: bool) -> str:

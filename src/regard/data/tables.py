@@ -3,15 +3,13 @@
 Each reader takes the name of the user's option ("task", "stream"), which begins its error messages.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -36,7 +34,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file or split, and how messages name it, its lines and the user's option."""
+    """Rows of a file or split, at least one, and how messages name it, its lines and the user's option."""
 
     name: str
     rows: tuple[TableRow, ...]
@@ -62,21 +60,17 @@ class Columns:
 
 
 def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
-    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-".
-
-    In GLUE's .tsv a quotation mark is text and every tab separates columns.
-    """
-    is_tsv = path.name.removesuffix(".gz").endswith(".tsv")
-    records = _read_tsv(path, option, columns.header) if is_tsv else read_records(path, option)
-    rows = (_parse_row(record, columns, f"{path}, line {line}", line, option) for line, record in records)
-    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), option=option)
+    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-"."""
+    table = read_table(path, columns, option)
+    return replace(table, rows=tuple(row for row in table.rows if row.label != NO_GOLD_LABEL))
 
 
-def read_table(path: Path, columns: Columns) -> Table:
-    """Read a user's table: .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
+def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
+    """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
     unit = "row" if path.suffix == ".parquet" else "line"
-    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in read_records(path))
-    return Table(str(path), tuple(rows), unit)
+    records = _read_tsv(path, option, columns.header) if columns.header else read_records(path, option)
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in records)
+    return Table(str(path), tuple(rows), unit, option)
 
 
 def read_conll(path: Path, task: str) -> Table:
@@ -92,14 +86,11 @@ def read_conll(path: Path, task: str) -> Table:
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
         fields = line.split()
         if fields and fields[0] != "-DOCSTART-":
-            location = f"{path}, line {number}"
-            if not num_columns and not 2 <= len(fields) <= 4:
-                raise UserError(
-                    f"task: expected two to four columns (word pos chunk ner) in {location}, got {len(fields)}"
-                )
-            num_columns = num_columns or len(fields)
-            if len(fields) != num_columns:
-                raise UserError(f"task: expected {num_columns} columns in {location}, got {len(fields)}")
+            allowed = (num_columns,) if num_columns else (2, 3, 4)
+            num_columns = len(fields)
+            if num_columns not in allowed:
+                names = f"{allowed[0]} columns" if len(allowed) == 1 else "two to four columns (word pos chunk ner)"
+                raise UserError(f"task: expected {names} in {path}, line {number}, got {num_columns}")
             first_line = first_line or number
             words.append(fields[0])
             tags.append(fields[1] if task == "pos" else fields[-1])
@@ -135,35 +126,36 @@ def is_table(name: str) -> bool:
     return name.removesuffix(".gz").endswith(tuple(_READERS))
 
 
+def find_file(folder: Path, *names: str) -> Path | None:
+    """Find a file with one of several names, plain or packed (.gz)."""
+    paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def find_split_files(
     folders: Iterable[Path], train: Sequence[str], test: Sequence[str], option: str
 ) -> tuple[Path, Path] | None:
-    """Find the training file and, beside it, the evaluation file in the first folder that has the former.
-
-    Files may be plain or packed (.gz); each has several possible names.
-
-    Raises:
-        UserError: There is a training file, but no evaluation file beside it.
-    """
-
-    def find(folder: Path, names: Sequence[str]) -> Path | None:
-        paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
-        return next((path for path in paths if path.is_file()), None)
-
+    """Find the training file and, beside it, the evaluation file in the first folder that has the former."""
     for folder in folders:
-        if (train_file := find(folder, train)) is not None:
-            if (test_file := find(folder, test)) is None:
+        if (train_file := find_file(folder, *train)) is not None:
+            if (test_file := find_file(folder, *test)) is None:
                 raise UserError(f"{option}: expected {' or '.join(test)} (.gz) beside {train_file}, there is none")
             return train_file, test_file
     return None
 
 
+def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
+    """Raise UserError if a required column is not available."""
+    names = tuple(available)
+    for name in required:
+        if name not in names:
+            columns = ", ".join(map(str, names)) or "none"
+            raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}")
+
+
 def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
     """Return the texts and the label of one record."""
-    missing = [name for name in (*columns.texts, columns.label) if name not in record]
-    if missing:
-        available = ", ".join(map(str, record)) or "none"
-        raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {available}")
+    check_columns((*columns.texts, columns.label), record, location, option)
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
         if not isinstance(text, str):
@@ -180,20 +172,20 @@ Records = Iterator[tuple[int, dict[str, Any]]]
 
 def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
     """Read tab-separated values without quotes."""
-    for number, line in enumerate(read_text_lines(path, option), start=1):
-        fields = tuple(line.split("\t"))
-        if header is None:
-            header = fields
-        elif line:
-            if len(fields) != len(header):
-                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
-            yield number, dict(zip(header, fields, strict=True))
+    lines = (line.split("\t") if line else [] for line in read_text_lines(path, option))
+    return _name_fields(enumerate(lines, start=1), path, option, header)
 
 
 def _read_csv(path: Path, option: str) -> Records:
     """Read comma-separated values with quotes; the line is that on which a record ends."""
-    header: list[str] | None = None
-    for number, fields in read_csv_fields(path, option):
+    return _name_fields(read_csv_fields(path, option), path, option)
+
+
+def _name_fields(
+    lines: Iterable[tuple[int, list[str]]], path: Path, option: str, header: Sequence[str] | None = None
+) -> Records:
+    """Name the fields of each line by the header, which is the first line by default."""
+    for number, fields in lines:
         if header is None:
             header = fields
         elif fields:

@@ -1,15 +1,12 @@
 """Tasks to train probes on: those of the PAPA paper, and a user's own tables."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
@@ -26,7 +23,7 @@ from regard.data.tables import (
     read_sentences,
     read_table,
 )
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +128,8 @@ TASKS: Mapping[str, TaskSpec] = {
 TABLE_METRICS = ("accuracy", "f1", "mcc")
 
 
-class _Tables(NamedTuple):
-    """The tables of a task before labels are indexed, and where they come from."""
-
-    train: Table
-    validation: Table
-    source: str
+_Tables = tuple[Table, Table, str]
+"""Training and validation rows of a task before labels are indexed, and where they come from."""
 
 
 def read_task(
@@ -156,16 +149,15 @@ def read_task(
 
     Args:
         name: A name in `TASKS`, or the path of a table.
-        folder: Folder of published files, plain or .gz. They are looked for in folder/glue/CoLA, folder/CoLA and the
-            folder itself, for each name of `TaskSpec.folders`; the first with a training file is read. WikiText without
-            training file has its validation file for training, and its test file for validation. None reads the hub.
+        folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
+            folder/CoLA and the folder itself, for each name of `TaskSpec.folders`. WikiText without training file has
+            its validation file for training, and its test file for validation.
         rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order (None for all);
             fewer rows are a subset of more. Of running text, consecutive lines.
         seed: Seed of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
-        validation: Second table for validation. By default a fifth of the rows is held out with `seed`; each label
-            keeps a training row.
+        validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
 
     Raises:
@@ -177,17 +169,19 @@ def read_task(
     if is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
-        tables = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
+        *tables, source = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
     else:
-        spec = _find_spec(name)
+        if name not in TASKS:
+            allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
+            raise UserError(f"task: expected one of {allowed}; got '{name}'")
+        spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
-        tables = _read_hub(spec) if folder is None else _read_folder(name, spec, Path(folder))
+        *tables, source = _read_published(name, spec, None if folder is None else Path(folder))
     kind = spec.kind if spec else "sequence"
-    labels, indices = _index_labels(spec.labels if spec else None, tables.train)
+    labels, indices = _index_labels(spec.labels if spec else None, tables[0])
     train, held_out = (
-        _sample(_to_examples(table, indices), rows and rows[number], kind, seed)
-        for number, table in enumerate((tables.train, tables.validation))
+        _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(tables)
     )
     return Task(
         name=name if spec else Path(name).name,
@@ -196,16 +190,9 @@ def read_task(
         metric=spec.metric if spec else _check_metric(metric, labels),
         train=train,
         validation=held_out,
-        source=tables.source,
+        source=source,
         sha256=_hash_examples(labels, train, held_out),
     )
-
-
-def _find_spec(name: str) -> TaskSpec:
-    if name not in TASKS:
-        allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
-        raise UserError(f"task: expected one of {allowed}; got '{name}'")
-    return TASKS[name]
 
 
 def _parse_columns(text: str | None, label: str | None) -> Columns:
@@ -218,8 +205,8 @@ def _parse_columns(text: str | None, label: str | None) -> Columns:
 
 def _check_metric(metric: str | None, labels: Sequence[str]) -> str:
     """Check the metric of a user's table."""
-    if metric is not None and metric not in TABLE_METRICS:
-        raise UserError(f"metric: expected one of {', '.join(TABLE_METRICS)}, got '{metric}'")
+    if metric is not None:
+        check_choice("metric", metric, TABLE_METRICS)
     if metric == "f1" and len(labels) != 2:
         raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
     return metric or "accuracy"
@@ -229,17 +216,15 @@ def _read_user_table(path: Path, columns: Columns, validation: str | Path | None
     """Read a user's table, with its second one or a fifth of it held out."""
     table = read_table(path, columns)
     if validation is not None:
-        return _Tables(table, read_table(Path(validation), columns), f"{path}, {validation}")
+        return table, read_table(Path(validation), columns), f"{path}, {validation}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
-        raise UserError(
-            f"task: expected two rows with one label in {path}, to hold one out for validation; there are none"
-        )
+        raise UserError(f"task: expected two rows with one label in {path}, one for validation; there are none")
     train, rest = (
-        Table(str(path), tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part), table.unit)
+        replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
     )
-    return _Tables(train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}")
+    return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
 
 
 def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
@@ -253,29 +238,25 @@ def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
     return held_out
 
 
-def _read_hub(spec: TaskSpec) -> _Tables:
-    train, validation = spec.hub.read()
-    return _Tables(train, validation, f"{train.name}, {validation.name}")
-
-
-def _read_folder(name: str, spec: TaskSpec, folder: Path) -> _Tables:
-    """Read both tables of a task from files below a folder."""
+def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
+    """Read both tables of a task from the hub, or from files below a folder."""
+    if folder is None:
+        train_table, validation_table = spec.hub.read()
+        return train_table, validation_table, f"{train_table.name}, {validation_table.name}"
     if not folder.is_dir():
         raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
-    places = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
+    folders = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
     choices = [(spec.train, spec.validation)]
     if spec.kind == "mlm":
         choices.append((spec.validation, _WIKITEXT_TEST))
     for train, validation in choices:
-        if paths := find_split_files(places, train, validation, TASK):
+        if paths := find_split_files(folders, train, validation, TASK):
             train_table, validation_table = (_read_file(name, spec, path) for path in paths)
             note = ", no file for training" if train is not spec.train else ""
             source = f"{paths[0]} (training), {paths[1]} (validation){note}"
-            return _Tables(train_table, validation_table, source)
-    raise UserError(
-        f"task: expected {' or '.join(spec.train)} (.gz) in {folder} or below, in glue/ or {', '.join(spec.folders)}; "
-        "none is"
-    )
+            return train_table, validation_table, source
+    places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
+    raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
 
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> Table:

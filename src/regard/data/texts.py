@@ -40,11 +40,7 @@ class Texts:
 
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
-    """Read the documents of all files, in order.
-
-    Args:
-        paths: Files as `regard.data.documents.read_documents` takes them, or "-" for standard input, which is one
-            document.
+    """Read the documents of all files (see `regard.data.documents`), in order; "-" is standard input, one document.
 
     Raises:
         UserError: A file is missing, empty, not UTF-8, or not what its suffix says.

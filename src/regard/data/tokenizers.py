@@ -1,7 +1,5 @@
 """Tokenizers: training, loading, and their ordinary and common tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import unicodedata
@@ -35,9 +33,7 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_size = len(alphabet) + 1
     if size < min_size:
-        raise UserError(
-            f"tokenizer: expected a vocabulary of at least {min_size} tokens, the bytes and EOS; got {size}"
-        )
+        raise UserError(f"tokenizer: expected at least {min_size} tokens, the bytes and EOS; got {size}")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -51,10 +47,8 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     backend.train_from_iterator(documents, trainer)
     trained_size = backend.get_vocab_size()
     if trained_size != size:
-        raise UserError(
-            f"tokenizer: expected text for a vocabulary of {size} tokens, this gives {trained_size}; "
-            f"{min_size} to {trained_size} is allowed, or give more text"
-        )
+        result = f"{trained_size}; {min_size} to {trained_size} is allowed, or give more text"
+        raise UserError(f"tokenizer: expected text for a vocabulary of {size} tokens, this gives {result}")
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
 
@@ -63,9 +57,8 @@ def read_tokenizer(name: str | Path) -> Any:
     """Load the tokenizer in a folder or with an id on the hub. Raise UserError if there is none."""
     folder = Path(name).expanduser()
     if folder.exists() and not any(file for pattern in _FILES for file in folder.glob(pattern)):
-        raise UserError(
-            f"tokenizer: expected a folder with tokenizer.json or a vocabulary, or a hub id; {name} has none"
-        )
+        expected = "a folder with tokenizer.json or a vocabulary, or a hub id"
+        raise UserError(f"tokenizer: expected {expected}; {name} has none")
     failures: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, KeyError, *network_errors())
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else str(name))
@@ -81,10 +74,9 @@ def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
     """Raise UserError if the tokenizer has ids outside of a model's vocabulary, or no EOS token."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
-        raise UserError(
-            f"tokenizer: expected ids under the model's vocabulary of {vocab_size}, got ids up to {largest}; "
-            f"a vocabulary of {largest + 1} or more is allowed"
-        )
+        expected = f"ids under the model's vocabulary of {vocab_size}"
+        allowed = f"a vocabulary of {largest + 1} or more is allowed"
+        raise UserError(f"tokenizer: expected {expected}, got ids up to {largest}; {allowed}")
     check_eos_token(tokenizer)
 
 

@@ -1,14 +1,12 @@
 """Readers of a user's own stream tasks: a table with a column for the task, or a folder per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data.rows import LabeledRow, LabeledRows, RawTask
 from regard.data.splits import divide_rows
-from regard.data.tables import STREAM, is_table, list_suffixes, read_records
+from regard.data.tables import STREAM, check_columns, is_table, list_suffixes, read_records
 from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
@@ -28,27 +26,19 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
 
     Integer classes belong to one task and get its name as a prefix. Other classes with the same name are one class in
     all tasks.
-
-    Raises:
-        UserError: Files or columns are missing, texts are empty, or splits have other names.
     """
     if path.is_dir():
         return _read_folder(path)
     rows = _read_rows(path, ("task",))
     tasks: dict[str, dict[str, list[LabeledRow]]] = {}
-    has_splits = any("split" in row.record for row in rows)
-    for row in rows:
-        split = _parse_split(row) if has_splits else "all"
-        tasks.setdefault(_parse_task(row), {}).setdefault(split, []).append(row.row)
+    has_splits = any("split" in record for _, record, _ in rows)
+    for row, record, location in rows:
+        name = _parse_name(record["task"], f"the name of a task in {location}")
+        split: Any = record.get("split")
+        if has_splits and split not in SPLIT_NAMES:
+            raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {location}, got {split!r}")
+        tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
     return [_make_table_task(name, splits, path, seed) for name, splits in tasks.items()]
-
-
-class _ParsedRow(NamedTuple):
-    """A row, the record it was parsed from, and its location for messages."""
-
-    row: LabeledRow
-    record: Mapping[str, Any]
-    location: str
 
 
 def _read_folder(path: Path) -> list[RawTask]:
@@ -59,7 +49,7 @@ def _read_folder(path: Path) -> list[RawTask]:
         for split in ("train", "test"):
             if split not in files:
                 raise UserError(f"stream: expected a file {split} ({list_suffixes()}) in {folder}, there is none")
-        splits = {split: tuple(row.row for row in _read_rows(file)) for split, file in files.items()}
+        splits = {split: tuple(row for row, _, _ in _read_rows(file)) for split, file in files.items()}
         tasks.append(_make_task(folder.name, splits, str(folder)))
     if not tasks:
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
@@ -74,9 +64,8 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
         if split is None or not file.is_file() or not is_table(file.name):
             continue
         if split in files:
-            raise UserError(
-                f"stream: expected one file of {split} in {folder}, got {files[split].name} and {file.name}"
-            )
+            names = f"{files[split].name} and {file.name}"
+            raise UserError(f"stream: expected one file of {split} in {folder}, got {names}")
         files[split] = file
     return files
 
@@ -111,21 +100,19 @@ def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> Raw
     )
 
 
-def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[_ParsedRow]:
-    """Read the rows of a table, at least one; `extra_columns` are required beside text and label."""
+def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[tuple[LabeledRow, dict[str, Any], str]]:
+    """Read the rows of a table, at least one, with their records, and their locations for messages."""
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = []
     for number, record in read_records(path, STREAM):
         location = f"{path}, {unit} {number}"
-        missing = [name for name in (*extra_columns, "text", "label") if name not in record]
-        if missing:
-            available = ", ".join(map(str, record)) or "none"
-            raise UserError(f"stream: expected the column '{missing[0]}' in {location}, found {available}")
-        row = LabeledRow.of(_parse_texts(record, location), _parse_label(record["label"], location))
-        rows.append(_ParsedRow(row, record, location))
+        check_columns((*extra_columns, "text", "label"), record, location, STREAM)
+        label = _parse_name(record["label"], f"a string or a whole number as label in {location}")
+        row = LabeledRow.of(_parse_texts(record, location), label)
+        rows.append((row, record, location))
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
-    if all(_is_number(row.row.texts[0]) for row in rows):
+    if all(_is_number(row.texts[0]) for row, _, _ in rows):
         raise UserError(f"stream: expected text in the column 'text' of {path}, got numbers alone")
     return rows
 
@@ -142,24 +129,11 @@ def _parse_texts(record: Mapping[str, Any], location: str) -> tuple[str, ...]:
     return text, pair
 
 
-def _parse_label(label: Any, location: str) -> str:
-    if isinstance(label, bool) or not isinstance(label, (str, int)) or not str(label).strip():
-        raise UserError(f"stream: expected a string or a whole number as label in {location}, got {label!r}")
-    return str(label)
-
-
-def _parse_task(row: _ParsedRow) -> str:
-    name = row.record["task"]
-    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
-        raise UserError(f"stream: expected the name of a task in {row.location}, got {name!r}")
-    return str(name)
-
-
-def _parse_split(row: _ParsedRow) -> str:
-    split = row.record.get("split")
-    if split not in SPLIT_NAMES:
-        raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {row.location}, got {split!r}")
-    return SPLIT_NAMES[split]
+def _parse_name(value: Any, expected: str) -> str:
+    """Return a string or a whole number as a name."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise UserError(f"stream: expected {expected}, got {value!r}")
+    return str(value)
 
 
 def _is_number(text: str) -> bool:

@@ -30,9 +30,9 @@ class Windows:
 
     input_ids: Tensor
     special: Tensor
-    document_of: tuple[int, ...]
-    documents: int
-    too_short: int
+    document_of: tuple[int, ...] = ()
+    documents: int = 0
+    too_short: int = 0
 
     @property
     def tokens(self) -> int:
@@ -41,10 +41,19 @@ class Windows:
 
 
 class _Frame(NamedTuple):
-    """Special tokens before and after the text of each window."""
+    """Special tokens before and after the text of each window, which has `content_length` tokens."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
+    content_length: int
+
+    def add_to(self, content: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
+        before, after = (torch.tensor(ids, dtype=torch.int64).expand(len(content), -1) for ids in self[:2])
+        ids = torch.cat([before, content, after], dim=1)
+        special = torch.ones_like(ids, dtype=torch.bool)
+        special[:, len(self.before) : ids.shape[1] - len(self.after)] = False
+        return ids, special
 
 
 def make_text_windows(
@@ -63,28 +72,21 @@ def make_text_windows(
     one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
     shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
     is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
-    of a section after its last full window is dropped.
-
-    Args:
-        documents: Texts.
-        tokenizer: Tokenizer of the model.
-        length: Tokens per window.
-        samples: Number of windows.
-        bos: "keep" the tokens before the text, "drop" them, or "add" one if the tokenizer has none.
-        seed: Seed of the order of documents and sections.
-        max_length: Largest length allowed.
+    of a section after its last full window is dropped. `bos` is to "keep" the tokens before the text, "drop" them, or
+    "add" one if the tokenizer has none.
 
     Raises:
         UserError: The length is over `max_length` or too small for the special tokens, or the documents have too few
             windows.
     """
-    frame = _find_frame(tokenizer, bos)
-    content_length = _check_length(frame, length, samples, max_length)
+    frame = _make_frame(tokenizer, bos, length, samples, max_length)
+    content_length = frame.content_length
+    section_size = max(4096, 16 * length)  # a few windows at about four characters per token
     rng = random.Random(seed)
     windows: list[tuple[int, list[int]]] = []
     spare: list[list[tuple[int, list[int]]]] = []
     longest: dict[int, int] = {}
-    for document, section in _iterate_sections(documents, _section_size(length), rng):
+    for document, section in _iterate_sections(documents, section_size, rng):
         ids = _tokenize(section, tokenizer)
         longest[document] = max(longest.get(document, 0), len(ids))
         starts = range(0, len(ids) - content_length + 1, content_length)
@@ -97,9 +99,14 @@ def make_text_windows(
     further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
     windows += itertools.islice(further, samples - len(windows))
     if len(windows) < samples:
-        raise UserError(_format_shortage(len(windows), samples, length, frame, max(longest.values(), default=0)))
+        count, longest_text = len(windows), max(longest.values(), default=0) + length - content_length
+        if count:
+            message = f"texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
+            raise UserError(f"samples: expected {message}")
+        message = f"a text of at least {length} tokens, the longest found has {longest_text}; ask for at most that"
+        raise UserError(f"length: expected {message}")
     return Windows(
-        *_add_frame(torch.tensor([ids for _, ids in windows]), frame),
+        *frame.add_to(torch.tensor([ids for _, ids in windows])),
         document_of=tuple(document for document, _ in windows),
         documents=len(longest),
         too_short=sum(tokens < content_length for tokens in longest.values()),
@@ -110,27 +117,20 @@ def make_random_windows(
     tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
 ) -> Windows:
     """Make windows of tokens sampled uniformly from the vocabulary without special tokens."""
-    frame = _find_frame(tokenizer, bos)
-    content_length = _check_length(frame, length, samples, max_length)
-    return _frame_windows(_sample_tokens(tokenizer, (samples, content_length), seed), frame)
+    frame = _make_frame(tokenizer, bos, length, samples, max_length)
+    return Windows(*frame.add_to(_sample_tokens(tokenizer, (samples, frame.content_length), seed)))
 
 
 def make_repeated_windows(
     tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
 ) -> Windows:
     """Make windows that repeat one token each, sampled uniformly from the vocabulary without special tokens."""
-    frame = _find_frame(tokenizer, bos)
-    content_length = _check_length(frame, length, samples, max_length)
-    return _frame_windows(_sample_tokens(tokenizer, (samples, 1), seed).expand(samples, content_length), frame)
+    frame = _make_frame(tokenizer, bos, length, samples, max_length)
+    return Windows(*frame.add_to(_sample_tokens(tokenizer, (samples, 1), seed).expand(-1, frame.content_length)))
 
 
-def _frame_windows(content: Tensor, frame: _Frame) -> Windows:
-    """Make windows that come from no document."""
-    return Windows(*_add_frame(content, frame), document_of=(), documents=0, too_short=0)
-
-
-def _find_frame(tokenizer: Any, bos: Bos) -> _Frame:
-    """Find the special tokens around a text by tokenizing one with and without them."""
+def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length: int | None) -> _Frame:
+    """Find the special tokens around a text by tokenizing one with and without them, and check the arguments."""
     check_choice("bos", bos, BOS)
     content = _tokenize("a", tokenizer)
     framed = _tokenize("a", tokenizer, special=True)
@@ -139,8 +139,17 @@ def _find_frame(tokenizer: Any, bos: Bos) -> _Frame:
         raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
     before, after = tuple(framed[:start]), tuple(framed[start + len(content) :])
     if bos == "drop":
-        return _Frame((), after)
-    return _Frame(before or (_bos_token(tokenizer),), after) if bos == "add" else _Frame(before, after)
+        before = ()
+    elif bos == "add":
+        before = before or (_bos_token(tokenizer),)
+    special = len(before) + len(after)
+    if samples < 1:
+        raise UserError(f"samples: expected at least 1, got {samples}")
+    if max_length is not None and length > max_length:
+        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
+    if length <= special:
+        raise UserError(f"length: expected more than the {special} special tokens of each window, got {length}")
+    return _Frame(before, after, length - special)
 
 
 def _bos_token(tokenizer: Any) -> int:
@@ -148,32 +157,7 @@ def _bos_token(tokenizer: Any) -> int:
     for token in (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
-    raise UserError(
-        "bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; keep or drop is allowed"
-    )
-
-
-def _check_length(frame: _Frame, length: int, samples: int, max_length: int | None) -> int:
-    """Check the arguments and return the number of text tokens per window."""
-    special = len(frame.before) + len(frame.after)
-    if samples < 1:
-        raise UserError(f"samples: expected at least 1, got {samples}")
-    if max_length is not None and length > max_length:
-        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
-    if length <= special:
-        raise UserError(f"length: expected more than the {special} special tokens of each window, got {length}")
-    return length - special
-
-
-def _add_frame(content: Tensor, frame: _Frame) -> tuple[Tensor, Tensor]:
-    """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
-    samples = len(content)
-    before = torch.tensor(frame.before, dtype=torch.int64).expand(samples, -1)
-    after = torch.tensor(frame.after, dtype=torch.int64).expand(samples, -1)
-    ids = torch.cat([before, content, after], dim=1)
-    special = torch.ones_like(ids, dtype=torch.bool)
-    special[:, len(frame.before) : ids.shape[1] - len(frame.after)] = False
-    return ids, special
+    raise UserError("bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; allowed: keep, drop")
 
 
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
@@ -188,11 +172,6 @@ def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
         text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
     )["input_ids"]
     return ids
-
-
-def _section_size(length: int) -> int:
-    """Return the characters of a section: a few windows of `length` tokens at about four characters per token."""
-    return max(4096, 16 * length)
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
@@ -217,13 +196,3 @@ def _find_spans(text: str, size: int) -> Iterator[tuple[int, int]]:
         yield start, end
         start = end
     yield start, len(text)
-
-
-def _format_shortage(count: int, samples: int, length: int, frame: _Frame, longest: int) -> str:
-    """Say that the texts do not have enough windows."""
-    if count:
-        return (
-            f"samples: expected texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
-        )
-    total = longest + len(frame.before) + len(frame.after)
-    return f"length: expected a text of at least {length} tokens, the longest found has {total}; ask for at most that"
