@@ -30,7 +30,13 @@ OPTION = "--out"
 
 
 def check_output_dir(
-    folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
+    folder: str | Path,
+    *,
+    overwrite: bool,
+    command: str | None = None,
+    marker: str = RESULTS,
+    option: str = OPTION,
+    replacement: Path | None = None,
 ) -> None:
     """Check that a folder can be written.
 
@@ -40,6 +46,7 @@ def check_output_dir(
         command: The command whose result it is to be: a result of another command is not replaced.
         marker: The file by which a folder is known to be of Regard's making; what lacks it is not replaced.
         option: How the user named the folder, for messages.
+        replacement: The finished folder that takes its place; its files may be lost where the marker lists none.
 
     Raises:
         UserError: The folder is in use and may not be replaced, holds a file that would be lost, or cannot be made.
@@ -66,18 +73,15 @@ def check_output_dir(
         if not overwrite:
             allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
             raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
-        _check_all_own(folder, marker, option)
+        _check_all_own(folder, marker, option, replacement)
 
 
-def _check_all_own(folder: Path, marker: str, option: str, written: Path | None = None) -> None:
-    """Check that nothing in a folder would be lost that its maker has not written.
-
-    What its maker has written is listed in the marker. Where there is no list, it is what stands in `written` as well.
-    """
+def _check_all_own(folder: Path, marker: str, option: str, replacement: Path | None) -> None:
+    """Check that a folder holds only what its marker lists, or, without a list, what its replacement holds as well."""
     checksums = _read_checksums(folder / marker)
-    if checksums is None and written is None:
+    if checksums is None and replacement is None:
         return
-    names = set(checksums) if checksums is not None else _list_files(written or folder)
+    names = set(checksums) if checksums is not None else _list_files(replacement or folder)
     files = _list_files(folder)
     foreign = sorted(files - names - {marker})
     if foreign:
@@ -187,8 +191,9 @@ def atomic_folder(
         temporary.mkdir(parents=True)
         yield temporary
         if folder.exists():
-            check_output_dir(folder, overwrite=overwrite, command=command, marker=marker, option=option)
-            _check_all_own(folder, marker, option, written=temporary)
+            check_output_dir(
+                folder, overwrite=overwrite, command=command, marker=marker, option=option, replacement=temporary
+            )
         _rename(temporary, folder)
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
