@@ -188,6 +188,20 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     assert not list(folder.rglob(".unfinished-*"))
 
 
+def test_an_unfinished_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    folder, notes = tmp_path / "w", tmp_path / "w" / ".unfinished-thesis.txt"
+    folder.mkdir()
+    notes.write_text("ten years of work")
+    with pytest.raises(UserError, match="holds other files"):
+        run(folder)
+    notes.rename(tmp_path / notes.name)
+    run(folder)
+    (tmp_path / notes.name).rename(notes)
+    run(folder, resume=True)
+    run(folder)
+    assert run(folder, fails=False) == [notes.name]
+
+
 HOLDING = """
 import sys, time
 from regard.runs.work_dir import open_work_dir

@@ -24,6 +24,8 @@ from regard.runs.rank import is_main_process
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
 UNFINISHED = ".unfinished-"
 """How the name of something begins while it is being written."""
+UNFINISHED_MARK = f"{UNFINISHED}{MARK}"
+"""The only unfinished entry of a run that stands at the top of its work folder, where the user may have others."""
 PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 """Where the run before this one waits until this one has something to go on with, and while it is moved there."""
 SCHEMA_VERSION = 1
@@ -139,7 +141,7 @@ class WorkDir:
     def _write_mark(self, identity: Mapping[str, Any]) -> None:
         parts = [*self.parts, *self.products]
         mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
-        path = self.folder / f"{UNFINISHED}{MARK}"
+        path = self.folder / UNFINISHED_MARK
         try:
             path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
             path.replace(self.folder / MARK)
@@ -154,7 +156,7 @@ class WorkDir:
 
     def _clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
-        for pattern in (f"{UNFINISHED}*", *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
+        for pattern in (UNFINISHED_MARK, *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
             for path in list(self.folder.glob(pattern)):
                 _delete(path)
 
@@ -246,7 +248,7 @@ def check_work_dir(folder: Path, command: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"work folder: expected a folder, {folder} is a file")
-    if not folder.is_dir() or all(path.name == LOCK or path.name.startswith(UNFINISHED) for path in folder.iterdir()):
+    if not folder.is_dir() or all(path.name in (LOCK, UNFINISHED_MARK) for path in folder.iterdir()):
         return
     if not any((folder / name / MARK).exists() for name in ("", PREVIOUS, MOVING)):
         raise UserError(f"work folder: expected a new folder or that of an earlier run; {folder} holds other files")
