@@ -202,6 +202,25 @@ def test_an_unfinished_file_of_somebody_else_is_left_alone(tmp_path: Path) -> No
     assert run(folder, fails=False) == [notes.name]
 
 
+@pytest.mark.parametrize("target", ["states", MARK])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    rename = Path.rename
+
+    def refuse(path: Path, new: Path) -> Path:
+        if path.name == target:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UserError, match=rf"cannot write {folder}: Permission denied"):
+        run(folder)
+    monkeypatch.undo()
+    assert run(folder, resume=True) == [LOCK, JOURNAL, "states", MARK]
+    assert (folder / JOURNAL).read_text().count("\n") == 2
+
+
 HOLDING = """
 import sys, time
 from regard.runs.work_dir import open_work_dir

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
+from regard.runs.output_dir import readable_errors
 
 EMPTY = "0" * 64
 """The checksum before the first entry."""
@@ -33,12 +34,10 @@ class Journal:
         self.path, self.writable = Path(path), writable
         self._entries: dict[str, Any] = {}
         self._checksums = [EMPTY]
-        try:
+        with readable_errors(self.path):
             self._read()
             if writable:
                 self.path.touch()
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def _read(self) -> None:
         *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
@@ -102,13 +101,10 @@ class Journal:
         return value
 
     def _append(self, line: str) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}; finished work is kept") from error
+        with readable_errors(self.path, note="finished work is kept"), self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _checksum(before: str, name: str, value: Any) -> str:

@@ -29,6 +29,17 @@ OPTION = "--out"
 """The option by which the user names a place to write to, unless a caller says otherwise."""
 
 
+@contextlib.contextmanager
+def readable_errors(target: object, *, option: str = "", note: str = "") -> Iterator[None]:
+    """Turn what the system raises while a target is written into one line for the user, which ends with a note."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        message = f"cannot write {target}: {reason}"
+        raise UserError(f"{option}: {message}" if option else f"{message}; {note}" if note else message) from error
+
+
 def check_output_dir(
     folder: str | Path,
     *,
@@ -52,7 +63,7 @@ def check_output_dir(
         UserError: The folder is in use and may not be replaced, holds a file that would be lost, or cannot be made.
     """
     folder = Path(folder)
-    with _readable_errors(folder, option):
+    with readable_errors(folder, option=option):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
         if os.path.ismount(folder.resolve()):
@@ -132,21 +143,12 @@ def check_output_file(path: str | Path, *, overwrite: bool) -> None:
         UserError: It exists and may not be replaced, or cannot be made.
     """
     path = Path(path)
-    with _readable_errors(path, OPTION):
+    with readable_errors(path, option=OPTION):
         if path.is_dir():
             raise UserError(f"{OPTION}: expected a file, {path} is a folder")
         _check_writable(path, OPTION)
         if path.exists() and not overwrite:
             raise UserError(f"{OPTION}: {path} exists; choose another name, or give --overwrite")
-
-
-@contextlib.contextmanager
-def _readable_errors(path: Path, option: str) -> Iterator[None]:
-    """Turn what the system raises over a path into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from error
 
 
 def _check_writable(path: Path, option: str) -> None:
@@ -188,16 +190,14 @@ def atomic_folder(
     temporary = _beside(folder, "new")
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if folder.exists():
-            check_output_dir(
-                folder, overwrite=overwrite, command=command, marker=marker, option=option, replacement=temporary
-            )
-        _rename(temporary, folder)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UserError(f"cannot write {folder}: {reason}; nothing was written") from error
+        with readable_errors(folder, note="nothing was written"):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if folder.exists():
+                check_output_dir(
+                    folder, overwrite=overwrite, command=command, marker=marker, option=option, replacement=temporary
+                )
+            _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -208,13 +208,11 @@ def atomic_folder(
 def write_file(path: str | Path, text: str) -> None:
     """Write a file whole or not at all. Raises UserError."""
     path = Path(path).resolve()
-    try:
+    with readable_errors(path, note="nothing was written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
             (Path(folder) / path.name).write_text(text, encoding="utf-8")
             (Path(folder) / path.name).replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
 
 
 def clear_leftovers(folder: Path) -> None:

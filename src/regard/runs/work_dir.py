@@ -19,6 +19,7 @@ from regard.errors import UserError
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.journal import Journal
+from regard.runs.output_dir import readable_errors
 from regard.runs.rank import is_main_process
 
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
@@ -68,7 +69,7 @@ class WorkDir:
         Raises:
             UserError: The run to go on with has another identity, or its files are damaged.
         """
-        with raise_on_all_ranks():
+        with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
                 self._begin(json.loads(json.dumps(identity)))
         self.resume = self.resume and (self.folder / MARK).exists()
@@ -142,11 +143,8 @@ class WorkDir:
         parts = [*self.parts, *self.products]
         mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
         path = self.folder / UNFINISHED_MARK
-        try:
-            path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
-            path.replace(self.folder / MARK)
-        except OSError as error:
-            raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
+        path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
+        path.replace(self.folder / MARK)
 
     def _delete_own(self, mark: Mapping[str, Any]) -> None:
         """Delete the entries that a mark names."""
@@ -199,7 +197,7 @@ def open_work_dir(
         return
     work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products))
     with contextlib.ExitStack() as stack:
-        with raise_on_all_ranks():
+        with raise_on_all_ranks(), readable_errors(work.folder):
             check_work_dir(work.folder, command)
             path = work.folder.absolute()
             new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -211,14 +209,16 @@ def open_work_dir(
             yield work
         except BaseException:
             if is_main_process():
-                work.undo()
+                with readable_errors(work.folder):
+                    work.undo()
                 _remove_empty(new_folders)
             raise
         if is_main_process():
-            _delete(work.folder / PREVIOUS)
-            if not keep:
-                work.clear()
-                _remove_empty(new_folders)
+            with readable_errors(work.folder):
+                _delete(work.folder / PREVIOUS)
+                if not keep:
+                    work.clear()
+                    _remove_empty(new_folders)
 
 
 def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
@@ -318,11 +318,9 @@ def _lock_file(folder: Path) -> Iterator[IO[str]]:
     """Hold the lock file of a folder. One that its holder has deleted meanwhile locks nothing: then the next one is."""
     path, is_locked = folder / LOCK, False
     while not is_locked:
-        try:
+        with readable_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         with os.fdopen(descriptor, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

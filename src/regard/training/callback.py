@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from regard.data import make_text_windows
 from regard.errors import UserError
+from regard.runs.output_dir import readable_errors
 from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
 HISTORY, SINKS = "history.parquet", "sinks.parquet"
@@ -179,11 +180,9 @@ def _resolve_rows(
 
 def _write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
     """Write each table completely or not at all."""
-    try:
+    with readable_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
                 table.to_parquet(Path(temporary) / name, index=False)
                 os.replace(Path(temporary) / name, folder / name)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error

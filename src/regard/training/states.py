@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.runs.output_dir import readable_errors
 from regard.training.probes import TokenStates
 
 FORMAT = 1
@@ -137,7 +138,7 @@ def encode_states(
     assert dtype in DTYPE_NAMES, f"states are kept in {' or '.join(DTYPE_NAMES.values())}"
     mask = mask.bool().cpu()
     partial = _paths(folder, key)[0].with_suffix(".part")
-    with _disk_errors(folder):
+    with readable_errors(f"hidden states to {folder}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         States.remove(folder, key)
         try:
@@ -157,15 +158,6 @@ def encode_states(
     states = States.open(folder, key)
     assert states is not None
     return states
-
-
-@contextlib.contextmanager
-def _disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turn errors of the file system into UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write hidden states to {folder}: {error.strerror or error}") from error
 
 
 def _encode(
