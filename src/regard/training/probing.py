@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.runs.config import Config, config_field
 from regard.training.probes import (
     IGNORE_INDEX,
     MaskedProbe,
@@ -25,26 +28,16 @@ OnEpoch = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+class ProbeConfig(Config):
     """Hyperparameters of a probe: Adam with a constant learning rate (arXiv 2211.03495, table 3)."""
 
-    learning_rate: float
-    batch_size: int
-    epochs: int
-    dropout: float = 0.1
-    weight_decay: float = 0.0
+    command: ClassVar[str] = "probe"
 
-    def __post_init__(self) -> None:
-        """Check all fields."""
-        for name in ("batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise UserError(f"learning-rate: expected a number above 0, got {self.learning_rate}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UserError(f"weight-decay: expected a number from 0, got {self.weight_decay}")
+    learning_rate: float = config_field(dataclasses.MISSING, "Learning rate.", exclusive_minimum=0)
+    batch_size: int = config_field(dataclasses.MISSING, "Samples of a batch.")
+    epochs: int = config_field(dataclasses.MISSING, "Passes over the samples.")
+    dropout: float = config_field(0.1, "Dropout of a sequence probe.", minimum=0, exclusive_maximum=1)
+    weight_decay: float = config_field(0.0, "L2 penalty of Adam.", minimum=0)
 
 
 def fit_probe(
