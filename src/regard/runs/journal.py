@@ -1,4 +1,4 @@
-"""What a long run has finished so far, entry by entry, so that it can go on after being killed."""
+"""Entries of what a long run has finished, from which it goes on after being killed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def config_field(
 
     Args:
         default: Its default.
-        help: One line that explains it, as `--help` shows it.
+        help: One line for `--help`.
         choices: The allowed values, or a function that looks them up. Those of a `Literal` need not be repeated.
         minimum: The smallest number allowed. Whole numbers without bounds are at least 1.
         exclusive_minimum: A number that it must exceed.
@@ -54,15 +54,13 @@ def config_field(
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a configuration with everything that was declared of it; see `config_field`.
+    """A field of a configuration with its declaration; see `config_field`.
 
     Attributes:
-        name: The field's name.
-        default: Its default.
         kind: The type of its value, or of a tuple's elements.
         optional: Whether it may be None.
         size: How many elements a tuple has; None for any number, 0 for a field that is no tuple.
-        declared: What `config_field` was told.
+        declared: The arguments of `config_field`, by name.
     """
 
     name: str
@@ -93,12 +91,10 @@ class Option:
 
     @property
     def help(self) -> str:
-        """One line that explains it."""
         return str(self.declared["help"])
 
     @property
     def is_tuple(self) -> bool:
-        """Whether it has several values."""
         return self.size != 0
 
     @property
