@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
@@ -46,13 +47,11 @@ RECENT = 20
 
 
 class Monitor(Protocol):
-    """Measures a model between steps."""
+    """Measures a model between steps, where it is due, and returns metrics for the row of the step in the history."""
 
-    def due(self, step: int, last: bool) -> bool:
-        """Return whether it measures after this step; `last` if there are no more."""
+    def due(self, step: int, last: bool) -> bool: ...
 
-    def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """Return metrics for the row of this step in the history."""
+    def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def train(
 
     Args:
         model: The model.
-        plan: Configuration.
+        plan: Its configuration.
         batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
@@ -324,33 +323,25 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     """Write a checkpoint from the main process; if that fails all processes stop, unless it is `alone`."""
     if run.snapshots is None:
         return
-    placed, error = run.placed, None
+    placed = run.placed
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
-    if placed.first:
-        state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
-        if run.journal is not None:
-            state["journal"] = run.journal.head
-        try:
+    with contextlib.nullcontext() if alone else raise_on_all_ranks():
+        if placed.first:
+            state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+            if run.journal is not None:
+                state["journal"] = run.journal.head
             with _delay_interrupts():
                 checkpoint.save(run.snapshots, weights, state)
                 progress.saved = progress.step
-        except UserError as caught:
-            error = caught
-    failed = error is not None if alone else bool(placed.any(torch.tensor([error is not None])))
-    if failed:
-        raise error or UserError(f"the first process cannot write the checkpoint of step {progress.step}")
 
 
 def _restore_progress(run: _Run, resume: bool) -> _Progress:
     """Restore the last checkpoint, or begin."""
     if run.snapshots is None:
         return _Progress()
-    latest, refusal = None, None
-    try:
+    with raise_on_all_ranks():
         latest = _read_checkpoint(run, run.snapshots, resume)
-    except UserError as error:
-        refusal = error
-    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"], refusal)
+    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"])
     if latest is None:
         return _Progress()
     path, state = latest

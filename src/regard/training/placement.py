@@ -36,13 +36,8 @@ class Placement:
         bare: The module itself.
         wrapped: The module wrapped for several processes.
         called: `wrapped`, compiled if the plan says so. Losses are computed with it.
-        optimizer: Its optimizer.
         trained: Parameters that require gradients.
         sharded: Whether a process holds only a part of them.
-        device: Device of this process.
-        processes: Number of processes.
-        rank: Index of this process.
-        precision: Precision of the forward pass.
     """
 
     bare: nn.Module
@@ -225,11 +220,9 @@ def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
 # -- rows -----------------------------------------------------------------------------------------------
 
 
-def check_same_start(placed: Placement, folder: Path, step: int, refused: UserError | None) -> None:
+def check_same_start(placed: Placement, folder: Path, step: int) -> None:
     """Check that all processes begin at the same step; otherwise all raise UserError, so that none waits."""
-    minimum, maximum = placed.least_and_most(-1 if refused else step)
-    if refused or minimum < 0:
-        raise refused or UserError(f"{folder}: another process cannot start from what it sees there")
+    minimum, maximum = placed.least_and_most(step)
     if minimum != maximum:
         raise UserError(
             f"{folder}: expected every process to see the same checkpoints, got step {minimum} as the last of one and "

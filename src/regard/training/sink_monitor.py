@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
-from regard.errors import UserError
+from regard.errors import UserError, check_int
 from regard.hooks.attention_function import Observer
 from regard.hooks.layers import evaluation_mode
 from regard.hooks.observe import watching
@@ -36,7 +36,17 @@ MAX_SLICE = 1 << 22
 """Maximum number of logits converted to float32 at a time."""
 
 
-class SinkMonitor:
+class _PeriodicMonitor:
+    """Measures every so many steps, and after the last."""
+
+    every: int
+
+    def due(self, step: int, last: bool) -> bool:
+        """Return whether to measure after this step."""
+        return last or step % self.every == 0
+
+
+class SinkMonitor(_PeriodicMonitor):
     """Measures the sinks of a causal model on held-out rows during training.
 
     Calling it with the model and the step returns metrics by name:
@@ -73,7 +83,8 @@ class SinkMonitor:
         _check_rows("rows", rows)
         if strongest_queries is None:
             strongest_queries = max(minimum_queries, rows.shape[1] // 2)
-        _check_positive(every=every, batch_size=batch_size, strongest_queries=strongest_queries)
+        for name, value in (("every", every), ("batch_size", batch_size), ("strongest_queries", strongest_queries)):
+            check_int(name, value, least=1)
         SinkRate([epsilon], minimum_queries)
         if rows.shape[1] < minimum_queries:
             raise UserError(
@@ -96,10 +107,6 @@ class SinkMonitor:
         """α_1 of uniform causal attention, H_T / T."""
         length = self.samples.shape[1]
         return math.fsum(1 / n for n in range(1, length + 1)) / length
-
-    def due(self, step: int, last: bool) -> bool:
-        """Whether to measure after this step."""
-        return last or step % self.every == 0
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """Return the metrics of a step; its rows replace those of this and later steps, from before a resumption."""
@@ -192,7 +199,7 @@ class _VirtualSinkObserver(Observer):
         return None
 
 
-class ValidationLoss:
+class ValidationLoss(_PeriodicMonitor):
     """Measures the mean negative log-likelihood of held-out rows of each domain during training.
 
     Calling it with the model and the step returns `valid_loss.<domain>` in nats per token, and `valid_loss`, the mean
@@ -213,7 +220,8 @@ class ValidationLoss:
         batch_size: int = 32,
         uncounted: Iterable[int] = (),
     ) -> None:
-        _check_positive(every=every, batch_size=batch_size)
+        check_int("every", every, least=1)
+        check_int("batch_size", batch_size, least=1)
         if not domains:
             raise UserError("domains: expected at least one, got none")
         self.uncounted = frozenset(uncounted)
@@ -223,10 +231,6 @@ class ValidationLoss:
                 raise UserError(f"rows of {name}: expected targets that count, got {rows.shape[1]} tokens a row")
         self.domains = dict(domains)
         self.every, self.batch_size = every, batch_size
-
-    def due(self, step: int, last: bool) -> bool:
-        """Whether to measure after this step."""
-        return last or step % self.every == 0
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """Return the losses after a step."""
@@ -273,6 +277,10 @@ def sum_nll(
     return total
 
 
+ALPHA_FACTOR = 1.5
+"""Threshold of the mean α_1, in multiples of its uniform value."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Emergence:
     """Steps at which sinks emerged, None if they did not.
@@ -288,10 +296,6 @@ class Emergence:
     virtual_step: int | None
     alpha_step: int | None
     rate: float
-
-
-ALPHA_FACTOR = 1.5
-"""Threshold of the mean α_1, in multiples of its uniform value."""
 
 
 def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: float = 5.0) -> Emergence:
@@ -310,51 +314,28 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")
-    records = history.to_dict("records") if isinstance(history, pd.DataFrame) else history
-    rows: dict[int, dict[str, Any]] = {}
-    for row in records:
-        if not _has_value(row.get("step")):
-            raise UserError("history: expected a step in every row")
-        rows[int(row["step"])] = dict(row)
-    ordered = [rows[step] for step in sorted(rows)]
-
-    def reaches_rate(name: str) -> Callable[[Mapping[str, Any]], bool]:
-        return lambda row: row[name] >= rate
-
+    rows = history if isinstance(history, pd.DataFrame) else pd.DataFrame(list(history))
+    table = rows.reindex(columns=["step", "sink_rate_max", "virtual_sink_rate", "alpha_first", "alpha_uniform"])
+    if table["step"].isna().any():
+        raise UserError("history: expected a step in every row")
+    table = table.astype(float).drop_duplicates("step", keep="last").set_index("step").sort_index()
+    alpha, uniform = table["alpha_first"], table["alpha_uniform"]
     return Emergence(
-        step=_first_step(ordered, ("sink_rate_max",), reaches_rate("sink_rate_max")),
-        virtual_step=_first_step(ordered, ("virtual_sink_rate",), reaches_rate("virtual_sink_rate")),
-        alpha_step=_first_step(
-            ordered,
-            ("alpha_first", "alpha_uniform"),
-            lambda row: row["alpha_first"] > ALPHA_FACTOR * row["alpha_uniform"],
-        ),
+        step=_first_lasting(table["sink_rate_max"] >= rate, table["sink_rate_max"]),
+        virtual_step=_first_lasting(table["virtual_sink_rate"] >= rate, table["virtual_sink_rate"]),
+        alpha_step=_first_lasting(alpha > ALPHA_FACTOR * uniform, alpha + uniform),
         rate=float(rate),
     )
 
 
-def _first_step(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], condition: Callable[[Mapping[str, Any]], bool]
-) -> int | None:
-    """Return the first step from which on a condition holds in all rows that have the columns."""
-    first_step = None
-    for row in rows:
-        if all(_has_value(row.get(name)) for name in columns):
-            first_step = (int(row["step"]) if first_step is None else first_step) if condition(row) else None
-    return first_step
-
-
-def _has_value(value: Any) -> bool:
-    return value is not None and not pd.isna(value)
+def _first_lasting(reached: pd.Series, values: pd.Series) -> int | None:
+    """Return the first step from which on a threshold is reached in all rows that have a value."""
+    measured = reached[values.notna()]
+    lasting = measured[measured[::-1].cummin()[::-1]]
+    return int(lasting.index[0]) if len(lasting) else None
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
     if not isinstance(rows, Tensor) or rows.ndim != 2 or not rows.numel() or rows.is_floating_point():
         actual = f"{rows.dtype} of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
         raise UserError(f"{name}: expected token ids of shape (row, token), at least one of each, got {actual}")
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name}: expected a whole number of at least 1, got {value!r}")
