@@ -87,7 +87,7 @@ class SinkCallback(TrainerCallback):
         return self
 
     def frame(self) -> pd.DataFrame:
-        """Return the measurements by step, layer, head and position as a tidy table."""
+        """Return the measurements by step, layer, head and position."""
         return self.watch.frame()
 
     def history(self) -> pd.DataFrame:
@@ -107,35 +107,25 @@ class SinkCallback(TrainerCallback):
         """Return the steps at which sinks emerged; see `regard.training.sink_monitor.find_emergence`."""
         return find_emergence(self.history(), rate)
 
-    # -- called by the Trainer ---------------------------------------------------------------------------------------
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore measurements of a resumed run; if there are none, measure before the first step."""
         self._log = state.log_history
         self.watch.load(row for row in self._saved_rows(state.global_step) if row[0] <= state.global_step)
         if not any("sink_rate" in entry for entry in self._log):
             self._measure(state, control, kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure if it is due."""
         last = state.global_step >= state.max_steps or control.should_training_stop
         if self.watch.due(state.global_step, last):
             self._measure(state, control, kwargs["model"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure if training stops early."""
         if control.should_training_stop:
             self._measure(state, control, kwargs["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the tables beside a checkpoint."""
         self._write(state)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the tables."""
-        self._write(state)
-
-    # ----------------------------------------------------------------------------------------------------------------
+    on_train_end = on_save
 
     def _saved_rows(self, step: int) -> list[list[Any]]:
         """Return earlier rows of a resumed run, from this process or from the folder."""

@@ -52,7 +52,7 @@ def fit_probe(
     device: torch.device | str = "cpu",
     on_epoch: OnEpoch | None = None,
 ) -> Probe:
-    """Fit a new probe; the global generators are not changed.
+    """Fit a new probe, and return it in evaluation mode; the global generators are not changed.
 
     Args:
         kind: Kind of probe.
@@ -64,9 +64,6 @@ def fit_probe(
         activation: Activation of an MLM probe, the model's `config.hidden_act`.
         device: Device of the probe.
         on_epoch: Called with epochs done, all epochs and mean loss.
-
-    Returns:
-        The probe, in evaluation mode.
     """
     check_labels(kind, states, labels, classes)
     sizes = {"layers": states.layers, "length": states.length, "width": states.width, "classes": classes}
@@ -78,9 +75,8 @@ def fit_probe(
             if token_mask is None or bool(token_mask.any()):
                 yield loss_of(probe, states.tokens(rows, token_mask), labels[rows])
 
-    optimize(
-        make_adam([{"params": list(probe.parameters())}], settings), losses, settings.epochs, seed, device, on_epoch
-    )
+    optimizer = make_adam([{"params": list(probe.parameters())}], settings)
+    optimize(optimizer, losses, settings.epochs, seed, device, on_epoch)
     return probe.eval()
 
 
@@ -111,11 +107,9 @@ def loss_of(probe: Probe, tokens: TokenStates, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of a batch with labels (row,), or (row, position) at the tokens."""
     device = next(probe.parameters()).device
     labels = labels.to(device)
-    tokens_on_device = TokenStates(
-        tokens.states.to(device), tokens.row.to(device), tokens.position.to(device), tokens.rows
-    )
-    targets = labels if isinstance(probe, SequenceProbe) else labels[tokens_on_device.row, tokens_on_device.position]
-    return nn.functional.cross_entropy(probe.of_tokens(tokens_on_device), targets)
+    tokens = tokens.to(device)
+    targets = labels if isinstance(probe, SequenceProbe) else labels[tokens.row, tokens.position]
+    return nn.functional.cross_entropy(probe.of_tokens(tokens), targets)
 
 
 def make_adam(groups: list[dict[str, object]], settings: ProbeConfig) -> torch.optim.Optimizer:
@@ -189,9 +183,7 @@ def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch
 def _predict_batch(probe: Probe, states: States, rows: Tensor, labels: Tensor | None, device: torch.device) -> Tensor:
     sequence = isinstance(probe, SequenceProbe)
     tokens = states.tokens(rows, None if sequence or labels is None else labels[rows] != IGNORE_INDEX)
-    logits = probe.of_tokens(
-        TokenStates(tokens.states.to(device), tokens.row.to(device), tokens.position.to(device), tokens.rows)
-    ).cpu()
+    logits = probe.of_tokens(tokens.to(device)).cpu()
     if sequence:
         return logits.argmax(-1)
     if isinstance(probe, MaskedProbe):

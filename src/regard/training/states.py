@@ -119,9 +119,7 @@ def encode_states(
     dtype: torch.dtype = torch.float16,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> States:
-    """Run a model, or its encoder if it has a decoder, and store the hidden states under a key.
-
-    `States.open` finds them when the pass is over.
+    """Run a model, or its encoder if it has a decoder, and store the hidden states under a key for `States.open`.
 
     Args:
         model: The model.
@@ -147,12 +145,8 @@ def encode_states(
                 _encode(model, batches, writer, on_batch)
                 file.seek(0, 2)
                 file.write(mask.numpy().astype(np.uint8).tobytes())
-            _finalize(
-                partial,
-                folder,
-                key,
-                {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]},
-            )
+            metadata = {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]}
+            _finalize(partial, folder, key, metadata)
         finally:
             partial.unlink(missing_ok=True)
     states = States.open(folder, key)
