@@ -183,13 +183,14 @@ def atomic_folder(
                 parent.rmdir()  # fails where the folder stands in it by now
 
 
-def write_file(path: str | Path, text: str) -> None:
+def write_file(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all. Raises UserError."""
+    raw = content.encode() if isinstance(content, str) else content
     path = Path(path).resolve()
     with readable_errors(path, note="nothing was written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            (Path(folder) / path.name).write_text(text, encoding="utf-8")
+            (Path(folder) / path.name).write_bytes(raw)
             (Path(folder) / path.name).replace(path)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from transformers import TrainerCallback
 
 from regard.data import make_text_windows
 from regard.errors import UserError
-from regard.runs.output_dir import readable_errors
+from regard.runs.output_dir import write_file
 from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
 HISTORY, SINKS = "history.parquet", "sinks.parquet"
@@ -73,8 +71,13 @@ class SinkCallback(TrainerCallback):
         batch_size: int = 32,
         folder: str | Path | None = None,
     ) -> None:
-        sequences = _resolve_rows(rows, texts, tokenizer, length=length, samples=samples)
-        self.watch = SinkMonitor(sequences, every=every, epsilon=epsilon, batch_size=batch_size)
+        if (rows is None) == (texts is None):
+            raise UserError(f"SinkCallback: expected either rows or texts, got {'neither' if rows is None else 'both'}")
+        if rows is None:
+            if tokenizer is None or isinstance(texts, str) or texts is None:
+                raise UserError("SinkCallback: expected a list of texts together with a tokenizer")
+            rows = make_text_windows(texts, tokenizer, length=length, samples=samples).input_ids
+        self.watch = SinkMonitor(rows, every=every, epsilon=epsilon, batch_size=batch_size)
         self.folder = None if folder is None else Path(folder)
         self._trainer: Any = None
         self._log: list[dict[str, Any]] = []
@@ -152,27 +155,5 @@ class SinkCallback(TrainerCallback):
 
     def _write(self, state: Any) -> None:
         if self.folder is not None and state.is_world_process_zero:
-            _write_tables(self.folder, {HISTORY: self.history(), SINKS: self.frame()})
-
-
-def _resolve_rows(
-    rows: Tensor | None, texts: Sequence[str] | None, tokenizer: Any, *, length: int, samples: int
-) -> Int[Tensor, "sample length"]:
-    """Return the rows, or make them from texts."""
-    if (rows is None) == (texts is None):
-        raise UserError(f"SinkCallback: expected either rows or texts, got {'neither' if rows is None else 'both'}")
-    if rows is not None:
-        return rows
-    if tokenizer is None or isinstance(texts, str) or texts is None:
-        raise UserError("SinkCallback: expected a list of texts together with a tokenizer")
-    return make_text_windows(texts, tokenizer, length=length, samples=samples).input_ids
-
-
-def _write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write each table completely or not at all."""
-    with readable_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
-                table.to_parquet(Path(temporary) / name, index=False)
-                os.replace(Path(temporary) / name, folder / name)
+            for name, table in {HISTORY: self.history(), SINKS: self.frame()}.items():
+                write_file(self.folder / name, table.to_parquet(index=False))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
-from regard.runs.output_dir import readable_errors
+from regard.runs.output_dir import read_json, readable_errors, write_file
 from regard.training.probes import TokenStates
 
 FORMAT = 1
@@ -90,7 +90,7 @@ class States:
         """Open the states stored under a key; None if there are none or they are incomplete."""
         path, metadata_file = _paths(folder, key)
         try:
-            metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+            metadata = read_json(metadata_file)
             if metadata["format"] != FORMAT or metadata["key"] != key:
                 return None
             shape, mask_shape = tuple(metadata["shape"]), (metadata["samples"], metadata["length"])
@@ -121,6 +121,8 @@ def encode_states(
 ) -> States:
     """Run a model, or its encoder if it has a decoder, and store the hidden states under a key for `States.open`.
 
+    The metadata is written last: without it the states do not count.
+
     Args:
         model: The model.
         batches: Inputs of the model, in order and at one length.
@@ -135,7 +137,8 @@ def encode_states(
     """
     assert dtype in DTYPE_NAMES, f"states are kept in {' or '.join(DTYPE_NAMES.values())}"
     mask = mask.bool().cpu()
-    partial = _paths(folder, key)[0].with_suffix(".part")
+    path, metadata_file = _paths(folder, key)
+    partial = path.with_suffix(".part")
     with readable_errors(f"hidden states to {folder}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         States.remove(folder, key)
@@ -146,7 +149,8 @@ def encode_states(
                 file.seek(0, 2)
                 file.write(mask.numpy().astype(np.uint8).tobytes())
             metadata = {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]}
-            _finalize(partial, folder, key, metadata)
+            partial.replace(path)
+            write_file(metadata_file, json.dumps({"format": FORMAT, "key": key, **metadata}) + "\n")
         finally:
             partial.unlink(missing_ok=True)
     states = States.open(folder, key)
@@ -229,18 +233,6 @@ class _Writer:
             self.file.seek(token * size * 4)
             self.file.write(narrow.astype(np.float32).tobytes())
         self.file.seek(self.written * size * 4)
-
-
-def _finalize(partial: Path, folder: str | Path, key: str, metadata: Mapping[str, Any]) -> None:
-    """Rename the file, then write its metadata, without which it does not count."""
-    path, metadata_file = _paths(folder, key)
-    partial.replace(path)
-    draft = metadata_file.with_suffix(".json.part")
-    try:
-        draft.write_text(json.dumps({"format": FORMAT, "key": key, **metadata}) + "\n", encoding="utf-8")
-        draft.replace(metadata_file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:
