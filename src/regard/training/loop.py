@@ -136,7 +136,7 @@ def train(
 
     Args:
         model: The model.
-        plan: Its configuration.
+        plan: The configuration.
         batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
@@ -174,16 +174,13 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
             _take_step(run, progress)
             _report(run, progress)
             _record_row(run, progress)
-            if _checkpoint_due(run, progress):
+            if progress.step % (run.plan.save_steps or run.plan.max_steps) == 0 or progress.step == run.plan.max_steps:
                 _save(run, progress)
     except KeyboardInterrupt:
         # Processes are interrupted at different steps, so sharded weights cannot be gathered.
         if progress.step > progress.saved and run.placed.first and not run.placed.sharded:
             _save(run, progress, alone=True)
         raise
-
-
-# -- a step ---------------------------------------------------------------------------------------------
 
 
 def _take_step(run: _Run, progress: _Progress) -> None:
@@ -257,9 +254,6 @@ def _delay_interrupts() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-# -- rows of the history --------------------------------------------------------------------------------
-
-
 def _record_row(run: _Run, progress: _Progress) -> None:
     """Add the row of this step if one is due, unless a resumed run has it."""
     last = progress.step == run.plan.max_steps
@@ -289,10 +283,8 @@ def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.first:
-        speed = {
-            "items_per_second": progress.items_per_second,
-            "seconds_left": progress.seconds_left(run.plan.max_steps),
-        }
+        left = progress.seconds_left(run.plan.max_steps)
+        speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
 
@@ -309,14 +301,6 @@ def _run_trackers(run: _Run) -> Iterator[None]:
     finally:
         for tracker in run.accelerator.trackers:
             tracker.finish()
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------
-
-
-def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
-    interval = run.plan.save_steps
-    return progress.step == run.plan.max_steps or (interval is not None and progress.step % interval == 0)
 
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:

@@ -53,7 +53,7 @@ class Placement:
 
     @property
     def first(self) -> bool:
-        """Whether this is the main process, which writes and reports."""
+        """Whether this is the main process."""
         return self.rank == 0
 
     def share(self, rows: Rows) -> slice:
@@ -102,15 +102,9 @@ def _sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-# -- placing --------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def make_accelerator(plan: TrainingConfig, device: str | None, folder: str | None) -> Iterator[Accelerator]:
-    """Make an Accelerator for a while, and restore its global state afterwards.
-
-    It handles neither precision nor accumulation, so that a Trainer's earlier choices do not matter.
-    """
+    """Make an Accelerator, for neither precision nor accumulation, and restore its global state afterwards."""
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
     _check_trackers(plan.trackers, folder)
@@ -217,9 +211,6 @@ def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
         raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {plan.batch_size}")
 
 
-# -- rows -----------------------------------------------------------------------------------------------
-
-
 def check_same_start(placed: Placement, folder: Path, step: int) -> None:
     """Check that all processes begin at the same step; otherwise all raise UserError, so that none waits."""
     minimum, maximum = placed.least_and_most(step)
@@ -231,7 +222,7 @@ def check_same_start(placed: Placement, folder: Path, step: int) -> None:
 
 
 def slice_batch(rows: Rows, part: slice) -> Rows:
-    """Slice the rows of a batch."""
+    """Return some rows of a batch."""
     return {name: value[part] for name, value in rows.items()}
 
 
@@ -245,9 +236,6 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
 def to_device(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
     """Move rows to a device."""
     return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
-
-
-# -- random numbers -------------------------------------------------------------------------------------
 
 
 @contextmanager

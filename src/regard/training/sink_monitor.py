@@ -109,7 +109,7 @@ class SinkMonitor(_PeriodicMonitor):
         return math.fsum(1 / n for n in range(1, length + 1)) / length
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Return the metrics of a step; its rows replace those of this and later steps, from before a resumption."""
+        """Return the metrics of a step; its rows replace those of this and later steps."""
         rows, virtual = self._measure(model)
         by_name: dict[str, list[StatisticRow]] = {}
         for row in rows:
@@ -128,7 +128,6 @@ class SinkMonitor(_PeriodicMonitor):
         self.rows = [list(row) for row in rows]
 
     def frame(self) -> pd.DataFrame:
-        """Return all rows as the table of sinks.parquet."""
         return sink_table(self.rows)
 
     def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool]:
@@ -192,7 +191,6 @@ class _VirtualSinkObserver(Observer):
     def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """Look at a call, and request nothing."""
         column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.has_virtual_sink = self.has_virtual_sink or column or longer or call.sink is not None
@@ -200,10 +198,9 @@ class _VirtualSinkObserver(Observer):
 
 
 class ValidationLoss(_PeriodicMonitor):
-    """Measures the mean negative log-likelihood of held-out rows of each domain during training.
+    """Measures the mean negative log-likelihood of held-out rows during training, in nats per token.
 
-    Calling it with the model and the step returns `valid_loss.<domain>` in nats per token, and `valid_loss`, the mean
-    over the tokens of all domains.
+    Calling it with the model and the step returns `valid_loss.<domain>`, and `valid_loss` over all domains together.
 
     Args:
         domains: Token ids (row, length) by domain.
@@ -233,7 +230,6 @@ class ValidationLoss(_PeriodicMonitor):
         self.every, self.batch_size = every, batch_size
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Return the losses after a step."""
         device = next(model.parameters()).device
         with evaluation_mode(model, device):
             sums = {name: self._sum(model, rows, device) for name, rows in self.domains.items()}
@@ -264,10 +260,7 @@ class ValidationLoss(_PeriodicMonitor):
 def sum_nll(
     logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"], target_mask: Bool[Tensor, " token"]
 ) -> Float[Tensor, ""]:
-    """Return −Σ log p(target) over the targets in a mask, in float64.
-
-    Logits are converted to float32 (float64 stays) in slices, so that no full copy is in memory.
-    """
+    """Return −Σ log p(target) over the targets in a mask, in float64, without a full float32 copy of the logits."""
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
     acc_dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = max(1, MAX_SLICE // logits.shape[-1])

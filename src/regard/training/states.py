@@ -50,12 +50,11 @@ class States:
 
     @property
     def length(self) -> int:
-        """Number of positions of a sample, with padding."""
+        """Positions of a sample, with padding."""
         return self.mask.shape[1]
 
     @property
     def width(self) -> int:
-        """Hidden size of the model."""
         return int(self.values.shape[2])
 
     @cached_property
@@ -207,7 +206,6 @@ class _Writer:
         self.written += len(states)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of the file."""
         samples, length = self.mask.shape
         metadata = {"samples": samples, "length": length, "shape": list(self.shape), "dtype": DTYPE_NAMES[self.dtype]}
         return {**metadata, "largest": self.largest}
