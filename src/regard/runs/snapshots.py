@@ -77,8 +77,9 @@ class Snapshots:
 
     def paths(self) -> list[Path]:
         """Return the folders of all states, good or damaged, by rising index."""
+        pattern = re.compile(rf"{re.escape(self.name)}-\d{{8,}}")
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((path for path in entries if self._pattern.fullmatch(path.name)), key=self.index_of)
+        return sorted((path for path in entries if pattern.fullmatch(path.name)), key=self.index_of)
 
     def index_of(self, path: Path) -> int:
         """Return the index of the state in a folder."""
@@ -112,11 +113,6 @@ class Snapshots:
         path = self.latest_path()
         return "there is no saved state" if path is None else f"the last good state is {path}"
 
-    def clear(self) -> None:
-        """Delete all states."""
-        for path in self.paths():
-            self._delete(path)
-
     def clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
         for path in self.folder.glob(f"{UNFINISHED}*"):
@@ -134,10 +130,6 @@ class Snapshots:
             return f"{MANIFEST}: of the state of {self.name} {manifest['index']}"
         damaged = find_damaged_files(path, manifest["files"])
         return f"{', '.join(damaged)}: not what was written" if damaged else manifest
-
-    @property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.name)}-\d{{8,}}")
 
     def _unfinished_path(self) -> Path:
         return self.folder / f"{UNFINISHED}{secrets.token_hex(4)}"
