@@ -73,13 +73,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume: bool = True) -> None:
-    """Add what every command has: `--config`, `--out`, `--overwrite` and, if it can be interrupted, `--resume`.
-
-    Args:
-        parser: Where they are added.
-        default_dir: The folder that is written to if `--out` is not given, for the help.
-        resume: Whether there is something to resume.
-    """
+    """Add what every command has: `--config`, `--out` with its default, `--overwrite`, if possible `--resume`."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="options of an earlier run (its folder), or of a JSON file"
     )

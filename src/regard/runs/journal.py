@@ -19,8 +19,8 @@ EMPTY = "0" * 64
 class Journal:
     """Named entries in a file, each written at once and for good.
 
-    Each line holds a checksum over its entry and over the checksum of the line before it, so that a changed, missing or
-    reordered line is noticed. A last line that a crash cut off does not count.
+    A line has a checksum over its entry and the checksum before it, so that a changed, missing or reordered line is
+    noticed. A last line that a crash cut off does not count.
 
     Args:
         path: The file. It is created where it does not exist.
@@ -42,19 +42,19 @@ class Journal:
     def _read(self) -> None:
         *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         for line in lines:
-            if not self._take(line):
+            if not self._read_line(line):
                 raise UserError(
                     f"cannot resume: entry {len(self) + 1} of {self.path} is damaged. Start again with --overwrite."
                 )
-        is_whole = self._take(last)
+        is_whole = self._read_line(last)
         if last and self.writable:
             if is_whole:
                 self._append("\n")
             else:
                 os.truncate(self.path, sum(len(line) + 1 for line in lines))
 
-    def _take(self, line: bytes) -> bool:
-        """Take over the entry of a line. Return whether it is one whose checksum is right."""
+    def _read_line(self, line: bytes) -> bool:
+        """Add the entry of a line, and return whether its checksum is right."""
         try:
             entry = json.loads(line.decode("utf-8"))
             name, value, checksum = entry["name"], entry["value"], entry["sha256"]

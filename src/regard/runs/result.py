@@ -30,9 +30,9 @@ class RunResult(ABC):
 
     command: ClassVar[str]
     tables: ClassVar[Mapping[str, str]]
-    """The attributes that are tables, and under what name each is kept, as NAME.parquet."""
+    """Attributes that are tables, and the name of their file NAME.parquet."""
     metadata: dict[str, Any]
-    """Where the numbers come from: `describe_run`, and what the command adds."""
+    """`describe_run`, and what the command adds."""
 
     @abstractmethod
     def page(self) -> str:
