@@ -14,57 +14,35 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import UserError
+from regard.errors import UserError as UserError
 
 if TYPE_CHECKING:
-    from regard.adapters.shared import SharedAdapters
-    from regard.attention.spec import AttentionSpec
-    from regard.commands.learn.config import LearnConfig
-    from regard.commands.learn.result import LearnResult
-    from regard.commands.learn.rollback import rollback
-    from regard.commands.learn.run import learn
-    from regard.commands.measure.result import MeasureResult
-    from regard.commands.measure.run import measure
-    from regard.commands.pretrain.config import PretrainConfig
-    from regard.commands.pretrain.result import PretrainResult
-    from regard.commands.pretrain.run import pretrain
-    from regard.commands.replace.result import ReplaceResult
-    from regard.commands.replace.run import replace
-    from regard.commands.sweep.run import sweep
-    from regard.constants import Constants
-    from regard.hooks import ReplacedModel, average_attention, mixing, replaced, replacing, watching
-    from regard.models import RegardConfig, RegardForCausalLM
-    from regard.training.callback import SinkCallback
+    from regard.adapters.shared import SharedAdapters as SharedAdapters
+    from regard.attention.spec import AttentionSpec as AttentionSpec
+    from regard.commands.learn.config import LearnConfig as LearnConfig
+    from regard.commands.learn.result import LearnResult as LearnResult
+    from regard.commands.learn.rollback import rollback as rollback
+    from regard.commands.learn.run import learn as learn
+    from regard.commands.measure.result import MeasureResult as MeasureResult
+    from regard.commands.measure.run import measure as measure
+    from regard.commands.pretrain.config import PretrainConfig as PretrainConfig
+    from regard.commands.pretrain.result import PretrainResult as PretrainResult
+    from regard.commands.pretrain.run import pretrain as pretrain
+    from regard.commands.replace.result import ReplaceResult as ReplaceResult
+    from regard.commands.replace.run import replace as replace
+    from regard.commands.sweep.run import sweep as sweep
+    from regard.constants import Constants as Constants
+    from regard.hooks import ReplacedModel as ReplacedModel
+    from regard.hooks import average_attention as average_attention
+    from regard.hooks import mixing as mixing
+    from regard.hooks import replaced as replaced
+    from regard.hooks import replacing as replacing
+    from regard.hooks import watching as watching
+    from regard.models import RegardConfig as RegardConfig
+    from regard.models import RegardForCausalLM as RegardForCausalLM
+    from regard.training.callback import SinkCallback as SinkCallback
 
 __version__ = "0.1.0"
-__all__ = [
-    "AttentionSpec",
-    "Constants",
-    "LearnConfig",
-    "LearnResult",
-    "MeasureResult",
-    "PretrainConfig",
-    "PretrainResult",
-    "RegardConfig",
-    "RegardForCausalLM",
-    "ReplaceResult",
-    "ReplacedModel",
-    "SharedAdapters",
-    "SinkCallback",
-    "UserError",
-    "__version__",
-    "average_attention",
-    "learn",
-    "measure",
-    "mixing",
-    "pretrain",
-    "replace",
-    "replaced",
-    "replacing",
-    "rollback",
-    "sweep",
-    "watching",
-]
 _MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
@@ -92,6 +70,7 @@ _MODULES = {
     "watching": "regard.hooks",
 }
 """The module that defines each public name."""
+__all__ = ["UserError", "__version__", *_MODULES]
 _PACKAGES = frozenset(
     {
         "adapters",

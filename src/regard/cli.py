@@ -37,14 +37,14 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose refusals are one line, without the usage before it."""
+    """A parser whose errors are one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parser() -> Parser:
-    """The parser of the whole command."""
+    """Return the parser of all commands."""
     top = Parser(prog="regard", description="A laboratory for attention in Transformers.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"regard {regard_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -63,19 +63,19 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or what a command found (`regard check`: 1), or 2 after one line that says what was wrong."""
-    given, unknown = parser().parse_known_args(arguments)
+    """Run a command, and return its exit code: 0, 1 for findings of `regard check`, or 2 after a line with an error."""
+    args, unknown = parser().parse_known_args(arguments)
     if unknown:
-        Parser(prog=f"regard {given.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
-    given.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
+        Parser(prog=f"regard {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
     try:
         with _interruptible():
-            code: int | None = COMMANDS[given.command].run(given)
+            code: int | None = COMMANDS[args.command].run(args)
     except UserError as error:
-        _complain(f"regard {given.command}: {' '.join(str(error).split())}")
+        _print_error(f"regard {args.command}: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
-        _complain(f"regard {given.command}: interrupted; nothing was written")
+        _print_error(f"regard {args.command}: interrupted; nothing was written")
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,22 +83,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _complain(line: str) -> None:
-    """Says it once, where several processes all know of it."""
+def _print_error(line: str) -> None:
+    """Print a line to standard error, in the main process."""
     if is_main_process():
         print(line, file=sys.stderr)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """While it lasts, being asked to end or losing the terminal interrupts, so that nothing is left half-done."""
-    before = {}
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does for a while, so that nothing is left half-done."""
+    handlers = {}
     for name in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, signal.default_int_handler)
+            handlers[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UserError
+from regard.runs import integrity
 from regard.runs.integrity import sha256_of_files
 from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, check_output_dir
 
@@ -107,6 +108,18 @@ def test_a_file_that_was_changed_since_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds model/weights, which was changed after results.json was written"):
         write(folder, PAGE, "model/weights", overwrite=True)
     assert read(folder)["model/weights"] == "trained further"
+
+
+def test_an_earlier_run_is_hashed_once_before_and_once_after_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "run", "a")
+    hashed = []
+    sha256_of_file = integrity.sha256_of_file
+    monkeypatch.setattr(integrity, "sha256_of_file", lambda path: hashed.append(path) or sha256_of_file(path))
+    with atomic_folder(tmp_path / "run", overwrite=True, command="test"):
+        pass
+    assert hashed == [tmp_path / "run" / "a"] * 2
 
 
 def test_a_mount_point_is_refused_before_the_run() -> None:

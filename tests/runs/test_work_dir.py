@@ -188,6 +188,39 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     assert not list(folder.rglob(".unfinished-*"))
 
 
+def test_an_unfinished_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    folder, notes = tmp_path / "w", tmp_path / "w" / ".unfinished-thesis.txt"
+    folder.mkdir()
+    notes.write_text("ten years of work")
+    with pytest.raises(UserError, match="holds other files"):
+        run(folder)
+    notes.rename(tmp_path / notes.name)
+    run(folder)
+    (tmp_path / notes.name).rename(notes)
+    run(folder, resume=True)
+    run(folder)
+    assert run(folder, fails=False) == [notes.name]
+
+
+@pytest.mark.parametrize("target", ["states", MARK])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    folder = tmp_path / "w"
+    run(folder)
+    rename = Path.rename
+
+    def refuse(path: Path, new: Path) -> Path:
+        if path.name == target:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UserError, match=rf"cannot write {folder}: Permission denied"):
+        run(folder)
+    monkeypatch.undo()
+    assert run(folder, resume=True) == [LOCK, JOURNAL, "states", MARK]
+    assert (folder / JOURNAL).read_text().count("\n") == 2
+
+
 HOLDING = """
 import sys, time
 from regard.runs.work_dir import open_work_dir

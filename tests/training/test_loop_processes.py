@@ -125,6 +125,6 @@ def test_a_mistake_of_one_is_told_by_all(together: Any) -> None:
         told = f"{together[0] / own}: expected every process to see the same checkpoints, got step 0 as the last of one"
         assert one["own folders"].startswith(f"{told} and step 9 of another")
     assert "expected no checkpoints, got step-00000009" in first["own folders, not resumed"]
-    assert second["own folders, not resumed"].endswith("another process cannot start from what it sees there")
+    assert second["own folders, not resumed"] == first["own folders, not resumed"]
     assert "No space left on device; there is no saved state" in first["disk"]
-    assert second["disk"] == "the first process cannot write the checkpoint of step 4"
+    assert second["disk"] == first["disk"]

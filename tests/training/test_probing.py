@@ -195,10 +195,10 @@ def test_a_rate_that_diverges_is_told(states: States, inputs: Inputs) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"learning_rate": 0.0}, "learning-rate: expected a number above 0, got 0.0"),
+        ({"learning_rate": 0.0}, "learning-rate: expected a number over 0, got 0.0"),
         ({"learning_rate": float("nan")}, "learning-rate"),
-        ({"batch_size": 0}, "batch-size: expected at least 1, got 0"),
-        ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"batch_size": 0}, "batch-size: expected a whole number of at least 1, got 0"),
+        ({"epochs": 0}, "epochs: expected a whole number of at least 1, got 0"),
         ({"dropout": 1.0}, "dropout"),
         ({"weight_decay": -1.0}, "weight-decay"),
     ],

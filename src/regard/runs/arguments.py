@@ -26,15 +26,7 @@ def add_config_options(
     exclude: Collection[str] = (),
     show_defaults: bool = True,
 ) -> None:
-    """Add an option for each field of a configuration; `parse_config_options` reads them.
-
-    Args:
-        parser: Where they are added, as a group.
-        config: The configuration.
-        description: What is said above them.
-        exclude: Fields without an option.
-        show_defaults: Whether each option's help ends with its default.
-    """
+    """Add a group with an option for each field of a configuration but those to exclude; see `parse_config_options`."""
     group = parser.add_argument_group(f"options of {config.command}", description)
     for name, option in config.options().items():
         if name in exclude:
@@ -81,13 +73,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume: bool = True) -> None:
-    """Add what every command has: `--config`, `--out`, `--overwrite` and, if it can be interrupted, `--resume`.
-
-    Args:
-        parser: Where they are added.
-        default_dir: The folder that is written to if `--out` is not given, for the help.
-        resume: Whether there is something to resume.
-    """
+    """Add what every command has: `--config`, `--out` with its default, `--overwrite`, if possible `--resume`."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="options of an earlier run (its folder), or of a JSON file"
     )

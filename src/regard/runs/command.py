@@ -1,4 +1,4 @@
-"""What a sweep needs to know of a command that it repeats."""
+"""Commands that a sweep can repeat."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Command(ABC):
     """A command that trains, as a sweep runs it: each trial is `python -m regard NAME` in a process of its own.
 
     Attributes:
-        name: The command's name.
-        config: The configuration of a run.
+        config: The class of its configuration.
         presets: Names of configurations to begin with.
         flags: Options that each trial is given.
         folder_options: Options that are no fields of the configuration and name folders, with their help.
@@ -34,7 +33,7 @@ class Command(ABC):
 
     @abstractmethod
     def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
-        """Return the fields to begin with: of a preset, of a file, or the default ones. Raises UserError."""
+        """Return the fields of a preset, of a file, or the default ones. Raises UserError."""
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields of a run from some, checked, as JSON holds them. Raises UserError."""

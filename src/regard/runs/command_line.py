@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.runs.output_dir import RESULTS, check_output_dir
 from regard.runs.progress import OnProgress, show_progress
 from regard.runs.rank import is_main_process
-from regard.runs.work_dir import can_resume, remove_work_dir
+from regard.runs.work_dir import can_resume, open_work_dir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +26,7 @@ def run_command(
     *,
     parts: Sequence[str] = (),
 ) -> None:
-    """Run a command, save its result, and print what it found and where it is.
+    """Run a command, save its result, and print its summary and where it is. Raises UserError.
 
     Args:
         args: The options of `add_run_options`, and the command `line` as it was typed.
@@ -34,9 +34,6 @@ def run_command(
         out: The folder to write to.
         run: Returns the result, a `RunResult`, given the work folder and a callback for progress.
         parts: What the run makes in its work folder; see `open_work_dir`. None for a run that cannot be resumed.
-
-    Raises:
-        UserError: The folders hold something else, or the run was refused; or it was interrupted, and can go on.
     """
     work_dir = default_work_dir(out)
     _check_folders(args, command, out, work_dir, parts)
@@ -53,8 +50,9 @@ def run_command(
         raise UserError(
             f"interrupted; what was done is kept in {work_dir}. Continue with the same command and --resume."
         ) from None
-    if parts:
-        remove_work_dir(work_dir, command, parts)
+    if parts and work_dir.exists():
+        with open_work_dir(work_dir, command=command, parts=parts):
+            pass  # at its end what the run has made there is deleted
     print_summary(result.summary(), out)
 
 

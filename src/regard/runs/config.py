@@ -33,19 +33,14 @@ UNSET: Final = Unset()
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run of a command depends on. Each field is an option of the command line.
-
-    Raises:
-        UserError: A value is of the wrong type, out of its bounds, or does not go with the others.
-    """
+    """Everything that a run of a command depends on. Each field is an option, and is checked: UserError."""
 
     command: ClassVar[str]
-    """The command that this configures."""
     resumable: ClassVar[frozenset[str]] = frozenset()
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
 
     def __post_init__(self) -> None:
-        """Check each field by its declaration, and then how they go together."""
+        """Check all fields."""
         for name, option in self.options().items():
             object.__setattr__(self, name, option.validate(getattr(self, name)))
         self.check()
@@ -55,12 +50,10 @@ class Config:
 
     @classmethod
     def options(cls) -> Mapping[str, Option]:
-        """Return the options by the names of their fields."""
         return _options(cls)  # type: ignore[arg-type]  # a class is hashable
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
-        """Return the names of the fields."""
         return tuple(cls.options())
 
     @classmethod
@@ -88,8 +81,7 @@ class Config:
     def from_file(cls: type[C], path: str | Path) -> C:
         """Return the configuration of a run, from its folder or its `results.json`, or of a JSON object of fields.
 
-        Raises:
-            UserError: The file cannot be read, or is of a run of another command.
+        Raises UserError if the file cannot be read, or is of a run of another command.
         """
         metadata = read_results(path, cls.command)
         values = metadata.get("config", metadata)
@@ -125,21 +117,12 @@ def _options(config: type[Config]) -> Mapping[str, Option]:
 
 
 def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:
-    """Return those of a function's arguments that are fields of a configuration and were given.
-
-    Args:
-        arguments: What `locals()` is at the beginning of the function.
-        config: The configuration.
-    """
+    """Return those of a function's `locals()` that are fields of a configuration and were given."""
     return {name: arguments[name] for name in config.field_names() if not isinstance(arguments.get(name, UNSET), Unset)}
 
 
 def read_results(path: str | Path, command: str) -> dict[str, Any]:
-    """Read the metadata in a run's folder, or a file of JSON.
-
-    Raises:
-        UserError: It cannot be read, or is of a run of another command.
-    """
+    """Read the metadata in a run's folder, or a file of JSON. Raises UserError if it is of another command."""
     path = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))

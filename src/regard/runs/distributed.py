@@ -1,4 +1,4 @@
-"""Several processes that share the samples, and merge what each has seen."""
+"""Several processes that share the samples and merge their results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.runs.rank import num_processes
 
-PIECE = 2**20
-"""Bytes that the store is given at a time; it takes no more than 8 MiB."""
+CHUNK_BYTES = 2**20
+"""Bytes per value of the store, which takes at most 8 MiB."""
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """While it lasts this process is one of those that `accelerate launch` or `torchrun` started, if any did."""
+    """Join the processes of `accelerate launch` or `torchrun` while the block lasts; do nothing for a single one."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -37,22 +38,30 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def join_processes() -> None:
+    """Join the process group of training, if there is one, before a process waits for another."""
+    from accelerate import PartialState
+
+    if num_processes() > 1 and not dist.is_initialized():
+        PartialState(cpu=not torch.accelerator.is_available())
+
+
 def world_size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def local_shard(samples: Tensor) -> Tensor:
-    """The share of this process of the samples: every n-th."""
+    """Return the samples of this process: every n-th of all."""
     return samples[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else samples
 
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """A block that fails in every process where it fails in one, so that none waits for another in vain.
+    """Fail in every process if the block fails in one, so that none waits for another. All must reach its end.
 
-    A process raises what went wrong in it; one in which nothing did raises UserError with the first mistake of the
-    others. Every process must come to the end of the block.
+    Raises:
+        UserError: Of the first process that failed, in processes in which nothing did.
     """
     error: Exception | None = None
     try:
@@ -60,42 +69,42 @@ def raise_on_all_ranks() -> Iterator[None]:
     except Exception as caught:
         error = caught
     if world_size() > 1:
-        told = [json.loads(raw) for raw in all_gather_bytes(json.dumps(_told(error)).encode())]
-        others = [line for line in told if line is not None]
-        if error is None and others:
-            raise UserError(others[0])
+        messages = [json.loads(raw) for raw in all_gather_bytes(json.dumps(_error_message(error)).encode())]
+        first_message = next((message for message in messages if message is not None), None)
+        if error is None and first_message is not None:
+            raise UserError(first_message)
     if error is not None:
         raise error
 
 
-def _told(error: Exception | None) -> str | None:
-    """What the other processes hear of an error."""
+def _error_message(error: Exception | None) -> str | None:
+    """Return the message of an error for the other processes."""
     if error is None or isinstance(error, UserError):
         return None if error is None else str(error)
     return f"another process failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def all_gather_bytes(raw: bytes) -> list[bytes]:
-    """The bytes of every process, in their order.
+    """Return the bytes of every process by rank.
 
-    They go through the key–value store by which the processes met, in pieces that it takes. Collectives would do, but
-    Gloo's threads may let go of their tensors only while Python shuts down, which ends the process with an abort.
+    They go through the key–value store of the group in chunks. Collectives would do, but Gloo's threads may release
+    their tensors only while Python shuts down, which aborts the process.
     """
     store: Any = dist.distributed_c10d._get_default_store()
-    me, everyone = dist.get_rank(), range(world_size())
-    call = f"regard/{store.add(f'regard/calls/{me}', 1)}"
-    for start in range(0, len(raw), PIECE):
-        store.set(f"{call}/{me}/{start}", raw[start : start + PIECE])
-    store.set(f"{call}/{me}/size", str(len(raw)))
-    found, keys = [], []
-    for rank in everyone:
-        size = int(store.get(f"{call}/{rank}/size"))
-        pieces = [f"{call}/{rank}/{start}" for start in range(0, size, PIECE)]
-        found.append(b"".join(map(store.get, pieces)))
-        keys += [*pieces, f"{call}/{rank}/size", f"{call}/{rank}/read"]
-    store.set(f"{call}/{me}/read", "yes")
-    if me == 0:  # which keeps the store: it may not go before the others have read
-        store.wait([f"{call}/{rank}/read" for rank in everyone])
+    rank, ranks = dist.get_rank(), range(world_size())
+    call = f"regard/{store.add(f'regard/calls/{rank}', 1)}"
+    for start in range(0, len(raw), CHUNK_BYTES):
+        store.set(f"{call}/{rank}/{start}", raw[start : start + CHUNK_BYTES])
+    store.set(f"{call}/{rank}/size", str(len(raw)))
+    gathered, keys = [], []
+    for sender in ranks:
+        size = int(store.get(f"{call}/{sender}/size"))
+        chunks = [f"{call}/{sender}/{start}" for start in range(0, size, CHUNK_BYTES)]
+        gathered.append(b"".join(map(store.get, chunks)))
+        keys += [*chunks, f"{call}/{sender}/size", f"{call}/{sender}/read"]
+    store.set(f"{call}/{rank}/read", "yes")
+    if rank == 0:  # which keeps the store, and may not leave before the others have read
+        store.wait([f"{call}/{sender}/read" for sender in ranks])
         for key in keys:
             store.delete_key(key)
-    return found
+    return gathered

@@ -1,4 +1,4 @@
-"""Checksums of what a run keeps, so that nothing is trusted unread."""
+"""Checksums of files and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a long run has finished so far, entry by entry, so that it can go on after being killed."""
+"""Entries of what a long run has finished, from which it goes on after being killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
+from regard.runs.output_dir import readable_errors
 
 EMPTY = "0" * 64
 """The checksum before the first entry."""
@@ -18,8 +19,8 @@ EMPTY = "0" * 64
 class Journal:
     """Named entries in a file, each written at once and for good.
 
-    Each line holds a checksum over its entry and over the checksum of the line before it, so that a changed, missing or
-    reordered line is noticed. A last line that a crash cut off does not count.
+    A line has a checksum over its entry and the checksum before it, so that a changed, missing or reordered line is
+    noticed. A last line that a crash cut off does not count.
 
     Args:
         path: The file. It is created where it does not exist.
@@ -33,29 +34,27 @@ class Journal:
         self.path, self.writable = Path(path), writable
         self._entries: dict[str, Any] = {}
         self._checksums = [EMPTY]
-        try:
+        with readable_errors(self.path):
             self._read()
             if writable:
                 self.path.touch()
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def _read(self) -> None:
         *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         for line in lines:
-            if not self._take(line):
+            if not self._read_line(line):
                 raise UserError(
                     f"cannot resume: entry {len(self) + 1} of {self.path} is damaged. Start again with --overwrite."
                 )
-        is_whole = self._take(last)
+        is_whole = self._read_line(last)
         if last and self.writable:
             if is_whole:
                 self._append("\n")
             else:
                 os.truncate(self.path, sum(len(line) + 1 for line in lines))
 
-    def _take(self, line: bytes) -> bool:
-        """Take over the entry of a line. Return whether it is one whose checksum is right."""
+    def _read_line(self, line: bytes) -> bool:
+        """Add the entry of a line, and return whether its checksum is right."""
         try:
             entry = json.loads(line.decode("utf-8"))
             name, value, checksum = entry["name"], entry["value"], entry["sha256"]
@@ -102,13 +101,10 @@ class Journal:
         return value
 
     def _append(self, line: str) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}; finished work is kept") from error
+        with readable_errors(self.path, note="finished work is kept"), self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _checksum(before: str, name: str, value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -12,6 +13,13 @@ from typing import Any, Literal, get_args, get_origin
 from regard.errors import UserError
 
 _NOUNS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("a name", "names")}
+_LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "minimum": ("of at least", operator.ge),
+    "exclusive_minimum": ("over", operator.gt),
+    "maximum": ("of at most", operator.le),
+    "exclusive_maximum": ("below", operator.lt),
+}
+"""How messages call the limits of a number, and when it is within."""
 Parser = Callable[[str], Any]
 
 
@@ -36,7 +44,7 @@ def config_field(
 
     Args:
         default: Its default.
-        help: One line that explains it, as `--help` shows it.
+        help: One line for `--help`.
         choices: The allowed values, or a function that looks them up. Those of a `Literal` need not be repeated.
         minimum: The smallest number allowed. Whole numbers without bounds are at least 1.
         exclusive_minimum: A number that it must exceed.
@@ -54,15 +62,13 @@ def config_field(
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a configuration with everything that was declared of it; see `config_field`.
+    """A field of a configuration with its declaration; see `config_field`.
 
     Attributes:
-        name: The field's name.
-        default: Its default.
         kind: The type of its value, or of a tuple's elements.
         optional: Whether it may be None.
         size: How many elements a tuple has; None for any number, 0 for a field that is no tuple.
-        declared: What `config_field` was told.
+        declared: The arguments of `config_field`, by name.
     """
 
     name: str
@@ -93,12 +99,10 @@ class Option:
 
     @property
     def help(self) -> str:
-        """One line that explains it."""
         return str(self.declared["help"])
 
     @property
     def is_tuple(self) -> bool:
-        """Whether it has several values."""
         return self.size != 0
 
     @property
@@ -126,25 +130,20 @@ class Option:
         return " ".join(part for part in (str(self.size or ""), noun, self._bounds()) if part)
 
     def _bounds(self) -> str:
-        low, above, high, below = self._limits()
-        if low is not None and high is not None:
-            return f"from {low:g} to {high:g}" if high < 2**53 else f"of at least {low:g}"
-        lower = f"over {above:g}" if above is not None else "" if low is None else f"of at least {low:g}"
-        upper = f"below {below:g}" if below is not None else "" if high is None else f"of at most {high:g}"
-        return " and ".join(part for part in (lower, upper) if part)
+        limits = self._limits()
+        if {"minimum", "maximum"} <= limits.keys() and limits["maximum"] < 2**53:
+            return f"from {limits['minimum']:g} to {limits['maximum']:g}"
+        return " and ".join(f"{_LIMITS[name][0]} {limit:g}" for name, limit in limits.items() if limit < 2**53)
 
-    def _limits(self) -> tuple[float | None, ...]:
-        """Return minimum, exclusive minimum, maximum and exclusive maximum."""
-        low, above, high, below = (
-            self.declared[name] for name in ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
-        )
-        return (1 if self.kind is int and low is None and above is None else low), above, high, below
+    def _limits(self) -> dict[str, float]:
+        """Return the limits of a number by name; without a lower one, whole numbers are at least 1."""
+        limits = {name: self.declared[name] for name in _LIMITS if self.declared[name] is not None}
+        has_lower = "minimum" in limits or "exclusive_minimum" in limits
+        return limits if has_lower or self.kind is not int else {"minimum": 1, **limits}
 
     def error(self, shown: object) -> UserError:
         """Return the error of a value that it cannot have."""
         return UserError(f"{self.label}: expected {self.expected}, got {shown}")
-
-    # -- values -----------------------------------------------------------------------------------------
 
     def validate(self, value: Any) -> Any:
         """Return a value in the field's type. Raises UserError for one that it cannot have."""
@@ -172,23 +171,13 @@ class Option:
             return value
         if type(value) is not self.kind:
             raise self.error(repr(value))
-        if number is not None and not self._is_within_limits(value):
-            raise self.error(value)
+        if number is not None:
+            in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
+            if not (math.isfinite(value) and all(in_limits)):
+                raise self.error(value)
         if self.choices is not None and value not in self.choices:
             raise self.error(repr(value))
         return value
-
-    def _is_within_limits(self, value: float) -> bool:
-        low, above, high, below = self._limits()
-        return (
-            math.isfinite(value)
-            and (low is None or value >= low)
-            and (above is None or value > above)
-            and (high is None or value <= high)
-            and (below is None or value < below)
-        )
-
-    # -- texts ------------------------------------------------------------------------------------------
 
     def parse(self, text: str) -> Any:
         """Return the value that a text states, as `--name TEXT` does. Raises UserError."""

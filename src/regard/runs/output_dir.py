@@ -12,7 +12,8 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,41 @@ OPTION = "--out"
 """The option by which the user names a place to write to, unless a caller says otherwise."""
 
 
+@contextlib.contextmanager
+def readable_errors(target: object, *, option: str = "", note: str = "") -> Iterator[None]:
+    """Turn what the system raises while a target is written into one line for the user, which ends with a note."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        message = f"cannot write {target}: {reason}"
+        raise UserError(f"{option}: {message}" if option else f"{message}; {note}" if note else message) from error
+
+
 def check_output_dir(
-    folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
+    folder: str | Path,
+    *,
+    overwrite: bool,
+    command: str | None = None,
+    marker: str = RESULTS,
+    option: str = OPTION,
+    replacement: Path | None = None,
 ) -> None:
     """Check that a folder can be written.
 
     Args:
         folder: The folder.
-        overwrite: Whether an earlier one of the same kind may be replaced.
+        overwrite: Replace an earlier one of the same kind.
         command: The command whose result it is to be: a result of another command is not replaced.
         marker: The file by which a folder is known to be of Regard's making; what lacks it is not replaced.
         option: How the user named the folder, for messages.
+        replacement: The finished folder that takes its place; its files may be lost where the marker lists none.
 
     Raises:
         UserError: The folder is in use and may not be replaced, holds a file that would be lost, or cannot be made.
     """
     folder = Path(folder)
-    with _readable_errors(folder, option):
+    with readable_errors(folder, option=option):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
         if os.path.ismount(folder.resolve()):
@@ -56,7 +75,8 @@ def check_output_dir(
         if not (folder / marker).is_file():
             kind = "a run" if marker == RESULTS else "what is written here"
             raise UserError(f"{option}: {folder} holds something else than {kind} (no {marker}); it is not overwritten")
-        other = command_of(folder / marker)
+        record = read_json(folder / marker)
+        other = record.get("command")
         if command not in (None, other):
             kind = f"one of `regard {other}`" if other else f"none, by its {marker}"
             raise UserError(
@@ -66,18 +86,15 @@ def check_output_dir(
         if not overwrite:
             allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
             raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
-        _check_all_own(folder, marker, option)
+        checksums = record.get("files")
+        if isinstance(checksums, dict):
+            _check_all_own(folder, set(checksums), checksums, marker, option)
+        elif replacement is not None:
+            _check_all_own(folder, _list_files(replacement), {}, marker, option)
 
 
-def _check_all_own(folder: Path, marker: str, option: str, written: Path | None = None) -> None:
-    """Check that nothing in a folder would be lost that its maker has not written.
-
-    What its maker has written is listed in the marker. Where there is no list, it is what stands in `written` as well.
-    """
-    checksums = _read_checksums(folder / marker)
-    if checksums is None and written is None:
-        return
-    names = set(checksums) if checksums is not None else _list_files(written or folder)
+def _check_all_own(folder: Path, names: set[str], checksums: Mapping[str, str], marker: str, option: str) -> None:
+    """Check that a folder holds only the files of these names, unchanged where there is a checksum."""
     files = _list_files(folder)
     foreign = sorted(files - names - {marker})
     if foreign:
@@ -85,7 +102,7 @@ def _check_all_own(folder: Path, marker: str, option: str, written: Path | None 
             f"{option}: {folder} holds {foreign[0]}, which was not written with {marker} and would be lost. Move it, "
             "or choose another folder."
         )
-    expected = {name: checksum for name, checksum in (checksums or {}).items() if name in files - {PAGE}}
+    expected = {name: sha256 for name, sha256 in checksums.items() if name in files - {PAGE}}
     changed = find_damaged_files(folder, expected)
     if changed:
         raise UserError(
@@ -94,22 +111,10 @@ def _check_all_own(folder: Path, marker: str, option: str, written: Path | None 
         )
 
 
-def _read_checksums(marker: Path) -> dict[str, str] | None:
-    """Return the files that a marker lists, with their checksums; None if it has no such list."""
-    files = read_json(marker).get("files")
-    return files if isinstance(files, dict) else None
-
-
 def _list_files(folder: Path) -> set[str]:
     """Return the files in a folder and below. A link to a folder counts as a file."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in paths}
-
-
-def command_of(results: Path) -> str | None:
-    """Return the command whose run has written a `results.json`; None if it does not say."""
-    command = read_json(results).get("command")
-    return command if isinstance(command, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -122,27 +127,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_output_file(path: str | Path, *, overwrite: bool) -> None:
-    """Check that a file can be written.
-
-    Raises:
-        UserError: It exists and may not be replaced, or cannot be made.
-    """
+    """Check that a file can be written. Raises UserError."""
     path = Path(path)
-    with _readable_errors(path, OPTION):
+    with readable_errors(path, option=OPTION):
         if path.is_dir():
             raise UserError(f"{OPTION}: expected a file, {path} is a folder")
         _check_writable(path, OPTION)
         if path.exists() and not overwrite:
             raise UserError(f"{OPTION}: {path} exists; choose another name, or give --overwrite")
-
-
-@contextlib.contextmanager
-def _readable_errors(path: Path, option: str) -> Iterator[None]:
-    """Turn what the system raises over a path into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from error
 
 
 def _check_writable(path: Path, option: str) -> None:
@@ -160,17 +152,10 @@ def _check_writable(path: Path, option: str) -> None:
 def atomic_folder(
     folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
 ) -> Iterator[Path]:
-    """Write a folder whole or not at all.
+    """Write a folder whole or not at all; see `check_output_dir` for the arguments.
 
     The block writes to a folder beside the one that is asked for. It takes the name at the end, or vanishes after an
     exception. What an earlier process left that was killed while it wrote is deleted first.
-
-    Args:
-        folder: The folder.
-        overwrite: Whether an earlier one of the same kind may be replaced.
-        command: See `check_output_dir`, as for what follows.
-        marker: The file by which a folder is known to be of Regard's making.
-        option: How the user named the folder.
 
     Yields:
         The folder to write to.
@@ -179,20 +164,18 @@ def atomic_folder(
         UserError: The folder cannot be written.
     """
     folder = Path(folder).resolve()
+    check = partial(check_output_dir, folder, overwrite=overwrite, command=command, marker=marker, option=option)
     clear_leftovers(folder)
-    check_output_dir(folder, overwrite=overwrite, command=command, marker=marker, option=option)
+    check()
     temporary = _beside(folder, "new")
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if folder.exists():
-            check_output_dir(folder, overwrite=overwrite, command=command, marker=marker, option=option)
-            _check_all_own(folder, marker, option, written=temporary)
-        _rename(temporary, folder)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UserError(f"cannot write {folder}: {reason}; nothing was written") from error
+        with readable_errors(folder, note="nothing was written"):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if folder.exists():
+                check(replacement=temporary)
+            _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -200,26 +183,21 @@ def atomic_folder(
                 parent.rmdir()  # fails where the folder stands in it by now
 
 
-def write_file(path: str | Path, text: str) -> None:
+def write_file(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all. Raises UserError."""
+    raw = content.encode() if isinstance(content, str) else content
     path = Path(path).resolve()
-    try:
+    with readable_errors(path, note="nothing was written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            (Path(folder) / path.name).write_text(text, encoding="utf-8")
+            (Path(folder) / path.name).write_bytes(raw)
             (Path(folder) / path.name).replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Delete what processes of this machine left beside a folder that were killed while they wrote it.
-
-    Where one was killed between two renames, the earlier folder gets its name back.
-    """
+    """Delete what killed processes of this machine left beside a folder, or give the earlier folder its name back."""
     pattern = re.compile(rf"{re.escape(_prefix(folder))}(new|old)-{re.escape(_host())}-(\d+)-[0-9a-f]+")
-    entries = list(folder.parent.iterdir()) if folder.parent.is_dir() else []
-    for path in entries:
+    for path in list(folder.parent.iterdir()) if folder.parent.is_dir() else []:
         match = pattern.fullmatch(path.name)
         if match is None or _is_running(int(match[2])):
             continue
@@ -241,10 +219,8 @@ def _host() -> str:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -1,4 +1,4 @@
-"""How far a run is: one event for all commands, and how it is shown."""
+"""Progress of a run: one event for all commands, shown as a bar or as lines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ PLAIN_INTERVAL = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """Something that a run tells on the way.
+    """Progress of a run: `step` of `steps` (None if unknown) of a phase such as "training".
 
     Attributes:
-        phase: What the run does: "reading text", "training".
-        step: How many steps of the phase are done.
-        steps: How many there are; None where that is not known.
         metrics: Numbers by name, such as loss, tokens_per_second, seconds_left.
         note: A line that is shown at once, if it was not shown before.
         milestone: Whether a log shows the event at once.
@@ -54,12 +51,9 @@ OnProgress = Callable[[ProgressEvent], None]
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[OnProgress]:
-    """Show the events of a run on standard error: as a bar on a terminal, else as a line every 30 seconds.
+    """Yield a callback that shows events on standard error: as a bar on a terminal, else a line every 30 seconds.
 
     Only the main process of several shows anything.
-
-    Yields:
-        A callback for `on_progress`.
     """
     from rich.console import Console
 
@@ -74,12 +68,7 @@ def show_progress() -> Iterator[OnProgress]:
 
 
 class PlainProgress:
-    """Prints an event at most every `PLAIN_INTERVAL` seconds, for logs; notes and milestones at once.
-
-    Args:
-        write: Writes a line.
-        clock: Tells the time in seconds.
-    """
+    """Prints an event at most every `PLAIN_INTERVAL` seconds, for logs; notes and milestones at once."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock

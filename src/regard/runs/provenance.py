@@ -1,4 +1,4 @@
-"""Where numbers come from: what the metadata of every run says."""
+"""Metadata of runs: configuration, versions, model, and cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ SCHEMA_VERSION = 1
 
 
 def describe_run(config: Config, **sections: Any) -> dict[str, Any]:
-    """Return what the metadata of a run begins with.
-
-    Args:
-        config: The configuration as it was used.
-        sections: What the command adds, by key.
-    """
+    """Return the metadata of a run with this configuration, and the sections that its command adds."""
     return {
         "command": config.command,
         "schema_version": SCHEMA_VERSION,
@@ -40,13 +35,7 @@ def describe_run(config: Config, **sections: Any) -> dict[str, Any]:
 
 
 def describe_model(model: Any, name: str, sha256: str | None) -> dict[str, Any]:
-    """Return what the metadata says of a model from Hugging Face.
-
-    Args:
-        model: The model.
-        name: What it was loaded as.
-        sha256: The hash of its weight files.
-    """
+    """Return the metadata of a model of Hugging Face, loaded by a name; `sha256` is that of its weight files."""
     config = model.config
     return {
         "name": name,
@@ -61,13 +50,7 @@ def describe_model(model: Any, name: str, sha256: str | None) -> dict[str, Any]:
 
 
 def describe_cost(device: torch.device, seconds: float, *, tokens: int | None = None) -> dict[str, Any]:
-    """Return what a run cost.
-
-    Args:
-        device: Where it ran.
-        seconds: How long it took.
-        tokens: How many tokens went through the model, for the speed.
-    """
+    """Return what a run cost, with its speed if `tokens` went through the model."""
     speed = {} if tokens is None else {"tokens_per_second": round(tokens / seconds, 1) if seconds else None}
     return {
         "seconds": round(seconds, 3),
@@ -84,7 +67,7 @@ def regard_version() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of Python, PyTorch, Transformers and the operating system."""
+    """Return the versions of Python, PyTorch, Transformers, and the platform."""
     import torch
     import transformers
 
@@ -97,7 +80,7 @@ def library_versions() -> dict[str, str]:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count `peak_memory` of a GPU anew from here on; that of a process goes on."""
+    """Reset `peak_memory` of a GPU; that of a process cannot be reset."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What Transformers prints while it loads."""
+"""Silence of Transformers while it loads."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @contextlib.contextmanager
 def suppress_logging() -> Iterator[None]:
-    """Silences the load report and the progress bar of Transformers, and restores what the user had set."""
+    """Silence the load report and the progress bar of Transformers for a while."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

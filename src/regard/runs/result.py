@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
-from regard.runs.output_dir import PAGE, RESULTS, atomic_folder
+from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -29,15 +29,14 @@ class RunResult(ABC):
     """
 
     command: ClassVar[str]
-    """The command whose result this is."""
     tables: ClassVar[Mapping[str, str]]
-    """The attributes that are tables, and under what name each is kept, as NAME.parquet."""
+    """Attributes that are tables, and the name of their file NAME.parquet."""
     metadata: dict[str, Any]
-    """Where the numbers come from: `describe_run`, and what the command adds."""
+    """`describe_run`, and what the command adds."""
 
     @abstractmethod
     def page(self) -> str:
-        """Return the report as one HTML file that fetches nothing."""
+        """Return the report as one HTML file that loads nothing."""
 
     @abstractmethod
     def summary(self) -> RenderableType:
@@ -52,14 +51,11 @@ class RunResult(ABC):
         return {}
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the result to a folder, whole or not at all.
+        """Write the result to a folder, whole or not at all, and return it.
 
         Args:
             folder: Where to write.
             overwrite: Replace an earlier result of the same command.
-
-        Returns:
-            The folder.
 
         Raises:
             UserError: The folder holds something else, or cannot be written.
@@ -74,8 +70,8 @@ class RunResult(ABC):
             getattr(self, name).to_parquet(folder / f"{file}.parquet", index=False)
         self.write_artifacts(folder)
         (folder / PAGE).write_text(self.page(), encoding="utf-8")
-        text = json.dumps({**self.metadata, "files": sha256_of_files(folder)}, ensure_ascii=False, allow_nan=False)
-        text = json.dumps(seal(json.loads(text)), indent=2, ensure_ascii=False)
+        metadata = seal({**self.metadata, "files": sha256_of_files(folder)})
+        text = json.dumps(metadata, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -100,16 +96,9 @@ class RunResult(ABC):
 
 
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
-    """Read the metadata of a finished run, and check that its files are those that were written.
+    """Return the metadata of a finished run of a command, with the checksums of its files under `files`.
 
-    The page, and what lies in folders below, is not read again and not checked.
-
-    Args:
-        folder: The folder of the run.
-        command: The command that it has to be of.
-
-    Returns:
-        The metadata, with the checksums of the files under `files`.
+    The files are checked, except the page and those in folders below.
 
     Raises:
         UserError: There is no such run, or it is damaged.
@@ -117,14 +106,11 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     path = Path(folder) / RESULTS
     if not path.is_file():
         raise UserError(f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it")
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(metadata, dict) or metadata.get("command") != command:
-        other = metadata.get("command") if isinstance(metadata, dict) else None
-        what = f"is one of `regard {other}`" if other else f"has no command in its {RESULTS}"
-        raise UserError(f"the run in {folder} {what}: expected one of `regard {command}`")
+    metadata = read_json(path)
+    if metadata.get("command") != command:
+        other = metadata.get("command")
+        kind = f"is one of `regard {other}`" if other else f"has no command in its {RESULTS}, or it cannot be read"
+        raise UserError(f"the run in {folder} {kind}: expected one of `regard {command}`")
     if metadata.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
             f"the run in {folder} has schema version {metadata.get('schema_version')}, this version of Regard reads "

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from regard.errors import UserError
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_files
+from regard.runs.output_dir import read_json
 from regard.runs.work_dir import UNFINISHED
 
 MANIFEST = "manifest.json"
@@ -25,22 +26,16 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The states in a folder, each in a folder of its own that is named by its index, as `step-00000100`.
-
-    Attributes:
-        folder: Where they are.
-        name: What an index counts.
-        keep: How many of the last states stay. With two, one that is damaged does not lose the run.
-    """
+    """The states in a folder, each in a folder of its own that is named by its index, as `step-00000100`."""
 
     folder: Path
     name: str = "step"
+    """What an index counts."""
     keep: int = 2
+    """How many of the last states stay. With two, one that is damaged does not lose the run."""
 
     def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
-        """Write a state under another name, and rename it when all of it is on the disk.
-
-        States of a larger index are of a run that went on from an earlier one, and are deleted.
+        """Write a state whole or not at all. States of a larger index are of an earlier run, and are deleted.
 
         Args:
             index: The index of the state.
@@ -82,8 +77,9 @@ class Snapshots:
 
     def paths(self) -> list[Path]:
         """Return the folders of all states, good or damaged, by rising index."""
+        pattern = re.compile(rf"{re.escape(self.name)}-\d{{8,}}")
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((path for path in entries if self._pattern.fullmatch(path.name)), key=self.index_of)
+        return sorted((path for path in entries if pattern.fullmatch(path.name)), key=self.index_of)
 
     def index_of(self, path: Path) -> int:
         """Return the index of the state in a folder."""
@@ -94,13 +90,10 @@ class Snapshots:
         return next((path for path in reversed(self.paths()) if isinstance(self._read_manifest(path), dict)), None)
 
     def latest(self) -> tuple[Path, Any] | None:
-        """Find the last good state.
-
-        Returns:
-            Its folder and its record; None where there is no state at all. A damaged one is passed over with a warning.
+        """Return folder and record of the last good state, None if there are no states; warn of damaged ones.
 
         Raises:
-            UserError: There are states, and all of them are damaged.
+            UserError: All states are damaged.
         """
         paths = self.paths()
         for path in reversed(paths):
@@ -120,11 +113,6 @@ class Snapshots:
         path = self.latest_path()
         return "there is no saved state" if path is None else f"the last good state is {path}"
 
-    def clear(self) -> None:
-        """Delete all states."""
-        for path in self.paths():
-            self._delete(path)
-
     def clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
         for path in self.folder.glob(f"{UNFINISHED}*"):
@@ -132,14 +120,16 @@ class Snapshots:
 
     def _read_manifest(self, path: Path) -> dict[str, Any] | str:
         """Return the manifest of a good state of the index in its name, else what is wrong with it."""
-        manifest = _read_manifest(path)
-        if isinstance(manifest, dict) and manifest["index"] != self.index_of(path):
+        manifest = read_json(path / MANIFEST)
+        if not is_sealed(manifest):
+            return f"{MANIFEST}: missing, or not what was written"
+        version = manifest["schema_version"]
+        if version != SCHEMA_VERSION:
+            return f"{MANIFEST} has schema version {version}, this version of Regard reads {SCHEMA_VERSION}"
+        if manifest["index"] != self.index_of(path):
             return f"{MANIFEST}: of the state of {self.name} {manifest['index']}"
-        return manifest
-
-    @property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.name)}-\d{{8,}}")
+        damaged = find_damaged_files(path, manifest["files"])
+        return f"{', '.join(damaged)}: not what was written" if damaged else manifest
 
     def _unfinished_path(self) -> Path:
         return self.folder / f"{UNFINISHED}{secrets.token_hex(4)}"
@@ -156,22 +146,6 @@ class Snapshots:
         unfinished = self._unfinished_path()
         path.rename(unfinished)
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _read_manifest(path: Path) -> dict[str, Any] | str:
-    """Return the manifest of a state whose files are as they were written, else what is wrong with it."""
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"{MANIFEST}: {' '.join(str(error).split())}"
-    if not is_sealed(manifest):
-        return f"{MANIFEST}: not what was written"
-    if manifest["schema_version"] != SCHEMA_VERSION:
-        return (
-            f"{MANIFEST} has schema version {manifest['schema_version']}, this version of Regard reads {SCHEMA_VERSION}"
-        )
-    damaged = find_damaged_files(path, manifest["files"])
-    return f"{', '.join(damaged)}: not what was written" if damaged else manifest
 
 
 def _flush(path: Path) -> None:

@@ -19,11 +19,14 @@ from regard.errors import UserError
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.journal import Journal
+from regard.runs.output_dir import read_json, readable_errors
 from regard.runs.rank import is_main_process
 
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
 UNFINISHED = ".unfinished-"
 """How the name of something begins while it is being written."""
+UNFINISHED_MARK = f"{UNFINISHED}{MARK}"
+"""The only unfinished entry of a run that stands at the top of its work folder, where the user may have others."""
 PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 """Where the run before this one waits until this one has something to go on with, and while it is moved there."""
 SCHEMA_VERSION = 1
@@ -31,15 +34,7 @@ SCHEMA_VERSION = 1
 
 @dataclass
 class WorkDir:
-    """The work folder of one run, locked while `open_work_dir` lasts.
-
-    Attributes:
-        folder: Where it is.
-        command: The command that works there.
-        parts: Names of the entries that the run makes in the folder, beside the journal.
-        products: Names of entries from which alone a run cannot go on.
-        resume: Whether the run goes on with what an earlier one left.
-    """
+    """The work folder of one run, locked while `open_work_dir` lasts; see there for the fields."""
 
     folder: Path
     command: str
@@ -51,22 +46,19 @@ class WorkDir:
 
     @property
     def journal(self) -> Journal:
-        """The finished parts of the run. `start` has to come first."""
+        """The finished parts of the run, once it has started."""
         assert self._journal is not None, "the run has not started"
         return self._journal
 
     def start(self, identity: Mapping[str, Any]) -> None:
-        """Begin, or go on, as a run of this identity. Nothing in the folder is changed before.
+        """Begin, or go on, as a run of this identity: what its numbers depend on.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
-
-        Args:
-            identity: What the numbers of the run depend on. A run that goes on must have the same.
 
         Raises:
             UserError: The run to go on with has another identity, or its files are damaged.
         """
-        with raise_on_all_ranks():
+        with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
                 self._begin(json.loads(json.dumps(identity)))
         self.resume = self.resume and (self.folder / MARK).exists()
@@ -94,7 +86,7 @@ class WorkDir:
             (self.folder / LOCK).unlink(missing_ok=True)
 
     def can_resume(self) -> bool:
-        """Return whether there is something to go on with: an entry of the journal, or one of the `parts`."""
+        """Return whether the run has left an entry in its journal, or one of the `parts`."""
         return _has_progress(self.folder, self.parts)
 
     def clear(self) -> None:
@@ -106,10 +98,7 @@ class WorkDir:
             self.folder.rmdir()
 
     def settle(self) -> None:
-        """Delete the run before this one if this one can go on; else delete this one, and put that one back.
-
-        Where no run is set aside, nothing happens.
-        """
+        """Delete the run that was set aside if this one can go on; else delete this one, and put that one back."""
         _move_entries(self.folder / MOVING, self.folder)
         previous = self.folder / PREVIOUS
         if not previous.is_dir():
@@ -121,40 +110,35 @@ class WorkDir:
         _move_entries(previous, self.folder)
 
     def _set_aside(self, mark: Mapping[str, Any]) -> None:
-        """Move the entries that a mark names into `PREVIOUS`, the mark last."""
+        """Move the run of a mark into `PREVIOUS`, which appears when it is complete."""
         moving = self.folder / MOVING
         moving.mkdir()
-        for name in (*mark["parts"], JOURNAL, MARK):
-            for path in list(self.folder.glob(name)):
-                path.rename(moving / path.name)
+        for path in self._entries(mark):
+            path.rename(moving / path.name)
         moving.rename(self.folder / PREVIOUS)
 
     def _delete_run(self) -> None:
         """Delete what a run has made, if there is one."""
         mark = _read_mark(self.folder)
         if mark is not None:
-            self._delete_own(mark)
+            for path in self._entries(mark):
+                _delete(path)
         self._clear_unfinished()
+
+    def _entries(self, mark: Mapping[str, Any]) -> list[Path]:
+        """Return the entries of the run of a mark, the mark last."""
+        return list(dict.fromkeys(path for name in (*mark["parts"], JOURNAL, MARK) for path in self.folder.glob(name)))
 
     def _write_mark(self, identity: Mapping[str, Any]) -> None:
         parts = [*self.parts, *self.products]
         mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
-        path = self.folder / f"{UNFINISHED}{MARK}"
-        try:
-            path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
-            path.replace(self.folder / MARK)
-        except OSError as error:
-            raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
-
-    def _delete_own(self, mark: Mapping[str, Any]) -> None:
-        """Delete the entries that a mark names."""
-        for name in (*mark["parts"], JOURNAL, MARK):
-            for path in list(self.folder.glob(name)):
-                _delete(path)
+        path = self.folder / UNFINISHED_MARK
+        path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
+        path.replace(self.folder / MARK)
 
     def _clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
-        for pattern in (f"{UNFINISHED}*", *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
+        for pattern in (UNFINISHED_MARK, *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
             for path in list(self.folder.glob(pattern)):
                 _delete(path)
 
@@ -169,11 +153,10 @@ def open_work_dir(
     resume: bool = False,
     keep: bool = False,
 ) -> Iterator[WorkDir]:
-    """Lock the work folder of a run while the block lasts.
+    """Lock the work folder of a run while the block lasts; nothing in it is deleted before `WorkDir.start`.
 
-    Nothing in the folder is deleted before `WorkDir.start`. At the end what the run has made is deleted, unless `keep`.
-    After an exception it stays if the run can go on with it. Otherwise it goes, and an earlier run that `start` has set
-    aside comes back.
+    At the end what the run has made is deleted, unless `keep`. After an exception it stays if the run can go on with
+    it. Otherwise it goes, and an earlier run that `start` has set aside comes back.
 
     Args:
         folder: The folder, which need not exist; None for a temporary one.
@@ -182,9 +165,6 @@ def open_work_dir(
         products: Names, or patterns, of the other entries that it makes.
         resume: Go on with what an earlier run has left, if it has left something.
         keep: Leave everything at the end.
-
-    Yields:
-        The work folder.
 
     Raises:
         UserError: The folder holds something else, or another process works in it.
@@ -197,7 +177,7 @@ def open_work_dir(
         return
     work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products))
     with contextlib.ExitStack() as stack:
-        with raise_on_all_ranks():
+        with raise_on_all_ranks(), readable_errors(work.folder):
             check_work_dir(work.folder, command)
             path = work.folder.absolute()
             new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -209,25 +189,16 @@ def open_work_dir(
             yield work
         except BaseException:
             if is_main_process():
-                work.undo()
+                with readable_errors(work.folder):
+                    work.undo()
                 _remove_empty(new_folders)
             raise
         if is_main_process():
-            _delete(work.folder / PREVIOUS)
-            if not keep:
-                work.clear()
-                _remove_empty(new_folders)
-
-
-def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
-    """Delete what a run has made in its work folder, and the folder if nothing else is in it.
-
-    Raises:
-        UserError: The folder is of something else, or in use.
-    """
-    if folder.exists():
-        with open_work_dir(folder, command=command, parts=parts):
-            pass
+            with readable_errors(work.folder):
+                _delete(work.folder / PREVIOUS)
+                if not keep:
+                    work.clear()
+                    _remove_empty(new_folders)
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -239,14 +210,10 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def check_work_dir(folder: Path, command: str) -> None:
-    """Check that a folder is new, empty, or the work folder of a run of this command.
-
-    Raises:
-        UserError: It is something else, which must not be deleted.
-    """
+    """Check that a folder is new, empty, or the work folder of a run of this command. Raises UserError."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"work folder: expected a folder, {folder} is a file")
-    if not folder.is_dir() or all(path.name == LOCK or path.name.startswith(UNFINISHED) for path in folder.iterdir()):
+    if not folder.is_dir() or all(path.name in (LOCK, UNFINISHED_MARK) for path in folder.iterdir()):
         return
     if not any((folder / name / MARK).exists() for name in ("", PREVIOUS, MOVING)):
         raise UserError(f"work folder: expected a new folder or that of an earlier run; {folder} holds other files")
@@ -259,12 +226,7 @@ def check_work_dir(folder: Path, command: str) -> None:
 
 
 def can_resume(folder: Path, parts: Sequence[str]) -> bool:
-    """Return whether a run has left something in its work folder to go on with.
-
-    Args:
-        folder: The work folder.
-        parts: Names, or patterns, of the entries that such a run makes there.
-    """
+    """Return whether a run has left something in its work folder to go on with; see `open_work_dir` for `parts`."""
     return _has_progress(folder, parts) or any((folder / name).is_dir() for name in (PREVIOUS, MOVING))
 
 
@@ -275,11 +237,8 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
     if journal.is_file() and b"\n" in journal.read_bytes():
         return True
     entries = [path for part in parts for path in folder.glob(part)]
-    return any(path.is_file() or _has_files(path) for path in entries)
-
-
-def _has_files(folder: Path) -> bool:
-    return any(path.is_file() and UNFINISHED not in path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    files = [(entry, path) for entry in entries for path in (entry, *entry.rglob("*")) if path.is_file()]
+    return any(UNFINISHED not in path.relative_to(entry).as_posix() for entry, path in files)
 
 
 def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -295,11 +254,7 @@ def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 @contextlib.contextmanager
 def lock_dir(folder: Path, command: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is made, while the block lasts; only the main process of several does.
-
-    Raises:
-        UserError: Another process holds it. The message says which.
-    """
+    """Hold the lock of a folder, which is made, in the main process. Raises UserError, which names its holder."""
     if not is_main_process():
         yield
         return
@@ -313,14 +268,12 @@ def lock_dir(folder: Path, command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_file(folder: Path) -> Iterator[IO[str]]:
-    """Hold the lock file of a folder. One that its holder has deleted meanwhile locks nothing: then the next one is."""
+    """Hold the lock file of a folder; if its last holder has deleted it meanwhile, that of a new one."""
     path, is_locked = folder / LOCK, False
     while not is_locked:
-        try:
+        with readable_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         with os.fdopen(descriptor, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -350,10 +303,7 @@ def _read_mark(folder: Path) -> dict[str, Any] | None:
     path = folder / MARK
     if not path.is_file():
         return None
-    try:
-        mark: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        mark = {}
+    mark = read_json(path)
     if not is_sealed(mark) or mark.get("schema_version") != SCHEMA_VERSION:
         raise UserError(f"work folder: {path} is damaged or of another version. Delete {folder}, or choose another.")
     return mark

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from transformers import TrainerCallback
 
 from regard.data import make_text_windows
 from regard.errors import UserError
+from regard.runs.output_dir import write_file
 from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
 HISTORY, SINKS = "history.parquet", "sinks.parquet"
@@ -72,8 +71,13 @@ class SinkCallback(TrainerCallback):
         batch_size: int = 32,
         folder: str | Path | None = None,
     ) -> None:
-        sequences = _resolve_rows(rows, texts, tokenizer, length=length, samples=samples)
-        self.watch = SinkMonitor(sequences, every=every, epsilon=epsilon, batch_size=batch_size)
+        if (rows is None) == (texts is None):
+            raise UserError(f"SinkCallback: expected either rows or texts, got {'neither' if rows is None else 'both'}")
+        if rows is None:
+            if tokenizer is None or isinstance(texts, str) or texts is None:
+                raise UserError("SinkCallback: expected a list of texts together with a tokenizer")
+            rows = make_text_windows(texts, tokenizer, length=length, samples=samples).input_ids
+        self.watch = SinkMonitor(rows, every=every, epsilon=epsilon, batch_size=batch_size)
         self.folder = None if folder is None else Path(folder)
         self._trainer: Any = None
         self._log: list[dict[str, Any]] = []
@@ -86,7 +90,7 @@ class SinkCallback(TrainerCallback):
         return self
 
     def frame(self) -> pd.DataFrame:
-        """Return the measurements by step, layer, head and position as a tidy table."""
+        """Return the measurements by step, layer, head and position."""
         return self.watch.frame()
 
     def history(self) -> pd.DataFrame:
@@ -106,35 +110,25 @@ class SinkCallback(TrainerCallback):
         """Return the steps at which sinks emerged; see `regard.training.sink_monitor.find_emergence`."""
         return find_emergence(self.history(), rate)
 
-    # -- called by the Trainer ---------------------------------------------------------------------------------------
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore measurements of a resumed run; if there are none, measure before the first step."""
         self._log = state.log_history
         self.watch.load(row for row in self._saved_rows(state.global_step) if row[0] <= state.global_step)
         if not any("sink_rate" in entry for entry in self._log):
             self._measure(state, control, kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure if it is due."""
         last = state.global_step >= state.max_steps or control.should_training_stop
         if self.watch.due(state.global_step, last):
             self._measure(state, control, kwargs["model"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure if training stops early."""
         if control.should_training_stop:
             self._measure(state, control, kwargs["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the tables beside a checkpoint."""
         self._write(state)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the tables."""
-        self._write(state)
-
-    # ----------------------------------------------------------------------------------------------------------------
+    on_train_end = on_save
 
     def _saved_rows(self, step: int) -> list[list[Any]]:
         """Return earlier rows of a resumed run, from this process or from the folder."""
@@ -161,29 +155,5 @@ class SinkCallback(TrainerCallback):
 
     def _write(self, state: Any) -> None:
         if self.folder is not None and state.is_world_process_zero:
-            _write_tables(self.folder, {HISTORY: self.history(), SINKS: self.frame()})
-
-
-def _resolve_rows(
-    rows: Tensor | None, texts: Sequence[str] | None, tokenizer: Any, *, length: int, samples: int
-) -> Int[Tensor, "sample length"]:
-    """Return the rows, or make them from texts."""
-    if (rows is None) == (texts is None):
-        raise UserError(f"SinkCallback: expected either rows or texts, got {'neither' if rows is None else 'both'}")
-    if rows is not None:
-        return rows
-    if tokenizer is None or isinstance(texts, str) or texts is None:
-        raise UserError("SinkCallback: expected a list of texts together with a tokenizer")
-    return make_text_windows(texts, tokenizer, length=length, samples=samples).input_ids
-
-
-def _write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write each table completely or not at all."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
-                table.to_parquet(Path(temporary) / name, index=False)
-                os.replace(Path(temporary) / name, folder / name)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+            for name, table in {HISTORY: self.history(), SINKS: self.frame()}.items():
+                write_file(self.folder / name, table.to_parquet(index=False))

@@ -73,16 +73,7 @@ def _unwrap_name(name: str) -> str:
 
 
 def save(snapshots: Snapshots, weights: Weights, state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint, whole or not at all.
-
-    Args:
-        snapshots: Where checkpoints are kept.
-        weights: What `gather` returned.
-        state: The state of the loop, as JSON holds it; its `step` is the index of the checkpoint.
-
-    Raises:
-        UserError: It cannot be written. What was there before is there still.
-    """
+    """Write a checkpoint of weights and the JSON state of the loop, whose `step` is its index. Raises UserError."""
 
     def write(folder: Path) -> None:
         save_file(dict(weights.model), folder / MODEL, metadata={"format": "pt"})
@@ -92,11 +83,7 @@ def save(snapshots: Snapshots, weights: Weights, state: Mapping[str, Any]) -> Pa
 
 
 def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the weights of a checkpoint into model and optimizer.
-
-    Raises:
-        UserError: They are of another model. Nothing is changed then.
-    """
+    """Load the weights of a checkpoint into model and optimizer. Raises UserError if they are of another model."""
     tensors = dict(_named_tensors(model))
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     with safe_open(path / MODEL, framework="pt") as weights, safe_open(path / OPTIMIZER, framework="pt") as moments:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
@@ -46,13 +47,11 @@ RECENT = 20
 
 
 class Monitor(Protocol):
-    """Measures a model between steps."""
+    """Measures a model between steps, where it is due, and returns metrics for the row of the step in the history."""
 
-    def due(self, step: int, last: bool) -> bool:
-        """Return whether it measures after this step; `last` if there are no more."""
+    def due(self, step: int, last: bool) -> bool: ...
 
-    def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """Return metrics for the row of this step in the history."""
+    def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def train(
 
     Args:
         model: The model.
-        plan: Configuration.
+        plan: The configuration.
         batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
@@ -175,16 +174,13 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
             _take_step(run, progress)
             _report(run, progress)
             _record_row(run, progress)
-            if _checkpoint_due(run, progress):
+            if progress.step % (run.plan.save_steps or run.plan.max_steps) == 0 or progress.step == run.plan.max_steps:
                 _save(run, progress)
     except KeyboardInterrupt:
         # Processes are interrupted at different steps, so sharded weights cannot be gathered.
         if progress.step > progress.saved and run.placed.first and not run.placed.sharded:
             _save(run, progress, alone=True)
         raise
-
-
-# -- a step ---------------------------------------------------------------------------------------------
 
 
 def _take_step(run: _Run, progress: _Progress) -> None:
@@ -258,9 +254,6 @@ def _delay_interrupts() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-# -- rows of the history --------------------------------------------------------------------------------
-
-
 def _record_row(run: _Run, progress: _Progress) -> None:
     """Add the row of this step if one is due, unless a resumed run has it."""
     last = progress.step == run.plan.max_steps
@@ -290,10 +283,8 @@ def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.first:
-        speed = {
-            "items_per_second": progress.items_per_second,
-            "seconds_left": progress.seconds_left(run.plan.max_steps),
-        }
+        left = progress.seconds_left(run.plan.max_steps)
+        speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
 
@@ -312,45 +303,29 @@ def _run_trackers(run: _Run) -> Iterator[None]:
             tracker.finish()
 
 
-# -- checkpoints ----------------------------------------------------------------------------------------
-
-
-def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
-    interval = run.plan.save_steps
-    return progress.step == run.plan.max_steps or (interval is not None and progress.step % interval == 0)
-
-
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     """Write a checkpoint from the main process; if that fails all processes stop, unless it is `alone`."""
     if run.snapshots is None:
         return
-    placed, error = run.placed, None
+    placed = run.placed
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
-    if placed.first:
-        state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
-        if run.journal is not None:
-            state["journal"] = run.journal.head
-        try:
+    with contextlib.nullcontext() if alone else raise_on_all_ranks():
+        if placed.first:
+            state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+            if run.journal is not None:
+                state["journal"] = run.journal.head
             with _delay_interrupts():
                 checkpoint.save(run.snapshots, weights, state)
                 progress.saved = progress.step
-        except UserError as caught:
-            error = caught
-    failed = error is not None if alone else bool(placed.any(torch.tensor([error is not None])))
-    if failed:
-        raise error or UserError(f"the first process cannot write the checkpoint of step {progress.step}")
 
 
 def _restore_progress(run: _Run, resume: bool) -> _Progress:
     """Restore the last checkpoint, or begin."""
     if run.snapshots is None:
         return _Progress()
-    latest, refusal = None, None
-    try:
+    with raise_on_all_ranks():
         latest = _read_checkpoint(run, run.snapshots, resume)
-    except UserError as error:
-        refusal = error
-    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"], refusal)
+    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"])
     if latest is None:
         return _Progress()
     path, state = latest

@@ -27,7 +27,7 @@ def check_metric(metric: str) -> None:
     """Check that a metric exists and its package is installed."""
     check_choice("metric", metric, METRICS)
     if metric in PACKAGES:
-        _package(PACKAGES[metric], metric)
+        _import_package(metric)
 
 
 def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
@@ -36,20 +36,12 @@ def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) ->
     return float((labels == predictions)[mask].double().mean())
 
 
-def token_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """Return the micro-averaged F1 over tokens, 0 to 1.
-
-    With one label and one prediction for each token it equals the accuracy.
-    """
-    return accuracy(labels, predictions, label_names)
-
-
 def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """Return Matthews' correlation coefficient, −1 to 1; 0 if all predictions are one class."""
     mask = labels != IGNORE_INDEX
     if len(labels[mask].unique()) < 2:
         raise UserError("mcc: expected labels of at least two classes, got one")
-    coefficient = _package(PACKAGES["mcc"], "mcc").matthews_corrcoef
+    coefficient = _import_package("mcc").matthews_corrcoef
     return float(coefficient(labels[mask].numpy(), predictions[mask].numpy()))
 
 
@@ -59,34 +51,28 @@ def f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float
     truth, predicted = labels[mask], predictions[mask]
     if int(truth.max()) > 1 or not bool((truth == 1).any()):
         raise UserError(f"f1: expected labels 0 and 1 with at least one 1, got {sorted(set(truth.tolist()))}")
-    return float(_package(PACKAGES["f1"], "f1").f1_score(truth.numpy(), predicted.numpy(), zero_division=0.0))
+    return float(_import_package("f1").f1_score(truth.numpy(), predicted.numpy(), zero_division=0.0))
 
 
 def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """Return the F1 over entities, 0 to 1; type and both ends must be right (CoNLL-2003).
 
-    An entity begins at B, or at I after O or after another type.
-
-    Args:
-        labels: Indices of `label_names`, (sample, position).
-        predictions: Indices of `label_names`, (sample, position).
-        label_names: O, B-type and I-type.
+    Labels and predictions (sample, position) are indices of `label_names`: O, B-type and I-type. An entity begins at
+    B, or at I after O or after another type.
     """
     invalid = [name for name in label_names if name != "O" and name[:2] not in ("B-", "I-")]
     if invalid or not label_names:
         raise UserError(f"entity_f1: expected labels O, B-type and I-type, got {', '.join(invalid) or 'none'}")
     mask = labels != IGNORE_INDEX
-    tags = [
-        [
-            [label_names[index] for index in indices[row_mask].tolist()]
-            for indices, row_mask in zip(rows, mask, strict=True)
-        ]
-        for rows in (labels, predictions)
-    ]
-    if not any(name != "O" for row in tags[0] for name in row):
+
+    def tag_names(rows: Tensor) -> list[list[str]]:
+        return [[label_names[index] for index in row[valid].tolist()] for row, valid in zip(rows, mask, strict=True)]
+
+    tags = tag_names(labels)
+    if not any(name != "O" for row in tags for name in row):
         raise UserError("entity_f1: expected at least one entity among the labels, got none")
     types = sorted({name[2:] for name in label_names if name != "O"})
-    evaluator = _package(PACKAGES["entity_f1"], "entity_f1").Evaluator(*tags, tags=types, loader="list")
+    evaluator = _import_package("entity_f1").Evaluator(tags, tag_names(predictions), tags=types, loader="list")
     return float(evaluator.evaluate()["overall"]["strict"].f1)
 
 
@@ -101,7 +87,7 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": accuracy,
     "f1": f1,
     "entity_f1": entity_f1,
-    "token_f1": token_f1,
+    "token_f1": accuracy,  # the micro-averaged F1 over tokens, each of which has one label and one prediction
     "negative_log_perplexity": negative_log_perplexity,
 }
 
@@ -110,8 +96,8 @@ PACKAGES = {"mcc": "sklearn.metrics", "f1": "sklearn.metrics", "entity_f1": "ner
 """Packages of metrics that Regard does not compute itself."""
 
 
-def _package(name: str, metric: str) -> ModuleType:
-    """Import the package of a metric."""
+def _import_package(metric: str) -> ModuleType:
+    name = PACKAGES[metric]
     try:
         return importlib.import_module(name)
     except ImportError as error:

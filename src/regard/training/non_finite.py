@@ -22,18 +22,7 @@ def raise_non_finite(
     norm: float,
     last: str,
 ) -> NoReturn:
-    """Raise the UserError of a loss or a gradient norm that is not finite.
-
-    Args:
-        placed: The model.
-        loss: Returns the sum of the losses of some rows.
-        rows: The batch.
-        seed: The seed of the run.
-        step: The step of the batch.
-        mean: The mean loss of the batch.
-        norm: The norm of its gradient.
-        last: Half a sentence about the last checkpoint.
-    """
+    """Raise the UserError of a mean loss or gradient norm that is not finite; `last` describes the last checkpoint."""
     if torch.tensor(mean).isfinite():
         raise UserError(f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}")
     rows_at_fault = _rows_without_finite_loss(placed, loss, rows, seed, step)

@@ -36,13 +36,8 @@ class Placement:
         bare: The module itself.
         wrapped: The module wrapped for several processes.
         called: `wrapped`, compiled if the plan says so. Losses are computed with it.
-        optimizer: Its optimizer.
         trained: Parameters that require gradients.
         sharded: Whether a process holds only a part of them.
-        device: Device of this process.
-        processes: Number of processes.
-        rank: Index of this process.
-        precision: Precision of the forward pass.
     """
 
     bare: nn.Module
@@ -58,7 +53,7 @@ class Placement:
 
     @property
     def first(self) -> bool:
-        """Whether this is the main process, which writes and reports."""
+        """Whether this is the main process."""
         return self.rank == 0
 
     def share(self, rows: Rows) -> slice:
@@ -107,15 +102,9 @@ def _sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-# -- placing --------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def make_accelerator(plan: TrainingConfig, device: str | None, folder: str | None) -> Iterator[Accelerator]:
-    """Make an Accelerator for a while, and restore its global state afterwards.
-
-    It handles neither precision nor accumulation, so that a Trainer's earlier choices do not matter.
-    """
+    """Make an Accelerator, for neither precision nor accumulation, and restore its global state afterwards."""
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
     _check_trackers(plan.trackers, folder)
@@ -222,14 +211,9 @@ def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
         raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {plan.batch_size}")
 
 
-# -- rows -----------------------------------------------------------------------------------------------
-
-
-def check_same_start(placed: Placement, folder: Path, step: int, refused: UserError | None) -> None:
+def check_same_start(placed: Placement, folder: Path, step: int) -> None:
     """Check that all processes begin at the same step; otherwise all raise UserError, so that none waits."""
-    minimum, maximum = placed.least_and_most(-1 if refused else step)
-    if refused or minimum < 0:
-        raise refused or UserError(f"{folder}: another process cannot start from what it sees there")
+    minimum, maximum = placed.least_and_most(step)
     if minimum != maximum:
         raise UserError(
             f"{folder}: expected every process to see the same checkpoints, got step {minimum} as the last of one and "
@@ -238,7 +222,7 @@ def check_same_start(placed: Placement, folder: Path, step: int, refused: UserEr
 
 
 def slice_batch(rows: Rows, part: slice) -> Rows:
-    """Slice the rows of a batch."""
+    """Return some rows of a batch."""
     return {name: value[part] for name, value in rows.items()}
 
 
@@ -252,9 +236,6 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
 def to_device(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
     """Move rows to a device."""
     return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
-
-
-# -- random numbers -------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -18,19 +18,16 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, eq=False)
 class TokenStates:
-    """Hidden states of selected tokens in all layers.
-
-    Args:
-        states: States (token, layer, width).
-        row: Row of each token in the batch, (token,).
-        position: Position of each token in its row, (token,).
-        rows: Number of rows of the batch.
-    """
+    """Hidden states (token, layer, width) of selected tokens, with row and position (token,) in a batch of `rows`."""
 
     states: Tensor
     row: Tensor
     position: Tensor
     rows: int
+
+    def to(self, device: torch.device) -> TokenStates:
+        """Return the states on a device."""
+        return TokenStates(self.states.to(device), self.row.to(device), self.position.to(device), self.rows)
 
     @classmethod
     def select(cls, states: Tensor, mask: Tensor) -> TokenStates:
@@ -118,9 +115,6 @@ def make_probe(
         dropout: Dropout of a sequence probe.
         activation: Activation of an MLM probe, the model's `config.hidden_act`.
         seed: Seed of the initial weights.
-
-    Raises:
-        UserError: The kind or the activation is unknown.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.runs.config import Config, config_field
 from regard.training.probes import (
     IGNORE_INDEX,
     MaskedProbe,
@@ -25,26 +28,16 @@ OnEpoch = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+class ProbeConfig(Config):
     """Hyperparameters of a probe: Adam with a constant learning rate (arXiv 2211.03495, table 3)."""
 
-    learning_rate: float
-    batch_size: int
-    epochs: int
-    dropout: float = 0.1
-    weight_decay: float = 0.0
+    command: ClassVar[str] = "probe"
 
-    def __post_init__(self) -> None:
-        """Check all fields."""
-        for name in ("batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise UserError(f"learning-rate: expected a number above 0, got {self.learning_rate}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UserError(f"weight-decay: expected a number from 0, got {self.weight_decay}")
+    learning_rate: float = config_field(dataclasses.MISSING, "Learning rate.", exclusive_minimum=0)
+    batch_size: int = config_field(dataclasses.MISSING, "Samples of a batch.")
+    epochs: int = config_field(dataclasses.MISSING, "Passes over the samples.")
+    dropout: float = config_field(0.1, "Dropout of a sequence probe.", minimum=0, exclusive_maximum=1)
+    weight_decay: float = config_field(0.0, "L2 penalty of Adam.", minimum=0)
 
 
 def fit_probe(
@@ -59,7 +52,7 @@ def fit_probe(
     device: torch.device | str = "cpu",
     on_epoch: OnEpoch | None = None,
 ) -> Probe:
-    """Fit a new probe; the global generators are not changed.
+    """Fit a new probe, and return it in evaluation mode; the global generators are not changed.
 
     Args:
         kind: Kind of probe.
@@ -71,9 +64,6 @@ def fit_probe(
         activation: Activation of an MLM probe, the model's `config.hidden_act`.
         device: Device of the probe.
         on_epoch: Called with epochs done, all epochs and mean loss.
-
-    Returns:
-        The probe, in evaluation mode.
     """
     check_labels(kind, states, labels, classes)
     sizes = {"layers": states.layers, "length": states.length, "width": states.width, "classes": classes}
@@ -85,9 +75,8 @@ def fit_probe(
             if token_mask is None or bool(token_mask.any()):
                 yield loss_of(probe, states.tokens(rows, token_mask), labels[rows])
 
-    optimize(
-        make_adam([{"params": list(probe.parameters())}], settings), losses, settings.epochs, seed, device, on_epoch
-    )
+    optimizer = make_adam([{"params": list(probe.parameters())}], settings)
+    optimize(optimizer, losses, settings.epochs, seed, device, on_epoch)
     return probe.eval()
 
 
@@ -118,11 +107,9 @@ def loss_of(probe: Probe, tokens: TokenStates, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of a batch with labels (row,), or (row, position) at the tokens."""
     device = next(probe.parameters()).device
     labels = labels.to(device)
-    tokens_on_device = TokenStates(
-        tokens.states.to(device), tokens.row.to(device), tokens.position.to(device), tokens.rows
-    )
-    targets = labels if isinstance(probe, SequenceProbe) else labels[tokens_on_device.row, tokens_on_device.position]
-    return nn.functional.cross_entropy(probe.of_tokens(tokens_on_device), targets)
+    tokens = tokens.to(device)
+    targets = labels if isinstance(probe, SequenceProbe) else labels[tokens.row, tokens.position]
+    return nn.functional.cross_entropy(probe.of_tokens(tokens), targets)
 
 
 def make_adam(groups: list[dict[str, object]], settings: ProbeConfig) -> torch.optim.Optimizer:
@@ -196,9 +183,7 @@ def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch
 def _predict_batch(probe: Probe, states: States, rows: Tensor, labels: Tensor | None, device: torch.device) -> Tensor:
     sequence = isinstance(probe, SequenceProbe)
     tokens = states.tokens(rows, None if sequence or labels is None else labels[rows] != IGNORE_INDEX)
-    logits = probe.of_tokens(
-        TokenStates(tokens.states.to(device), tokens.row.to(device), tokens.position.to(device), tokens.rows)
-    ).cpu()
+    logits = probe.of_tokens(tokens.to(device)).cpu()
     if sequence:
         return logits.argmax(-1)
     if isinstance(probe, MaskedProbe):

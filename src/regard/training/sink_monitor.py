@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
-from regard.errors import UserError
+from regard.errors import UserError, check_int
 from regard.hooks.attention_function import Observer
 from regard.hooks.layers import evaluation_mode
 from regard.hooks.observe import watching
@@ -36,7 +36,17 @@ MAX_SLICE = 1 << 22
 """Maximum number of logits converted to float32 at a time."""
 
 
-class SinkMonitor:
+class _PeriodicMonitor:
+    """Measures every so many steps, and after the last."""
+
+    every: int
+
+    def due(self, step: int, last: bool) -> bool:
+        """Return whether to measure after this step."""
+        return last or step % self.every == 0
+
+
+class SinkMonitor(_PeriodicMonitor):
     """Measures the sinks of a causal model on held-out rows during training.
 
     Calling it with the model and the step returns metrics by name:
@@ -73,7 +83,8 @@ class SinkMonitor:
         _check_rows("rows", rows)
         if strongest_queries is None:
             strongest_queries = max(minimum_queries, rows.shape[1] // 2)
-        _check_positive(every=every, batch_size=batch_size, strongest_queries=strongest_queries)
+        for name, value in (("every", every), ("batch_size", batch_size), ("strongest_queries", strongest_queries)):
+            check_int(name, value, least=1)
         SinkRate([epsilon], minimum_queries)
         if rows.shape[1] < minimum_queries:
             raise UserError(
@@ -97,12 +108,8 @@ class SinkMonitor:
         length = self.samples.shape[1]
         return math.fsum(1 / n for n in range(1, length + 1)) / length
 
-    def due(self, step: int, last: bool) -> bool:
-        """Whether to measure after this step."""
-        return last or step % self.every == 0
-
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Return the metrics of a step; its rows replace those of this and later steps, from before a resumption."""
+        """Return the metrics of a step; its rows replace those of this and later steps."""
         rows, virtual = self._measure(model)
         by_name: dict[str, list[StatisticRow]] = {}
         for row in rows:
@@ -121,7 +128,6 @@ class SinkMonitor:
         self.rows = [list(row) for row in rows]
 
     def frame(self) -> pd.DataFrame:
-        """Return all rows as the table of sinks.parquet."""
         return sink_table(self.rows)
 
     def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool]:
@@ -185,18 +191,16 @@ class _VirtualSinkObserver(Observer):
     def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """Look at a call, and request nothing."""
         column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.has_virtual_sink = self.has_virtual_sink or column or longer or call.sink is not None
         return None
 
 
-class ValidationLoss:
-    """Measures the mean negative log-likelihood of held-out rows of each domain during training.
+class ValidationLoss(_PeriodicMonitor):
+    """Measures the mean negative log-likelihood of held-out rows during training, in nats per token.
 
-    Calling it with the model and the step returns `valid_loss.<domain>` in nats per token, and `valid_loss`, the mean
-    over the tokens of all domains.
+    Calling it with the model and the step returns `valid_loss.<domain>`, and `valid_loss` over all domains together.
 
     Args:
         domains: Token ids (row, length) by domain.
@@ -213,7 +217,8 @@ class ValidationLoss:
         batch_size: int = 32,
         uncounted: Iterable[int] = (),
     ) -> None:
-        _check_positive(every=every, batch_size=batch_size)
+        check_int("every", every, least=1)
+        check_int("batch_size", batch_size, least=1)
         if not domains:
             raise UserError("domains: expected at least one, got none")
         self.uncounted = frozenset(uncounted)
@@ -224,12 +229,7 @@ class ValidationLoss:
         self.domains = dict(domains)
         self.every, self.batch_size = every, batch_size
 
-    def due(self, step: int, last: bool) -> bool:
-        """Whether to measure after this step."""
-        return last or step % self.every == 0
-
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Return the losses after a step."""
         device = next(model.parameters()).device
         with evaluation_mode(model, device):
             sums = {name: self._sum(model, rows, device) for name, rows in self.domains.items()}
@@ -260,10 +260,7 @@ class ValidationLoss:
 def sum_nll(
     logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"], target_mask: Bool[Tensor, " token"]
 ) -> Float[Tensor, ""]:
-    """Return −Σ log p(target) over the targets in a mask, in float64.
-
-    Logits are converted to float32 (float64 stays) in slices, so that no full copy is in memory.
-    """
+    """Return −Σ log p(target) over the targets in a mask, in float64, without a full float32 copy of the logits."""
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
     acc_dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = max(1, MAX_SLICE // logits.shape[-1])
@@ -271,6 +268,10 @@ def sum_nll(
         log_probs = chunk.log_softmax(-1, dtype=acc_dtype).gather(-1, labels.long()[:, None])[:, 0]
         total -= log_probs[mask].double().sum()
     return total
+
+
+ALPHA_FACTOR = 1.5
+"""Threshold of the mean α_1, in multiples of its uniform value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +291,6 @@ class Emergence:
     rate: float
 
 
-ALPHA_FACTOR = 1.5
-"""Threshold of the mean α_1, in multiples of its uniform value."""
-
-
 def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: float = 5.0) -> Emergence:
     """Find the steps at which sinks emerged.
 
@@ -310,51 +307,28 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")
-    records = history.to_dict("records") if isinstance(history, pd.DataFrame) else history
-    rows: dict[int, dict[str, Any]] = {}
-    for row in records:
-        if not _has_value(row.get("step")):
-            raise UserError("history: expected a step in every row")
-        rows[int(row["step"])] = dict(row)
-    ordered = [rows[step] for step in sorted(rows)]
-
-    def reaches_rate(name: str) -> Callable[[Mapping[str, Any]], bool]:
-        return lambda row: row[name] >= rate
-
+    rows = history if isinstance(history, pd.DataFrame) else pd.DataFrame(list(history))
+    table = rows.reindex(columns=["step", "sink_rate_max", "virtual_sink_rate", "alpha_first", "alpha_uniform"])
+    if table["step"].isna().any():
+        raise UserError("history: expected a step in every row")
+    table = table.astype(float).drop_duplicates("step", keep="last").set_index("step").sort_index()
+    alpha, uniform = table["alpha_first"], table["alpha_uniform"]
     return Emergence(
-        step=_first_step(ordered, ("sink_rate_max",), reaches_rate("sink_rate_max")),
-        virtual_step=_first_step(ordered, ("virtual_sink_rate",), reaches_rate("virtual_sink_rate")),
-        alpha_step=_first_step(
-            ordered,
-            ("alpha_first", "alpha_uniform"),
-            lambda row: row["alpha_first"] > ALPHA_FACTOR * row["alpha_uniform"],
-        ),
+        step=_first_lasting(table["sink_rate_max"] >= rate, table["sink_rate_max"]),
+        virtual_step=_first_lasting(table["virtual_sink_rate"] >= rate, table["virtual_sink_rate"]),
+        alpha_step=_first_lasting(alpha > ALPHA_FACTOR * uniform, alpha + uniform),
         rate=float(rate),
     )
 
 
-def _first_step(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], condition: Callable[[Mapping[str, Any]], bool]
-) -> int | None:
-    """Return the first step from which on a condition holds in all rows that have the columns."""
-    first_step = None
-    for row in rows:
-        if all(_has_value(row.get(name)) for name in columns):
-            first_step = (int(row["step"]) if first_step is None else first_step) if condition(row) else None
-    return first_step
-
-
-def _has_value(value: Any) -> bool:
-    return value is not None and not pd.isna(value)
+def _first_lasting(reached: pd.Series, values: pd.Series) -> int | None:
+    """Return the first step from which on a threshold is reached in all rows that have a value."""
+    measured = reached[values.notna()]
+    lasting = measured[measured[::-1].cummin()[::-1]]
+    return int(lasting.index[0]) if len(lasting) else None
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
     if not isinstance(rows, Tensor) or rows.ndim != 2 or not rows.numel() or rows.is_floating_point():
         actual = f"{rows.dtype} of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
         raise UserError(f"{name}: expected token ids of shape (row, token), at least one of each, got {actual}")
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name}: expected a whole number of at least 1, got {value!r}")

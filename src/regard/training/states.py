@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.runs.output_dir import read_json, readable_errors, write_file
 from regard.training.probes import TokenStates
 
 FORMAT = 1
@@ -49,12 +50,11 @@ class States:
 
     @property
     def length(self) -> int:
-        """Number of positions of a sample, with padding."""
+        """Positions of a sample, with padding."""
         return self.mask.shape[1]
 
     @property
     def width(self) -> int:
-        """Hidden size of the model."""
         return int(self.values.shape[2])
 
     @cached_property
@@ -89,7 +89,7 @@ class States:
         """Open the states stored under a key; None if there are none or they are incomplete."""
         path, metadata_file = _paths(folder, key)
         try:
-            metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+            metadata = read_json(metadata_file)
             if metadata["format"] != FORMAT or metadata["key"] != key:
                 return None
             shape, mask_shape = tuple(metadata["shape"]), (metadata["samples"], metadata["length"])
@@ -118,9 +118,9 @@ def encode_states(
     dtype: torch.dtype = torch.float16,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> States:
-    """Run a model, or its encoder if it has a decoder, and store the hidden states under a key.
+    """Run a model, or its encoder if it has a decoder, and store the hidden states under a key for `States.open`.
 
-    `States.open` finds them when the pass is over.
+    The metadata is written last: without it the states do not count.
 
     Args:
         model: The model.
@@ -136,8 +136,9 @@ def encode_states(
     """
     assert dtype in DTYPE_NAMES, f"states are kept in {' or '.join(DTYPE_NAMES.values())}"
     mask = mask.bool().cpu()
-    partial = _paths(folder, key)[0].with_suffix(".part")
-    with _disk_errors(folder):
+    path, metadata_file = _paths(folder, key)
+    partial = path.with_suffix(".part")
+    with readable_errors(f"hidden states to {folder}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         States.remove(folder, key)
         try:
@@ -146,26 +147,14 @@ def encode_states(
                 _encode(model, batches, writer, on_batch)
                 file.seek(0, 2)
                 file.write(mask.numpy().astype(np.uint8).tobytes())
-            _finalize(
-                partial,
-                folder,
-                key,
-                {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]},
-            )
+            metadata = {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]}
+            partial.replace(path)
+            write_file(metadata_file, json.dumps({"format": FORMAT, "key": key, **metadata}) + "\n")
         finally:
             partial.unlink(missing_ok=True)
     states = States.open(folder, key)
     assert states is not None
     return states
-
-
-@contextlib.contextmanager
-def _disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turn errors of the file system into UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write hidden states to {folder}: {error.strerror or error}") from error
 
 
 def _encode(
@@ -217,7 +206,6 @@ class _Writer:
         self.written += len(states)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of the file."""
         samples, length = self.mask.shape
         metadata = {"samples": samples, "length": length, "shape": list(self.shape), "dtype": DTYPE_NAMES[self.dtype]}
         return {**metadata, "largest": self.largest}
@@ -243,18 +231,6 @@ class _Writer:
             self.file.seek(token * size * 4)
             self.file.write(narrow.astype(np.float32).tobytes())
         self.file.seek(self.written * size * 4)
-
-
-def _finalize(partial: Path, folder: str | Path, key: str, metadata: Mapping[str, Any]) -> None:
-    """Rename the file, then write its metadata, without which it does not count."""
-    path, metadata_file = _paths(folder, key)
-    partial.replace(path)
-    draft = metadata_file.with_suffix(".json.part")
-    try:
-        draft.write_text(json.dumps({"format": FORMAT, "key": key, **metadata}) + "\n", encoding="utf-8")
-        draft.replace(metadata_file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:

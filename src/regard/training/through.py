@@ -26,7 +26,7 @@ def train_through_encoder(
     parameters_rate: float | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> list[float]:
-    """Train a probe and parameters inside the model together.
+    """Train a probe and parameters inside the model together, and return the mean loss of each epoch.
 
     The model runs in evaluation mode, and its other weights are frozen meanwhile. Without parameters this is
     `fit_probe` with states computed again in each epoch.
@@ -41,9 +41,6 @@ def train_through_encoder(
         seed: Seed of batches and dropout.
         parameters_rate: Learning rate of the parameters; by default that of the probe.
         on_epoch: Called with epochs done, all epochs and mean loss.
-
-    Returns:
-        Mean loss of each epoch.
     """
     trained_parameters = list({id(parameter): parameter for parameter in parameters}.values())
     encoder = get_encoder(model)
@@ -58,9 +55,8 @@ def train_through_encoder(
 
     groups: list[dict[str, object]] = [{"params": list(probe.parameters())}]
     if trained_parameters:
-        groups.append(
-            {"params": trained_parameters, "lr": parameters_rate or settings.learning_rate, "weight_decay": 0.0}
-        )
+        rate = parameters_rate or settings.learning_rate
+        groups.append({"params": trained_parameters, "lr": rate, "weight_decay": 0.0})
     optimizer = make_adam(groups, settings)
     with eval_mode(model), only_trainable(model, trained_parameters):
         history = optimize(optimizer, losses, settings.epochs, seed, model.device, on_epoch)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-import torch
-import torch.distributed as dist
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
@@ -167,7 +164,9 @@ def learn(
     by_method = split_methods(config)
     configs = [replace(run, seed=run_seed) for run_seed in _seeds(seeds, config) for run in by_method]
     own_stream = add_row_hashes(stream) if isinstance(stream, Stream) else None
-    _join_processes()
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
+    processes.join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run_seed: _read_stream(run, own_stream) for run_seed, run in {c.seed: c for c in configs}.items()}
         text = next(iter(streams.values())).text
@@ -273,14 +272,6 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
         stream = user_stream.reorder(parse_order(config.order, len(user_stream), config.seed))
     config.check_tasks(stream)
     return stream
-
-
-def _join_processes() -> None:
-    """Join the process group before a process waits for another."""
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
-    if num_processes() > 1 and not dist.is_initialized():
-        PartialState(cpu=not torch.accelerator.is_available())
 
 
 def _identity(config: LearnConfig, loaded: Loaded, streams: Mapping[int, Stream]) -> dict[str, Any]:

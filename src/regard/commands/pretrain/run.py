@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
@@ -19,10 +18,10 @@ from regard.data.examples import IGNORE_INDEX
 from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.distributed import join_processes
 from regard.runs.journal import Journal
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
-from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
@@ -143,7 +142,7 @@ def pretrain(
     name = config if isinstance(config, str) else None
     config = preset.replace(**explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
-    _join_processes()
+    join_processes()
     with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
@@ -174,12 +173,6 @@ def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 def _count(rows: Mapping[str, Tensor]) -> int:
     """Return how many tokens of some rows are predicted."""
     return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
-
-
-def _join_processes() -> None:
-    """Join the other processes, if there are any, before the first of them waits for another."""
-    if num_processes() > 1:
-        PartialState(cpu=not torch.accelerator.is_available())
 
 
 def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping[str, float]], None] | None:

@@ -1,8 +1,8 @@
-"""`python -m regard.runs.launchers.guard LOG GRACE COMMAND…`: one process that does not outlive whoever asked for it.
+"""`python -m regard.runs.launchers.guard LOG GRACE COMMAND…`: runs a command that does not outlive its parent.
 
-The guard holds the read end of a pipe from whoever asked. When that closes (a request to stop, or the asker's death,
-SIGKILL included), the command is asked to end, and killed if it has not after GRACE seconds. While it lives the log is
-locked, so that a second attempt at the same trial begins when the first is gone.
+The guard reads a pipe from the parent. When that closes (a request to stop, or the parent's death, SIGKILL included),
+the command is asked to end, and killed after GRACE seconds. Meanwhile the log is locked, so that a second attempt at
+the same trial waits for the first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 MARGIN = 10.0
 """Seconds beyond the grace that a guard waits for the one before it."""
 _PR_SET_PDEATHSIG = 1
-_ASKER = 0
-"""The pipe from whoever asked: standard input."""
+_PARENT = 0
+"""The pipe from the parent: standard input."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command's exit code; 128 + n where signal n killed it."""
+    """Run the command, and return its exit code; 128 + n if signal n killed it."""
     log, grace, *command = arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(log, "ab", buffering=0) as file:
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str]) -> int:
             stdout=subprocess.DEVNULL,
             stderr=file,
             start_new_session=True,
-            preexec_fn=_dying_with_the_guard() if sys.platform == "linux" else None,
+            preexec_fn=_die_with_guard() if sys.platform == "linux" else None,
         )
         try:
-            while child.poll() is None and not _left_alone(0.1):
+            while child.poll() is None and not _parent_is_gone(0.1):
                 pass
         except KeyboardInterrupt:
             pass
@@ -50,21 +50,21 @@ def main(arguments: Sequence[str]) -> int:
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _left_alone(seconds: float) -> bool:
-    """Whether the asker is gone; waits so long for that."""
-    readable, _, _ = select.select([_ASKER], [], [], seconds)
-    return bool(readable) and os.read(_ASKER, 1) == b""
+def _parent_is_gone(seconds: float) -> bool:
+    """Wait some seconds, and return whether the parent is gone."""
+    readable, _, _ = select.select([_PARENT], [], [], seconds)
+    return bool(readable) and os.read(_PARENT, 1) == b""
 
 
 def _lock(log: int, seconds: float) -> bool:
-    """Whether the log is ours now; waits so long for it. The command inherits the lock with its standard error."""
+    """Lock the log, within some seconds, and return whether that worked. The command inherits the lock with stderr."""
     until = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() > until or _left_alone(0.1):
+            if time.monotonic() > until or _parent_is_gone(0.1):
                 return False
         except OSError:
             return True  # a file system without locks
@@ -85,8 +85,8 @@ def _signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _dying_with_the_guard() -> Callable[[], object]:
-    """What the command does before it starts, on Linux: it asks to be killed when the guard is."""
+def _die_with_guard() -> Callable[[], object]:
+    """Return what the command calls before it starts, on Linux: it asks to be killed when the guard is."""
     control = ctypes.CDLL(None).prctl
     return lambda: control(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -45,7 +45,7 @@ class StartedJob:
     offset: int
 
     def ended(self) -> JobResult | None:
-        """How it ended, once it has."""
+        """Return the result, None while the job runs."""
         code = self.guard.poll()
         return None if code is None else JobResult(self.job.key, _error(code, self.job.log, self.offset))
 
@@ -55,7 +55,7 @@ class StartedJob:
             self.guard.stdin.close()
 
     def wait(self) -> None:
-        """Until it has ended, which it is asked to, with force in the end."""
+        """Ask the job to end, wait for it, and kill it in the end."""
         self.ask_to_end()
         try:
             self.guard.wait(timeout=self.job.grace + 5)
@@ -64,7 +64,7 @@ class StartedJob:
 
 
 def start_job(job: Job, threads: int, environment: Mapping[str, str] | None = None) -> StartedJob:
-    """The job, at work under a guard with so many threads. Raises OSError where its folders are not there."""
+    """Start a job under a guard. Raises OSError if its folders do not exist."""
     log = Path(job.log)
     log.touch()
     guard = subprocess.Popen(
@@ -80,7 +80,7 @@ def start_job(job: Job, threads: int, environment: Mapping[str, str] | None = No
 
 
 def run_job(job: Job, threads: int) -> JobResult:
-    """How the job ended, on the machine where this is called; it ends with whoever calls."""
+    """Run a job on this machine, which ends with the caller, and return its result."""
     try:
         started = start_job(job, threads)
     except OSError as error:
@@ -88,16 +88,16 @@ def run_job(job: Job, threads: int) -> JobResult:
             job.key, f"{error.strerror}: {error.filename}; a sweep needs a folder that all its nodes share"
         )
     try:
-        while (ended := started.ended()) is None:
+        while (result := started.ended()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 started.guard.wait(timeout=0.2)
-        return ended
+        return result
     finally:
         started.wait()
 
 
 def _error(code: int, log: str, offset: int) -> str:
-    """What went wrong, in a line; empty if nothing did."""
+    """Return what went wrong, in a line; empty if nothing did."""
     if code == 0:
         return ""
     killer = code - 128 if code > 128 else -code
@@ -107,7 +107,7 @@ def _error(code: int, log: str, offset: int) -> str:
 
 
 def _last_line(log: str, offset: int) -> str:
-    """The last line that is not blank, of those written since."""
+    """Return the last line after the offset that is not blank."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(offset, end - _TAIL))

@@ -9,15 +9,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any
 
 from regard.errors import UserError
 from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, run_job
-from regard.runs.launchers.local import cores
+from regard.runs.launchers.local import check_workers, cores
 
 _STORE = 100 * 2**20
-"""Bytes of the object store of a cluster of our own: only names and exit codes pass through it."""
+"""Bytes of the object store of an own cluster: only names and exit codes pass through it."""
 
 _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
@@ -25,23 +24,21 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Keeps Ray from printing what its nodes log, what became of cancelled tasks and what will change, and from the web."""
+"""Silences logs of nodes, errors of cancelled tasks, warnings of changes, and usage statistics."""
 
 
 class Ray:
-    """One task a job, on whichever node has a core for it (and `gpus` GPUs).
+    """One task a job, on any node that has a core (and `gpus` GPUs) for it; on another one if the node dies.
 
     Without an address a cluster of this machine is started with `workers` cores (default: all), and stopped in the end.
     With one ("auto", "host:port") the tasks go to that cluster, `workers` at once (default: as many as it has cores).
-    The folder of a sweep has to be at the same path on all nodes, and Regard has to be installed there. A job whose
-    node dies is begun again on another one.
+    All nodes need Regard, and the folder of the sweep at the same path.
     """
 
     patience = 20.0
 
     def __init__(self, *, address: str | None = None, workers: int | None = None, gpus: int = 0) -> None:
-        if workers is not None and workers < 1:
-            raise UserError(f"workers: expected at least 1, got {workers}")
+        check_workers(workers)
         try:
             with _quiet():
                 import ray
@@ -63,7 +60,7 @@ class Ray:
         return self
 
     def _begin(self) -> None:
-        """Start a cluster, or go to the one at the address. Raises UserError."""
+        """Start a cluster, or join the one at the address. Raises UserError."""
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         with _handlers_kept():
             try:
@@ -77,9 +74,7 @@ class Ray:
                 raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {why}") from error
         self._ours = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._around:
             try:
                 self._cancel()
@@ -90,8 +85,8 @@ class Ray:
     def places(self) -> int:
         if self._workers is not None:
             return self._workers
-        there = self._ray.cluster_resources()
-        shares = [there.get("CPU", 0.0), *([there.get("GPU", 0.0) / self._gpus] if self._gpus else [])]
+        resources = self._ray.cluster_resources()
+        shares = [resources.get("CPU", 0.0), *([resources.get("GPU", 0.0) / self._gpus] if self._gpus else [])]
         return max(1, int(min(shares)))
 
     def start(self, job: Job) -> None:
@@ -99,16 +94,16 @@ class Ray:
         self._keys[task.remote(job, self._threads)] = job.key
 
     def ended(self) -> list[JobResult]:
-        found: list[Any] = []
-        while not found:
-            found, _ = self._ray.wait(list(self._keys), num_returns=1, timeout=0.5)
-        return [self._ended(task) for task in found]
+        tasks: list[Any] = []
+        while not tasks:
+            tasks, _ = self._ray.wait(list(self._keys), num_returns=1, timeout=0.5)
+        return [self._result(task) for task in tasks]
 
-    def _ended(self, task: Any) -> JobResult:
+    def _result(self, task: Any) -> JobResult:
         key, problems = self._keys.pop(task), self._ray.exceptions
         try:
-            ended: JobResult = self._ray.get(task)
-            return ended
+            result: JobResult = self._ray.get(task)
+            return result
         except problems.RayTaskError as error:
             return JobResult(key, str(error).strip().splitlines()[-1])
         except problems.OutOfMemoryError:
@@ -117,7 +112,7 @@ class Ray:
             return JobResult(key, f"its node was lost ({type(error).__name__})", lost=True)
 
     def _cancel(self) -> None:
-        """Ask what is at work to end, as Ctrl-C does; then with force. A cluster that is gone has ended it already."""
+        """Interrupt the tasks, then kill them; a cluster that is gone has ended them already."""
         tasks = list(self._keys)
         self._keys.clear()
         with contextlib.suppress(self._ray.exceptions.RayError):
@@ -130,7 +125,7 @@ class Ray:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """While it lasts the environment asks Ray for quiet, unless it says otherwise; afterwards it is as it was."""
+    """Silence Ray through the environment for a while, unless the user has set otherwise."""
     ours = {name: value for name, value in _QUIET.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -142,7 +137,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """While it lasts others may set what happens at SIGTERM and SIGINT; afterwards it is as it was."""
+    """Restore the handlers of SIGTERM and SIGINT afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Jobs through an engine: so many at once, each tried again when it fails, the others going on."""
+"""Run jobs with a launcher, several at once, and retry those that fail."""
 
 from __future__ import annotations
 
@@ -6,38 +6,32 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Protocol
 
 from regard.runs.launchers.jobs import Job, JobResult
 
 MOST_LOST = 20
-"""Machines that may go away under one job before it counts as failed."""
+"""Machines that a job may lose before that counts as a failure."""
 
 
 class Launcher(Protocol):
-    """Where jobs run. As a context it is there for the time of a block; at the block's end no job is at work."""
+    """Where jobs run: a context, at whose end no job is at work."""
 
     patience: float
-    """Seconds after which what a job has written is seen here."""
+    """Seconds until a file that a job wrote is seen in this process."""
 
     def __enter__(self) -> Launcher: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def places(self) -> int:
-        """How many jobs may be at work at once, at least 1."""
-        ...
+        """Return how many jobs may run at once, at least 1."""
 
     def start(self, job: Job) -> None:
-        """Begin a job."""
-        ...
+        """Start a job."""
 
     def ended(self) -> list[JobResult]:
-        """The jobs that have ended since, at least one; waits for it."""
-        ...
+        """Wait for a job to end, and return all that have ended since."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +53,10 @@ def run_jobs(
     retries: int = 2,
     on_event: Callable[[JobEvent], None] = lambda event: None,
 ) -> dict[str, str]:
-    """The errors of the jobs that failed for good, by key.
+    """Run jobs, and return the errors of those that failed for good, by key.
 
-    A job that failed is begun again up to `retries` times, after the others; one whose machine went away is begun
-    again without that being counted. `finished` tells by its key whether a job has left what it should: then it is
-    done, whatever became of its process.
+    A job that failed is started again up to `retries` times, after the others; if its machine was lost, without that
+    being counted. A job whose results are there, as `finished` tells by its key, is done whatever its process did.
     """
     waiting, running = deque(jobs), dict[str, tuple[Job, float]]()
     attempts, lost, errors = Counter[str](), Counter[str](), dict[str, str]()
@@ -92,7 +85,7 @@ def run_jobs(
 
 
 def _missing(key: str, finished: Callable[[str], bool], patience: float) -> str:
-    """Empty, or what is wrong with a job that ended well: it left no results that could be seen for so long."""
+    """Return the error of a job that ended well but whose results are not seen in time; empty if they are."""
     until = time.monotonic() + patience
     while not finished(key):
         if time.monotonic() >= until:
