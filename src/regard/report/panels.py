@@ -75,7 +75,6 @@ def _point(axis: str, place: float, series: str, value: float, unit: str, half: 
     return {
         axis: int(place),
         "series": series,
-        "part": "",
         "value": _short(value),
         "low": _short(value - half) if sure else None,
         "high": _short(value + half) if sure else None,
@@ -93,12 +92,16 @@ def panel(
     axis: str,
     points: Sequence[Mapping[str, Any]],
     lines: Sequence[tuple[str, int, int]] | None = None,
+    **fields: Any,
 ) -> list[Panel]:
-    """One panel; none without points. `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted)."""
+    """One panel with more `fields`; none without points.
+
+    `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted).
+    """
     if not points:
         return []
-    told = {"lines": [list(style) for style in lines]} if lines is not None else {}
-    return [{"caption": caption, "note": note, "axis": axis, "points": list(points), **told}]
+    styles = {} if lines is None else {"lines": [list(style) for style in lines]}
+    return [{"caption": caption, "note": note, "axis": axis, **fields, "points": list(points), **styles}]
 
 
 Panel = dict[str, Any]

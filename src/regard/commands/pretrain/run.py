@@ -31,7 +31,7 @@ PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
 
 
-def pretrain(
+def pretrain(  # noqa: D417 - the options are described in the configuration
     config: str | PretrainConfig = "nano",
     *,
     work_dir: str | Path | None = None,
@@ -82,56 +82,16 @@ def pretrain(
 ) -> PretrainResult:
     """Train a decoder from scratch.
 
-    Under `accelerate launch` all processes train together; each returns the same.
+    Under `accelerate launch` all processes train together; each returns the same. The arguments after `on_progress` are
+    the options of `regard pretrain`, fields of `PretrainConfig`, and change `config`.
 
     Args:
-        config: A preset out of `regard.commands.pretrain.config.PRESETS`, or a configuration. The arguments after
-            `on_progress` are fields of `PretrainConfig`, which change it.
+        config: A preset out of `regard.commands.pretrain.config.PRESETS`, or a configuration.
         work_dir: Folder of checkpoints, new or of an earlier run; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
         keep_work_dir: Do not delete the checkpoints at the end.
         cache: Folder of packed text, for reuse. None for $REGARD_CACHE, else `~/.cache/regard`.
         on_progress: Called while text is packed and after each step.
-        attention: Operation, one of `regard.attention.spec.ATTENTIONS`.
-        positions: Rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number.
-        window: Keys that a query sees, its own included.
-        prefix: First tokens that all see; the loss skips the first targets.
-        backend: How attention is computed: auto, or a backend by name.
-        ffn: Swiglu, relu, gelu, swish, reglu or geglu.
-        norm: Pre or post.
-        num_layers: Layers.
-        hidden_size: Width of the hidden states.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads (default: as many as query heads).
-        intermediate_size: Width of the feed-forward layer.
-        tie_word_embeddings: The head shares the embedding's weights.
-        length: Tokens of a sequence.
-        tokenizer: Train (on the run's text), a folder, or a hub id.
-        vocab_size: Tokens of the model (default: the tokenizer's; 2048 for one that is trained).
-        data: Texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME.
-        data_fraction: Share of the training text that is used.
-        random_tokens: A:B, positions that hold random tokens in training.
-        fixed_token: Position that always holds one fixed token.
-        max_steps: Updates.
-        batch_size: Sequences an update.
-        micro_batch_size: Sequences a forward (default: all).
-        learning_rate: Peak of the learning rate.
-        lr_scheduler_type: Constant or cosine, after the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        weight_decay: Weight decay of AdamW.
-        decay: What decays: all parameters (as in the paper), or matrices.
-        max_grad_norm: Largest norm of the gradient.
-        precision: Float32, or bfloat16 (autocast).
-        compile: Compile the model.
-        seed: Of weights, batches and all else.
-        eval_steps: Steps between two looks at sinks and validation loss.
-        sink_samples: Held-out sequences on which sinks are watched.
-        sink_length: Tokens of these (at most the length).
-        epsilon: Threshold of the sink rate.
-        eval_samples: Held-out sequences a domain for the validation loss.
-        save_steps: Steps between two checkpoints.
-        logging_steps: Steps between two rows of the history.
-        trackers: Where numbers go as well, as accelerate names it: tensorboard, wandb, ….
 
     Returns:
         The model with its tokenizer, and its history.

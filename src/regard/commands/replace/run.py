@@ -47,7 +47,7 @@ PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
 
 
-def replace(
+def replace(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,
     task: str | Path | Task,
     *others: Any,
@@ -79,7 +79,8 @@ def replace(
 ) -> ReplaceResult:
     """Score a frozen model on a task with constant heads, or with another operation in all heads.
 
-    An encoder–decoder's encoder is probed.
+    An encoder–decoder's encoder is probed. The arguments after `on_progress` are the options of `regard replace`,
+    fields of `ReplaceConfig`.
 
     Args:
         model: A model, a `regard.models.Loaded`, or a name.
@@ -89,30 +90,11 @@ def replace(
         data: Folder with the task's files; None for the hub.
         constants_from: Source of the averages, if not the task's inputs: name of another task, file of constants, or
             constants.
-        config: Values of the arguments below that are left out; None for the defaults of `ReplaceConfig`.
+        config: Values of the options that are left out; None for the defaults of `ReplaceConfig`.
         work_dir: Folder of hidden states and scores so far; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
         keep_work_dir: Keep the contents of `work_dir` at the end.
         on_progress: Called before each part of the run.
-        constants: Average (default, but for --attention), identity, toeplitz, zeros, toeplitz-init, average-init.
-        attention: Operations instead of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick,
-            elu-kernel-normalised, softmax+window=8, ….
-        rank_heads_by: Head ranking: lambda (default), input-dependence, output-norm, first-layers, last-layers,
-            random, reversed.
-        dynamic_fractions: Fractions of heads that stay dynamic (default: 1,1/2,1/8,1/16,0).
-        num_seeds: Number of probes per score.
-        scale: Laptop or paper.
-        special_token_layout: Position of special tokens: paper or natural.
-        length: Tokens per input (default: the scale's).
-        max_train_samples: Maximum training examples (default: the scale's).
-        max_eval_samples: Maximum validation examples (default: the scale's).
-        num_epochs: Epochs of fitting a probe (default: the scale's).
-        batch_size: Examples per step (default: the scale's).
-        learning_rate: Learning rate of the probe (default: the scale's).
-        text: Text column of your own file, or two: a,b (default: text).
-        label: Label column of your own file (default: label).
-        validation: Your own file of validation rows (default: a fifth of the file).
-        metric: Metric for your own file: accuracy (default), f1 or mcc.
 
     Returns:
         Scores, head ranking, and cost of a forward pass.
