@@ -19,11 +19,10 @@ from regard.data.examples import IGNORE_INDEX
 from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, explicit_arguments
-from regard.runs.journal import Journal
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
-from regard.runs.work_dir import open_work_dir
+from regard.runs.work_dir import WorkDir, open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
 CHECKPOINTS = "checkpoints"
@@ -103,13 +102,15 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     name = config if isinstance(config, str) else None
     config = preset.replace(**explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
-    _join_processes()
+    if num_processes() > 1:  # join the others before the first of them waits for another
+        PartialState(cpu=not torch.accelerator.is_available())
     with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
-        losses, sinks = _monitors(config, text)
-        work.start({"config": config.identity(), "data": _data_hashes(text)})
-        journaled = JournaledSinkMonitor(sinks, work.journal)
+        losses, sinks = _monitors(config, text, work)
+        hashes = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
+        data_hashes = {"domains": hashes, "tokenizer": tokenizer_hash(text.tokenizer)}
+        work.start({"config": config.identity(), "data": data_hashes})
         trained = training.train(
             model,
             plan,
@@ -119,10 +120,10 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             folder=work.folder / CHECKPOINTS,
             resume=work.resume,
             journal=work.journal,
-            watchers=[losses, journaled],
+            watchers=[losses, sinks],
             on_progress=_report_steps(on_progress),
         )
-        return _result(config, text, model, trained, journaled, name=name, preset=preset)
+        return _result(config, text, model, trained, sinks, name=name, preset=preset)
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
@@ -136,12 +137,6 @@ def _count(rows: Mapping[str, Tensor]) -> int:
     return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
 
 
-def _join_processes() -> None:
-    """Join the other processes, if there are any, before the first of them waits for another."""
-    if num_processes() > 1:
-        PartialState(cpu=not torch.accelerator.is_available())
-
-
 def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping[str, float]], None] | None:
     if on_progress is None:
         return None
@@ -152,12 +147,6 @@ def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping
     return report
 
 
-def _data_hashes(text: Text) -> dict[str, Any]:
-    """Return what tells one text from another."""
-    domains = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
-    return {"domains": domains, "tokenizer": tokenizer_hash(text.tokenizer)}
-
-
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
     """Return the decoder with the weights of the configuration's seed."""
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -166,34 +155,33 @@ def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
         return RegardForCausalLM(config.model_config(vocab_size(config, tokenizer), **tokens))
 
 
-def _monitors(config: PretrainConfig, text: Text) -> tuple[ValidationLoss, SinkMonitor]:
+class JournaledSinkMonitor(SinkMonitor):
+    """A sink monitor whose rows are written to the journal at once, so that a resumed run has all of them."""
+
+    def __init__(self, work: WorkDir, samples: Tensor, **options: Any) -> None:
+        super().__init__(samples, **options)
+        self.work = work
+
+    def __call__(self, model: Any, step: int) -> dict[str, float]:
+        numbers = super().__call__(model, step)
+        self.work.journal.add(str(step), [row for row in self.rows if row[0] == step])
+        return numbers
+
+    def table(self, steps: Iterable[int]) -> pd.DataFrame:
+        """Return the table of what was seen at these steps."""
+        return sink_table(
+            [row for step in steps if str(step) in self.work.journal for row in self.work.journal[str(step)]]
+        )
+
+
+def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:
     """Return the monitors of validation losses and of sinks."""
     rows = text.held_out(config, config.eval_samples, config.length)
     losses = ValidationLoss(rows, every=config.eval_steps, uncounted=config.uncounted(training=False))
     probes = text.held_out(config, config.sink_samples, config.sink_length)
     samples = torch.cat([ids[: -(-config.sink_samples // len(probes))] for ids in probes.values()])
-    return losses, SinkMonitor(samples[: config.sink_samples], every=config.eval_steps, epsilon=config.epsilon)
-
-
-class JournaledSinkMonitor:
-    """A sink monitor whose rows are written to the journal at once, so that a resumed run has all of them."""
-
-    def __init__(self, monitor: SinkMonitor, journal: Journal) -> None:
-        self.monitor, self.journal = monitor, journal
-
-    def due(self, step: int, last: bool) -> bool:
-        """Return whether the monitor looks at this step."""
-        return self.monitor.due(step, last)
-
-    def __call__(self, model: Any, step: int) -> Mapping[str, float]:
-        """Return the numbers of the monitor, and keep its rows."""
-        numbers = self.monitor(model, step)
-        self.journal.add(str(step), [row for row in self.monitor.rows if row[0] == step])
-        return numbers
-
-    def frame(self, steps: Iterable[int]) -> pd.DataFrame:
-        """Return the table of what was seen at these steps."""
-        return sink_table([row for step in steps if str(step) in self.journal for row in self.journal[str(step)]])
+    options = {"every": config.eval_steps, "epsilon": config.epsilon}
+    return losses, JournaledSinkMonitor(work, samples[: config.sink_samples], **options)
 
 
 def _result(
@@ -209,7 +197,6 @@ def _result(
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model = model.device, _whole(model)
     history = make_history([_rename_items(row) for row in trained.history])
-    samples = sinks.monitor.samples
     metadata = describe_run(
         config,
         name=name,
@@ -229,16 +216,16 @@ def _result(
             },
         },
         watch={
-            "samples": len(samples),
-            "length": samples.shape[1],
+            "samples": len(sinks.samples),
+            "length": sinks.samples.shape[1],
             "epsilon": config.epsilon,
-            "uniform": sinks.monitor.uniform,
+            "uniform": sinks.uniform,
         },
         final=final_metrics(history),
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),
     )
-    return PretrainResult(history, sinks.frame(history["step"]), metadata, model, text.tokenizer)
+    return PretrainResult(history, sinks.table(history["step"]), metadata, model, text.tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:

@@ -69,12 +69,6 @@ class Text:
         )
 
 
-def _one_by_one() -> contextlib.AbstractContextManager[None]:
-    """Let the first process of each machine run the block before its others."""
-    state = PartialState(cpu=not torch.accelerator.is_available())
-    return state.local_main_process_first()
-
-
 def cache_dir(folder: str | Path | None) -> Path:
     """Return where packed text is kept."""
     return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
@@ -83,8 +77,8 @@ def cache_dir(folder: str | Path | None) -> Path:
 def prepare_text(config: PretrainConfig, cache: Path, on_progress: OnProgress | None = None) -> Text:
     """Return the packed text with its tokenizer. One process of each machine packs, the others find it done."""
     sources = [Source.parse(source) for source in config.data]
-    first = _one_by_one() if num_processes() > 1 else contextlib.nullcontext()
-    with first:
+    state = PartialState(cpu=not torch.accelerator.is_available()) if num_processes() > 1 else None
+    with state.local_main_process_first() if state else contextlib.nullcontext():
         tokenizer = _tokenizer(config, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, vocab_size(config, tokenizer))
         corpus = prepare_corpus(
