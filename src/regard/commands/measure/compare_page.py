@@ -140,7 +140,7 @@ def _overall(measure: Measure) -> tuple[str, int | None, float, float] | None:
     values = by_head or layers(measure)
     if values is None:
         return None
-    mean = float(nanmean(values.block.keep("layer", values.block.coordinates["layer"] >= 0).values))
+    mean = float(nanmean(values.keep("layer", values.coordinates["layer"] >= 0).values))
     return MEAN_LAYERS if by_head is None else MEAN_HEADS, values.position, mean, np.nan
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import colors, labels
-from regard.report.arrays import Block, Labels, Measure, heads, layers, mean_over_heads, measures
+from regard.report.arrays import Block, Labels, Measure, heads, layers, measures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def figure(
     if selected is None:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
     suffix = "" if selected.position is None else f", position {selected.position}"
-    return (_map if selected_kind == "map" else _layers)(measure, selected.block, suffix)
+    return (_map if selected_kind == "map" else _layers)(measure, selected, suffix)
 
 
 def _choose(measures: Sequence[Measure], statistic: str, site: str | None, epsilon: float | None) -> Measure:
@@ -125,7 +125,7 @@ def _profile(measure: Measure, position: int | None) -> Figure:
         _line(axes, whole, "position", colors.SERIES_LIGHT[0])
         return canvas
     by_head = measure.block("layer", "head", "position")
-    block = mean_over_heads(by_head) if by_head is not None else measure.blocks["layer", "position"]
+    block = by_head.mean_over("head") if by_head is not None else measure.blocks["layer", "position"]
     shades = _ramp()(np.linspace(0.25, 1.0, len(block.coordinates["layer"])))
     for layer, shade in zip(block.coordinates["layer"], shades, strict=True):
         _line(axes, block.at("layer", int(layer)), "position", shade, f"layer {layer}")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.measure.tokens import top_tokens
 from regard.report import labels
-from regard.report.arrays import Block, Measure, mean_over_heads, nanmean
+from regard.report.arrays import Block, Measure
 from regard.report.key_figure import KeyFigure
 
 EXTREMES = {
@@ -62,8 +62,7 @@ def strongest(block: Block) -> tuple[int, float, float]:
 
 def over_layers_and_heads(block: Block) -> Block:
     """The mean over layers and heads, by position; without errors."""
-    values = nanmean(mean_over_heads(block).values, 0)
-    return Block({"position": block.coordinates["position"]}, values, np.full_like(values, np.nan))
+    return block.mean_over("head").mean_over("layer")
 
 
 def _of_model(measure: Measure) -> tuple[float, float, str] | None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
 from regard.commands.measure.tokens import top_tokens
 from regard.report import colors, labels, terminal
-from regard.report.arrays import Block, Measure, Slice, heads, mean_over_heads, measures, nanmean
+from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline
 
 MARGIN = 5
@@ -59,7 +59,7 @@ def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:
     return [by_site[site] for site in sites if site in by_site]
 
 
-def _slice(measure: Measure) -> Slice:
+def _slice(measure: Measure) -> Block:
     """Return the values by head: of the whole sequence, else of the strongest position."""
     by_position = measure.block("layer", "head", "position")
     position = None
@@ -72,7 +72,7 @@ def _slice(measure: Measure) -> Slice:
 
 def _map(measure: Measure, name: Name, unit: str) -> Text:
     selected = _slice(measure)
-    values, finite = selected.block.values, np.abs(selected.block.values[np.isfinite(selected.block.values)])
+    values, finite = selected.values, np.abs(selected.values[np.isfinite(selected.values)])
     top = 100.0 if unit == "%" else float(finite.max(initial=0.0)) or 1.0
     count = values.shape[1]
     width = max(1, min(4, (WIDTH - MARGIN) // count))
@@ -84,8 +84,8 @@ def _map(measure: Measure, name: Name, unit: str) -> Text:
     per_row = (WIDTH - MARGIN) // width
     for start in range(0, count, per_row):
         columns = slice(start, start + per_row)
-        text.append("\n" + " " * MARGIN + _heads(selected.block.coordinates["head"][columns], width))
-        for layer, row in zip(selected.block.coordinates["layer"], values[:, columns], strict=True):
+        text.append("\n" + " " * MARGIN + _heads(selected.coordinates["head"][columns], width))
+        for layer, row in zip(selected.coordinates["layer"], values[:, columns], strict=True):
             text.append(f"\n{layer:>{MARGIN - 1}} ")
             for value in row:
                 text.append(_cell(float(value), top, width), style=_shade(float(value), top))
@@ -157,7 +157,7 @@ def _norms(all_measures: Sequence[Measure], name: Name) -> list[str]:
     for measure in all_measures:
         by_head, block = measure.block("layer", "head", "position"), measure.block("layer", "position")
         if block is None and by_head is not None:
-            block = mean_over_heads(by_head)
+            block = by_head.mean_over("head")
         if measure.statistic in NORMS and block is not None and block.values.shape[1] > 1:
             lines.append(_norm(name(measure), block))
     return [f"{'Norms':<32}{'layer':>6}{'position':>10}{'there':>12}{'elsewhere':>12}", *lines] if lines else []

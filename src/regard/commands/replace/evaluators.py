@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +31,6 @@ from regard.training.through import only_trainable
 EVALUATION_TOKENS = 2048
 """Tokens, including padding, of an evaluation batch."""
 OnProgress = Callable[[int, int, float], None]
-
-
-class Evaluator(Protocol):
-    """Scores a model, and trains parameters inside it."""
-
-    @property
-    def metric(self) -> str:
-        """Name of the score."""
-
-    def seeds(self, count: int) -> Sequence[int]:
-        """Return the seeds that a score depends on."""
-
-    def scores(self, key: str, seeds: Sequence[int]) -> Iterable[tuple[int, float]]:
-        """Yield (seed, score) of the model as it is; `key` names that state."""
-
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
-        """Train parameters inside the model; at the configured rate if None."""
 
 
 def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
@@ -82,12 +65,13 @@ class ProbeEvaluator:
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         """Yield the score of a probe for each seed."""
-        splits = {"train": self.train_rows, "validation": self.validation_rows}
-        states = {name: self._states(split, f"{name}-{key}") for name, split in splits.items()}
+        names = (f"train-{key}", f"validation-{key}")
+        splits = (self.train_rows, self.validation_rows)
+        train, validation = (self._states(split, name) for split, name in zip(splits, names, strict=True))
         for seed in seeds:
-            yield seed, self._score(states["train"], states["validation"], seed)
-        for name in splits:
-            States.remove(self.folder, f"{name}-{key}")
+            yield seed, self._score(train, validation, seed)
+        for name in names:
+            States.remove(self.folder, name)
 
     def _states(self, encoded: Encoded, key: str) -> States:
         states = States.open(self.folder, key)
@@ -210,3 +194,7 @@ class PerplexityEvaluator:
         with eval_mode(self.model), only_trainable(self.model, parameters):
             optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, on_epoch)
             optimizer.zero_grad(set_to_none=True)
+
+
+Evaluator = ProbeEvaluator | PerplexityEvaluator
+"""Scores a model as it is, and trains parameters inside it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
-from regard.commands.replace.averages import From, find_averages, read_other_source
+from regard.commands.replace.averages import From, read_other_source
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -109,7 +109,11 @@ def replace(  # noqa: D417 - the options are described in the configuration
     if constants_from is not None:
         config.check_constants_from()
     start = time.perf_counter()
-    report = _report_phase(on_progress)
+
+    def report(phase: str) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase=phase))
+
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
         loaded = _load_model(model, tokenizer, language_model)
@@ -118,9 +122,10 @@ def replace(  # noqa: D417 - the options are described in the configuration
         preset, read = _task(task, data, config)
         train, valid = _encoded(read, loaded, config, preset)
         elsewhere = read_other_source(constants_from, data, encoder, loaded.tokenizer, train, preset)
-        constants_object = elsewhere if isinstance(elsewhere, Constants) else None
-        _check_order(config, constants_object)
-        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, constants_object)
+        averages = elsewhere if isinstance(elsewhere, Constants) else None
+        if averages is not None and "input-dependence" in config.rankings:
+            averages.input_dependence()  # refuses constants without it
+        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
         evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
         evaluation = HeadEvaluation(
@@ -134,21 +139,26 @@ def replace(  # noqa: D417 - the options are described in the configuration
             folder=work.folder / CONSTANTS,
             step=report,
         )
-        averages = find_averages(evaluation, read, loaded.tokenizer, elsewhere) if config.sources else None
+        if config.sources and not isinstance(elsewhere, Constants):
+            inputs, source = elsewhere or (train, read.source)
+            averages = evaluation.averages(inputs, source, loaded.tokenizer)
         scores = _scores(evaluation, averages, config, loaded.name, read.name)
-        tables, sections = ({}, {}) if averages is None else _of_constants(evaluation, averages, config)
-    cost = {
+        heads, costs, matrices, artifact = [], [], {}, None
+        if averages is not None:
+            ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
+            matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
+            heads, costs = _head_rows(averages, ranking), evaluation.cost(averages, ranking, config.shares)
+            artifact = averages.to_bytes()
+            metadata["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
+            metadata["patterns"] = pattern_fractions(matrices, averages.origin.separators)
+    metadata["cost"] = {
         **describe_cost(encoder.device, time.perf_counter() - start),
         "batch_size": max(1, EVALUATION_TOKENS // valid.length),
         "length": valid.length,
     }
-    return ReplaceResult(scores=scores, metadata={**metadata, **sections, "cost": cost}, **(_no_constants() | tables))
-
-
-def _report_phase(on_progress: OnProgress | None) -> Callable[[str], None]:
-    if on_progress is None:
-        return lambda phase: None
-    return lambda phase: on_progress(ProgressEvent(phase=phase))
+    head_table = pd.DataFrame(heads, columns=list(HEAD_COLUMNS))
+    cost_table = pd.DataFrame(costs, columns=list(COST_COLUMNS))
+    return ReplaceResult(scores, head_table, cost_table, metadata, matrices, artifact)
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
@@ -261,12 +271,6 @@ def _describe(
     )
 
 
-def _check_order(config: ReplaceConfig, constants: Constants | None) -> None:
-    """Check that constants support the rankings. Raises UserError."""
-    if constants is not None and "input-dependence" in config.rankings:
-        constants.input_dependence()
-
-
 def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
     if name in SOURCES:
         return make_data_free(name, averages)
@@ -300,7 +304,8 @@ def _scores(
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
                 evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
-                for group in _same_order(ranking, seeds, fraction):
+                # random rankings differ by seed: others share their constant heads
+                for group in [[seed] for seed in seeds] if ranking == "random" and fraction else [list(seeds)]:
                     heads = averages.heads
                     if fraction:
                         heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
@@ -308,39 +313,11 @@ def _scores(
     return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
 
 
-def _same_order(ranking: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
-    """Group the seeds with the same constant heads: random rankings differ by seed."""
-    return [[seed] for seed in seeds] if ranking == "random" and fraction > 0 else [list(seeds)]
-
-
-def _no_constants() -> dict[str, Any]:
-    """Return the empty tables of a run without constant heads."""
-    return {"heads": pd.DataFrame(columns=list(HEAD_COLUMNS)), "cost": pd.DataFrame(columns=list(COST_COLUMNS))}
-
-
-def _of_constants(
-    evaluation: HeadEvaluation, averages: Constants, config: ReplaceConfig
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tables and the metadata about constants."""
-    ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
-    matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    cost = evaluation.cost(averages, ranking, config.shares)
-    tables = {"heads": _heads(averages, ranking), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
-    sections = {
-        "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},
-        "patterns": pattern_fractions(matrices, averages.origin.separators),
-    }
-    return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, sections
-
-
-def _heads(averages: Constants, ranking: HeadRanking) -> pd.DataFrame:
+def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
     """Make a row per head: rank, ranking value, and pattern of its average."""
     patterns = {}
     for (site, layer), matrix in averages.matrices.items():
         for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
             patterns[site, layer, head] = str(pattern)
-    rows = [
-        (*head, rank, value, patterns[head])
-        for rank, (head, value) in enumerate(zip(*vars(ranking).values(), strict=True))
-    ]
-    return pd.DataFrame(rows, columns=list(HEAD_COLUMNS))
+    ranked = enumerate(zip(ranking.heads, ranking.values, strict=True))
+    return [(*head, rank, value, patterns[head]) for rank, (head, value) in ranked]
