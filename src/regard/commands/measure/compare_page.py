@@ -14,6 +14,7 @@ from regard.report import labels
 from regard.report.arrays import Measure, heads, layers, measures, nanmean
 from regard.report.page import Page, Section, Table, read_asset
 from regard.report.payload import payload
+from regard.report.words import join
 
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
@@ -77,10 +78,7 @@ def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.Da
     return Page(
         eyebrow="Regard · comparison",
         title=" against ".join(runs),
-        ledes=[
-            ", ".join(filter(None, [f"{name}: {labels.model_name(metadata)}", lede(metadata)]))
-            for name, metadata in records.items()
-        ],
+        ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
         warnings=caveats(records),
         sections=[
             Section("table", "In numbers", [table], _TABLE),

@@ -13,7 +13,7 @@ from regard.report import labels
 from regard.report.arrays import Measure, measures
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset
 from regard.report.payload import payload, thinned_length
-from regard.report.words import format_value
+from regard.report.words import format_value, join, run_time
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
@@ -76,15 +76,11 @@ def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any])
 
 def lede(metadata: Mapping[str, Any]) -> str:
     """Describe what was measured, in one line."""
-    cost = labels.section(metadata, "cost")
-    parts = [labels.model_size(metadata), labels.samples(metadata)]
-    if isinstance(cost.get("seconds"), (int, float)):
-        parts.append(f"measured in {labels.number(float(cost['seconds']), 3)} s")
-    return " · ".join(part for part in parts if part)
+    time = f"measured in {seconds}" if (seconds := run_time(metadata)) else ""
+    return join([labels.model_size(metadata), labels.samples(metadata), time], " · ")
 
 
 def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """List title, name and description of each statistic."""
     entries = []
     for name, fields in labels.section(metadata, "statistics").items():
         facts_by_name = dict(fields) if isinstance(fields, Mapping) else {}
@@ -96,7 +92,6 @@ def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _tokens(rows: pd.DataFrame) -> Table:
-    """Make a table of the top sink tokens, with a bar per share."""
     multiple_sites = rows["site"].nunique() > 1
     head = ["Token", *(["Site"] if multiple_sites else []), "Position", "Share"]
     shares = [100 * float(share) for share in rows["share"]]

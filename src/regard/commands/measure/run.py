@@ -151,7 +151,6 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
 def _run_batches(
     model: Any, observer: Watch, input_ids: Tensor, batch_size: int, on_progress: OnProgress | None
 ) -> None:
-    """Run every window once through the model."""
     for start in range(0, len(input_ids), batch_size):
         batch = input_ids[start : start + batch_size].to(model.device)
         try:
@@ -221,7 +220,6 @@ def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFram
 
 
 def _describe_statistic(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
-    """Return the axes of a statistic's rows, and its description."""
     rows = table[filter_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
     return {"axes": axes, **vars(statistic.info)}

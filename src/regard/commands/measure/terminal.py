@@ -17,6 +17,7 @@ from regard.commands.measure.tokens import top_tokens
 from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline
+from regard.report.words import join, run_time
 
 MARGIN = 5
 NORMS = ("hidden_norm", "key_norm", "value_norm")
@@ -40,10 +41,8 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
         [line for measure in all_measures for line in _smoothing(measure, name)],
         _norms(all_measures, name),
     ]
-    seconds = labels.section(metadata, "cost").get("seconds")
-    duration = f"in {labels.number(float(seconds), 3)} s" if isinstance(seconds, (int, float)) else ""
-    lede = ", ".join(part for part in (labels.samples(metadata), duration) if part)
-    return terminal.summary(labels.model_name(metadata), [lede], [*maps, *lines])
+    time = f"in {seconds}" if (seconds := run_time(metadata)) else ""
+    return terminal.summary(labels.model_name(metadata), [join([labels.samples(metadata), time])], [*maps, *lines])
 
 
 def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:

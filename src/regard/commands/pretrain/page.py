@@ -84,7 +84,6 @@ def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
 
 
 def _data(metadata: Mapping[str, Any]) -> list[Part]:
-    """Make a table of the domains, then describe the tokenizer."""
     data = labels.section(metadata, "data")
     rows = [_domain(domain) for domain in data.get("domains") or [] if isinstance(domain, Mapping)]
     head = ["Domain", "Weight", "Training tokens", "Validation tokens", "SHA-256"]

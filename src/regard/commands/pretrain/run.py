@@ -133,7 +133,6 @@ def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 
 
 def _count(rows: Mapping[str, Tensor]) -> int:
-    """Return how many tokens of some rows are predicted."""
     return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
 
 
@@ -175,7 +174,6 @@ class JournaledSinkMonitor(SinkMonitor):
 
 
 def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:
-    """Return the monitors of validation losses and of sinks."""
     rows = text.held_out(config, config.eval_samples, config.length)
     losses = ValidationLoss(rows, every=config.eval_steps, uncounted=config.uncounted(training=False))
     probes = text.held_out(config, config.sink_samples, config.sink_length)

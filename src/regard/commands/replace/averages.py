@@ -24,9 +24,14 @@ def read_other_source(
     if str(origin) in TASKS:
         other = read_task(str(origin), data, rows=scale.rows)
         return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
-    if not Path(origin).is_file():
-        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
+    check_origin(origin)
     return _fit_constants(Constants.load(origin), encoder, tokenizer, train)
+
+
+def check_origin(origin: str | Path) -> None:
+    """Check that the source is a task or a file. Raises UserError."""
+    if str(origin) not in TASKS and not Path(origin).is_file():
+        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
 
 
 def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:

@@ -104,6 +104,11 @@ class ReplaceConfig(Config):
 
     def check(self) -> None:
         """Validate combinations of fields. Raises UserError."""
+        if self.attention:
+            from regard.hooks.operation import parse_attention
+
+            for name in self.attention:
+                parse_attention(name)
         if self._only_attention:
             for name, value, allowed in (
                 ("rank-heads-by", self.rank_heads_by, ()),

@@ -129,7 +129,6 @@ _RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes cons
 
 
 def _patterns(heads: pd.DataFrame) -> Table:
-    """Make a table of the heads' patterns, with a bar per share."""
     counts = pictures.pattern_counts(heads)
     rows = [(name, "", [str(count), f"{labels.number(100 * share, 3)} %"]) for name, count, share in counts]
     return Table(rows, ["Pattern", "Heads", "Share"], "Pattern", bars=[100 * share for _, _, share in counts])
@@ -148,7 +147,6 @@ def _both(metadata: Mapping[str, Any]) -> str:
 
 
 def _cost(cost: pd.DataFrame) -> list[Group]:
-    """Make the table and the lines of time and FLOPs."""
     if cost.empty:
         return []
     rows = []
@@ -162,7 +160,6 @@ def _cost(cost: pd.DataFrame) -> list[Group]:
 
 
 def _batch(metadata: Mapping[str, Any]) -> str:
-    """Describe the forward pass that was timed."""
     cost = labels.section(metadata, "cost")
     texts = {"batch_size": "batch size {}", "length": "{} tokens", "device": "on {}"}
     parts = [text.format(cost[key]) for key, text in texts.items() if cost.get(key)]

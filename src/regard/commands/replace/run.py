@@ -32,7 +32,6 @@ from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
-from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.models.resolve import resolve_model
 from regard.runs.config import UNSET, Unset, explicit_arguments
@@ -103,8 +102,6 @@ def replace(  # noqa: D417 - the options are described in the configuration
         UserError: An argument is invalid for the model or the task, or `work_dir` belongs to another run.
     """
     config = (config or ReplaceConfig()).replace(**explicit_arguments(locals(), ReplaceConfig))
-    for name in config.attention:
-        parse_attention(name)
     task = _named(task, others)
     if constants_from is not None:
         config.check_constants_from()

@@ -137,7 +137,6 @@ def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
 
 
 def _make_figure(outcome: Outcome, row: pd.Series) -> KeyFigure:
-    """Make the figure of a score, with the original score and the drop."""
     name = f"{title(outcome, str(row['model']), str(row['task']))}, {metric(str(row['metric']))}"
     note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
     if row["rank_heads_by"] == ATTENTION:
