@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +75,21 @@ class Measure:
         return self.blocks.get(axes)
 
 
+def check_table(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Check that a table has columns and rows. Raises UserError."""
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
+    if table.empty:
+        raise UserError(f"{name}: expected at least one row, the table is empty")
+
+
 def measures(table: pd.DataFrame) -> list[Measure]:
     """Every statistic × site × epsilon of the table, in the table's order.
 
     Raises UserError on an empty table, a missing column, or two rows for one number.
     """
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing:
-        raise UserError(f"expected a table with the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    if table.empty:
-        raise UserError("the table is empty: there is nothing to report")
+    check_table("statistics", table, COLUMNS)
     groups = table.groupby(["statistic", "site", "epsilon"], sort=False, dropna=False)
     return [_measure(key, rows) for key, rows in groups]
 

@@ -204,27 +204,30 @@ const regard = (() => {
   };
 
   // ---- layers × heads ----
-  // A map of `cells`: `xs` are heads, or what `title` says; `wide` and `high` the cells' sides.
-  const mapSpec = ({ title = "Head", xs, layers, scale, cursor = "default" }, wide, high) => {
+  // A map of `cells`: `xs` are heads, or what `title` says. A cell may be `picked`: it has a frame, and others can be clicked.
+  const drawMap = (parent, { caption, note = "", title = "Head", short = title, xs, layers, cells, scale, picked }) => {
+    const { element, box } = figure(parent, caption, note);
+    if (!cells.length) return null;
+    const room = Math.max(200, element.clientWidth - 64);
+    const wide = Math.min(40, Math.max(title === "Head" ? 12 : 6, Math.floor(room / xs.length)));
     const side = (field, title, domain, axis) => ({ field, type: "ordinal", title, axis: { labelOverlap: true, ticks: false, ...axis }, scale: { domain, paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 } });
     const x = side("x", title, xs, { labelAngle: 0, labelSeparation: 6 });
     const y = side("layer", "Layer", layers);
     const legend = { orient: "top", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
     const color = { field: "value", type: "quantitative", title: null, legend, scale };
-    const encoding = { x, y, color, tooltip: tooltip({ layer: "layer", x: title.toLowerCase(), shown: "value" }) };
-    return { width: { step: wide }, height: { step: high }, layer: [{ data: { name: "cells" }, mark: { type: "rect", aria: false, cursor }, encoding }] };
-  };
-  const drawMap = (parent, map) => {
-    const { element, box } = figure(parent, map.caption, "");
-    const room = Math.max(200, element.clientWidth - 64);
-    const wide = Math.min(36, Math.max(10, Math.floor(room / map.heads.length)));
-    const spec = mapSpec({ ...map, xs: map.heads }, wide, Math.min(30, Math.max(12, wide)));
-    draw(box, spec, { cells: map.cells }, `${map.caption} of each head: layers by heads`);
-    const shown = new Map(map.cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.shown]));
-    asTable(element, map.caption, () => [
-      ["Layer", ...map.heads.map((head) => `Head ${head}`)],
-      map.layers.map((layer) => [String(layer), ...map.heads.map((head) => shown.get(`${layer} ${head}`) || "–")]),
+    const rect = { type: "rect", aria: false, cursor: picked ? "pointer" : "default" };
+    const frame = { ...rect, fillOpacity: 0, strokeWidth: 2.5, stroke: ink("--mark") };
+    const layer = [
+      { data: { name: "cells" }, mark: rect, encoding: { x, y, color, tooltip: tooltip({ layer: "layer", x: title.toLowerCase(), shown: "value" }) } },
+      ...(picked ? [{ data: { name: "picked" }, mark: frame, encoding: { x, y } }] : []),
+    ];
+    const numbers = new Map(cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.number || cell.shown]));
+    asTable(element, caption, () => [
+      ["Layer", ...xs.map((x) => `${short} ${x}`)],
+      layers.map((layer) => [String(layer), ...xs.map((x) => numbers.get(`${layer} ${x}`) || "–")]),
     ]);
+    const spec = { width: { step: wide }, height: { step: Math.min(32, Math.max(12, wide)) }, layer };
+    return draw(box, spec, { cells, ...(picked ? { picked: [picked] } : {}) }, `${caption}: layers by ${title.toLowerCase()}s`);
   };
   // The map at the step that the slider is at.
   const atStep = (map) => {
@@ -239,7 +242,7 @@ const regard = (() => {
   const [mapBox, slider] = maps.length ? ["maps", "step"].map($) : [];
   const drawMaps = () => {
     if (mapBox) mapBox.replaceChildren();
-    for (const map of maps) drawMap(mapBox, map.steps ? atStep(map) : { ...map, scale: { domain: [0, map.last || 1], reverse: true } });
+    for (const map of maps) drawMap(mapBox, { xs: map.heads, ...(map.steps ? atStep(map) : { ...map, scale: { domain: [0, map.last || 1], reverse: true } }) });
   };
 
   // Calls `all` when the page's colors change, `wide` when its width has.
@@ -262,5 +265,5 @@ const regard = (() => {
   redraw(start, drawMaps);
   start();
 
-  return { data, $, palette, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, mapSpec, redraw };
+  return { data, $, palette, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, drawMap, redraw };
 })();

@@ -40,7 +40,9 @@ def figure(
         UserError: The table lacks the statistic, site, epsilon or position, or the kind is not possible.
     """
     measure = _choose(measures(table), statistic, site, epsilon)
-    possible = _possible(measure)
+    possible = [name for name, axes in KINDS.items() if any(set(axes) <= set(key) for key in measure.blocks)]
+    if not possible:
+        raise UserError(f"{measure.statistic} has one value for the whole model: there is nothing to draw")
     selected_kind = possible[0] if kind is None else kind
     if selected_kind not in possible:
         raise UserError(f"{statistic} cannot be drawn as {kind!r}: expected one of {', '.join(possible)}")
@@ -61,13 +63,6 @@ def _choose(measures: Sequence[Measure], statistic: str, site: str | None, epsil
             raise UserError(f"{name} {requested!r} is not in the table: expected one of {available}")
         measures = matching
     return measures[0]
-
-
-def _possible(measure: Measure) -> list[Kind]:
-    kinds = [kind for kind, axes in KINDS.items() if any(set(axes) <= set(key) for key in measure.blocks)]
-    if not kinds:
-        raise UserError(f"{measure.statistic} has one value for the whole model: there is nothing to draw")
-    return kinds
 
 
 def _canvas(measure: Measure, width: float, height: float, suffix: str) -> tuple[Figure, Axes]:

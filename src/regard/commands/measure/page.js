@@ -1,5 +1,5 @@
 (() => {
-  const { data, $, ink, show, make, draw, figure, tableOf, asTable, drawLines, mapSpec, redraw } = regard;
+  const { data, $, show, make, tableOf, drawLines, drawMap, redraw } = regard;
   const { runs, sites, measures } = data;
   const severalSites = Object.keys(sites).length > 1;
   const chosen = { measure: null, step: 0, profile: null, layer: null, head: null };
@@ -57,7 +57,7 @@
       for (const x of xs) {
         const found = at(run, layer, x, step, columns);
         if (found && found[0] !== null)
-          rows.push({ layer, x, value: found[0], error: found[1], shown: withError(found[0], found[1], m.unit) });
+          rows.push({ layer, x, value: found[0], number: show(found[0]), shown: withError(found[0], found[1], m.unit) });
       }
     return rows;
   };
@@ -79,29 +79,20 @@
     const { columns, layers, xs } = grid(m);
     const step = steps(m)[chosen.step];
     const each = m.runs.map((run) => (run ? cells(m, run, step) : []));
-    const values = each.flat().map((row) => row.value);
     const parent = $("maps");
     parent.replaceChildren();
     mapViews = [];
+    const [title, short] = columns === "head" ? ["Head", "Head"] : ["Position", "Pos."];
+    const what = `${fullName(m)}${columns === "head" ? `, ${stepWords(step)}` : ""}${inUnit(m)}`;
+    const scale = { domain: domain(each.flat().map((row) => row.value), m.unit) };
     runs.forEach((name, r) => {
-      const where = columns === "head" ? `, ${stepWords(step)}` : "";
-      const caption = runs.length > 1 ? `${name}: ${fullName(m)}${where}${inUnit(m)}` : `${fullName(m)}${where}${inUnit(m)}`;
-      const { element, box } = figure(parent, caption, each[r].length ? "" : "not measured");
-      if (!each[r].length) return;
-      const room = Math.max(200, parent.clientWidth / (runs.length > 1 && parent.clientWidth > 700 ? 2 : 1) - 64);
-      const wide = Math.min(40, Math.max(columns === "head" ? 14 : 6, Math.floor(room / xs.length)));
-      const title = columns === "head" ? "Head" : "Position";
-      const spec = mapSpec({ title, xs, layers, scale: { domain: domain(values, m.unit) }, cursor: "pointer" }, wide, Math.min(32, Math.max(14, wide)));
-      const { x, y } = spec.layer[0].encoding;
-      spec.layer.push({ data: { name: "picked" }, mark: { type: "rect", fillOpacity: 0, strokeWidth: 2.5, aria: false, stroke: ink("--mark") }, encoding: { x, y } });
-      draw(box, spec, { cells: each[r], picked: [picked()] }, `${caption}: layers by ${title.toLowerCase()}s`).then((view) => {
+      const texts = { caption: runs.length > 1 ? `${name}: ${what}` : what, note: each[r].length ? "" : "not measured", title, short };
+      const drawn = drawMap(parent, { ...texts, xs, layers, cells: each[r], scale, picked: picked() });
+      if (!drawn) return;
+      drawn.then((view) => {
         mapViews.push(view);
         view.addEventListener("click", (_, item) => { if (item && item.datum && "x" in item.datum) pick(item.datum.layer, item.datum.x); });
       });
-      asTable(element, caption, () => [
-        ["Layer", ...xs.map((x) => `${columns === "head" ? "Head" : "Pos."} ${x}`)],
-        layers.map((layer) => [String(layer), ...xs.map((x) => { const v = at(m.runs[r], layer, x, step, columns); return v ? show(v[0]) : "–"; })]),
-      ]);
     });
   };
 

@@ -9,10 +9,14 @@ import numpy as np
 import pandas as pd
 
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import GREY, at_step
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 Points = list[dict[str, Any]]
+
+REQUIRED = ("step", "loss")
+"""Columns that a history must have."""
+GREY = 4
+"""Ink of reference lines."""
 
 SHOWN_LAYERS = 5
 """Layers with a curve, at most."""
@@ -20,6 +24,14 @@ SHOWN_STEPS = 4
 """Steps with a profile over layers, at most."""
 MAP_STEPS = 60
 """Steps of a map, at most."""
+
+
+def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
+    """Group the rows of a statistic by step, in order."""
+    if sinks.empty:
+        return {}
+    rows = sinks[sinks["statistic"] == statistic]
+    return {int(step): group for step, group in rows.groupby("step", sort=True)}
 
 
 def _curve(name: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step") -> Points:

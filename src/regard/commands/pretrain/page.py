@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.pretrain import charts, words
-from regard.commands.pretrain.curves import check_history
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Record, Section, Table, Text
 from regard.report.panels import thinning_note
 from regard.report.words import format_count, format_value, metadata_number
@@ -23,7 +23,7 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str
     Raises:
         UserError: The history is empty or lacks a column.
     """
-    check_history(history)
+    check_table("history", history, charts.REQUIRED)
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
     rest = {key: value for key, value in metadata.items() if key not in _SHOWN}

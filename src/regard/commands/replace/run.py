@@ -216,24 +216,11 @@ def _evaluator(
     encoder: Any, read: Task, splits: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
 ) -> Evaluator:
     train, validation = splits
-    through = _probe(scale, THROUGH_EPOCHS[config.scale])
+    settings = ProbeConfig(learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=scale.epochs)
+    through = changed(settings, epochs=min(THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
     if read.name == LANGUAGE_MODEL:
-        return PerplexityEvaluator(model=encoder, train_rows=train, validation_rows=validation, settings=through)
-    return ProbeEvaluator(
-        model=encoder,
-        task=read,
-        train_rows=train,
-        validation_rows=validation,
-        settings=_probe(scale, None),
-        through=through,
-        folder=folder,
-    )
-
-
-def _probe(scale: TaskPreset, epochs: int | None) -> ProbeConfig:
-    return ProbeConfig(
-        learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
-    )
+        return PerplexityEvaluator(encoder, train, validation, through)
+    return ProbeEvaluator(encoder, read, train, validation, settings, through, folder)
 
 
 def _describe(
@@ -269,12 +256,9 @@ def _describe(
 
 
 def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
-    if name in SOURCES:
-        return make_data_free(name, averages)
-    if name in TRAINED:
-        start = averages if TRAINED[name] == "average" else make_data_free(TRAINED[name], averages)
-        return evaluation.train_constants(start, 0, name)
-    return averages
+    start = TRAINED.get(name, name)
+    constants = make_data_free(start, averages) if start in SOURCES else averages
+    return evaluation.train_constants(constants, 0, name) if name in TRAINED else constants
 
 
 def _scores(

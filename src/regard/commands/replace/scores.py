@@ -12,6 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.runs.intervals import t_half_width
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
@@ -30,11 +31,7 @@ KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
 def check_scores(scores: pd.DataFrame) -> None:
     """Check that scores are present, complete and unique. Raises UserError."""
-    missing = [column for column in COLUMNS if column not in scores]
-    if missing:
-        raise UserError(f"scores: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    if scores.empty:
-        raise UserError("scores: expected at least one row, the table is empty")
+    check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
     if len(duplicates):
         values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
