@@ -137,7 +137,7 @@ def test_hostile_texts_are_escaped(made: SimpleNamespace) -> None:
     assert found.data["sites"] == {evil: evil}
     assert [one["title"] for one in found.data["measures"] if one["statistic"] == "column_mass"] == [evil]
     assert "alert(1)" in found.text
-    assert_self_contained(Parsed(comparison_page({evil: (table, record, tokens), "b": (table, record, None)})))
+    assert_self_contained(Parsed(comparison_page({evil: (table, record), "b": (table, record)})))
 
 
 def test_blank_tokens_are_shown(parsed: Parsed) -> None:

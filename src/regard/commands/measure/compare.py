@@ -65,9 +65,8 @@ def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
     """Return a table of measurements by name, a column per run and its notes in `.attrs["notes"]`, and a page."""
     from regard.commands.measure.compare_page import comparison, comparison_page
 
-    table = comparison({name: (run.table, run.metadata) for name, run in runs.items()})
-    page = comparison_page({name: (run.table, run.metadata, run.tokens) for name, run in runs.items()})
-    return table, page
+    tables = {name: (run.table, run.metadata) for name, run in runs.items()}
+    return comparison(tables), comparison_page(tables)
 
 
 def _names(runs: list[Path]) -> list[str]:

@@ -16,13 +16,15 @@ from regard.report.page import Page, Section, Table, read_asset
 from regard.report.payload import payload
 from regard.report.words import join
 
+Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
+"""Tables and metadata by the names of the runs."""
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
 
 
-def comparison(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]) -> pd.DataFrame:
-    """Make a row per statistic, site and epsilon with the value of each run, from tables and metadata by name.
+def comparison(runs: Runs) -> pd.DataFrame:
+    """Make a row per statistic, site and epsilon with the value of each run.
 
     The standard error of the difference is √(a² + b²), which assumes independent samples; for runs on the same texts
     it is mostly too large. It is null where a run has none, as for means over heads.
@@ -62,14 +64,15 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.DataFrame | None]]) -> str:
+def comparison_page(runs: Runs) -> str:
     """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
     _check_names(list(runs))
-    measures_by_run = {name: measures(table) for name, (table, _, _) in runs.items()}
-    records = {name: metadata for name, (_, metadata, _) in runs.items()}
-    statistics: dict[str, Any] = {"statistics": {}}
-    for metadata in records.values():
-        statistics["statistics"] = {**labels.section(metadata, "statistics"), **statistics["statistics"]}
+    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
+    records = {name: metadata for name, (_, metadata) in runs.items()}
+    described: dict[str, Any] = {}
+    for metadata in reversed(records.values()):
+        described |= labels.section(metadata, "statistics")
+    statistics = {"statistics": described}
     provenance = {
         name: {key: part for key, part in metadata.items() if key != "statistics"} for name, metadata in records.items()
     }

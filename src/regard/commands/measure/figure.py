@@ -34,10 +34,7 @@ def figure(
     """Draw a statistic as a map (layers × heads), curves over layers, or a profile over positions.
 
     Pyplot's global state is not touched. What is None is the first one possible; a position of None is the whole
-    sequence if measured, else the first position.
-
-    Raises:
-        UserError: The table lacks the statistic, site, epsilon or position, or the kind is not possible.
+    sequence if measured, else the first position. Raises UserError for what the table lacks.
     """
     measure = _choose(measures(table), statistic, site, epsilon)
     possible = [name for name, axes in KINDS.items() if any(set(axes) <= set(key) for key in measure.blocks)]

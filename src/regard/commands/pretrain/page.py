@@ -18,10 +18,8 @@ from regard.report.words import format_count, format_value, metadata_number
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
     """Return the report as one self-contained HTML file, from the tables and the metadata of a `PretrainResult`.
 
-    The metadata may also hold `config_defaults` (of the preset) and `command_line`.
-
-    Raises:
-        UserError: The history is empty or lacks a column.
+    The metadata may also hold `config_defaults` (of the preset) and `command_line`. Raises UserError if the history is
+    empty or lacks a column.
     """
     check_table("history", history, charts.REQUIRED)
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,6 +104,11 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     plan = config.training_config()
     if num_processes() > 1:  # join the others before the first of them waits for another
         PartialState(cpu=not torch.accelerator.is_available())
+
+    def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
+
     with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
@@ -121,7 +126,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             resume=work.resume,
             journal=work.journal,
             watchers=[losses, sinks],
-            on_progress=_report_steps(on_progress),
+            on_progress=report,
         )
         return _result(config, text, model, trained, sinks, name=name, preset=preset)
 
@@ -134,16 +139,6 @@ def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 
 def _count(rows: Mapping[str, Tensor]) -> int:
     return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
-
-
-def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping[str, float]], None] | None:
-    if on_progress is None:
-        return None
-
-    def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
-
-    return report
 
 
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:

@@ -16,9 +16,6 @@ AVERAGED = ("average", "average-init")
 OF_PLACE = ("first-layers", "last-layers", "random")
 """Rankings that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
-UNTOUCHED = "none"
-OTHER_OPERATION = "attention"
-"""Ranking in rows where all heads use another operation."""
 LANGUAGE_MODEL = "lm"
 """Task of a causal language model: it is scored by the likelihood of text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}

@@ -29,13 +29,10 @@ def replace_figure(
     metadata: Mapping[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> Figure:
-    """Draw a figure without touching pyplot's global state.
+    """Draw a figure without touching pyplot's global state. Raises UserError if there is nothing to draw.
 
     "fractions" are scores by fraction, a line per source of constants; "orders" have a line per head ranking (PAPA,
     figure 5); both have 95 % intervals. "constants" are matrices of some heads.
-
-    Raises:
-        UserError: The kind is unknown, or there is nothing to draw.
     """
     if kind == "constants":
         images = replace_pictures.pictures(heads, matrices)
@@ -44,10 +41,11 @@ def replace_figure(
         return _matrices(images)
     if kind not in get_args(ReplaceKind):
         raise UserError(f"cannot draw {kind!r}: expected one of {', '.join(get_args(ReplaceKind))}")
-    draw = replace_charts.score_panels if kind == "fractions" else replace_charts.order_panels
+    draw, needed = replace_charts.score_panels, "scores with constant heads"
+    if kind == "orders":
+        draw, needed = replace_charts.order_panels, "scores in at least two orders of the heads"
     panels = draw(Outcome(scores, metadata))
     if not panels:
-        needed = "scores with constant heads" if kind == "fractions" else "scores in at least two orders of the heads"
         raise UserError(f"there are no {kind} to draw: expected {needed}")
     return _lines(panels)
 

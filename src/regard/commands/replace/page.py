@@ -24,8 +24,7 @@ def replace_page(
 ) -> str:
     """Return the report as one self-contained HTML file, from the tables and the metadata of a `ReplaceResult`.
 
-    Raises:
-        UserError: The scores are empty or lack a column.
+    Raises UserError if the scores are empty or lack a column.
     """
     outcome = Outcome(scores, metadata)
     images = pictures.pictures(heads, matrices)

@@ -17,16 +17,15 @@ from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
     LANGUAGE_MODEL,
-    OTHER_OPERATION,
     THROUGH_EPOCHS,
     TRAINED,
-    UNTOUCHED,
     ReplaceConfig,
 )
 from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
+from regard.commands.replace.scores import ATTENTION, NONE
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
@@ -275,10 +274,10 @@ def _scores(
 
     if 1.0 in config.shares:
         evaluation.step("scoring the model as it is")
-        add(UNTOUCHED, UNTOUCHED, 1.0, evaluation.scores(None, (), seeds))
+        add(NONE, NONE, 1.0, evaluation.scores(None, (), seeds))
     for name in config.attention:
         evaluation.step(f"scoring {name}")
-        add(name, OTHER_OPERATION, 0.0, evaluation.attention_scores(name, seeds))
+        add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(evaluation, averages, name)

@@ -25,8 +25,7 @@ def replace_summary(
 ) -> Group:
     """Summarize a run for a terminal of 80 columns: scores and drops by fraction, patterns, time and FLOPs.
 
-    Raises:
-        UserError: The scores are empty or lack a column.
+    Raises UserError if the scores are empty or lack a column.
     """
     outcome = Outcome(scores, metadata)
     blocks = [_scores(outcome), _operations(outcome), _patterns(heads), _cost(cost)]
