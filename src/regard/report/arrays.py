@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,36 +21,39 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Values and errors over some of the axes layer, head, position, in this order; NaN where the table has no row."""
+    """Values and errors over some of the axes layer, head, position, in this order; NaN where the table has no row.
+
+    A block that was taken from one with positions has its `position`; None if it is of the whole sequence.
+    """
 
     coordinates: dict[str, Labels]
     values: Floats
     errors: Floats
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The names of the axes, in the arrays' order."""
-        return tuple(self.coordinates)
-
-    def index(self, axis: str, label: int) -> int:
-        """Where `label` stands on `axis`; a UserError that names the range where it does not."""
-        labels = self.coordinates[axis]
-        found = np.flatnonzero(labels == label)
-        if not found.size:
-            raise UserError(f"{axis} {label} was not measured: expected one of {labels.min()} to {labels.max()}")
-        return int(found[0])
+    position: int | None = None
 
     def at(self, axis: str, label: int) -> Block:
-        """The block without `axis`, taken at `label`."""
-        place, where = self.axes.index(axis), self.index(axis, label)
-        left = {name: labels for name, labels in self.coordinates.items() if name != axis}
-        return Block(left, np.asarray(self.values.take(where, place)), np.asarray(self.errors.take(where, place)))
+        """The block without `axis`, taken at `label`; a UserError that names the range where it has none."""
+        labels, place = self.coordinates[axis], list(self.coordinates).index(axis)
+        indices = np.flatnonzero(labels == label)
+        if not indices.size:
+            raise UserError(f"{axis} {label} was not measured: expected one of {labels.min()} to {labels.max()}")
+        values, errors = (np.asarray(array.take(indices[0], place)) for array in (self.values, self.errors))
+        return Block(self._without(axis), values, errors, label if axis == "position" else self.position)
 
-    def keep(self, axis: str, wanted: NDArray[np.bool_]) -> Block:
-        """The block with only the labels of `axis` where `wanted` is true."""
-        place = self.axes.index(axis)
-        coordinates = {**self.coordinates, axis: self.coordinates[axis][wanted]}
-        return Block(coordinates, self.values.compress(wanted, axis=place), self.errors.compress(wanted, axis=place))
+    def keep(self, axis: str, mask: NDArray[np.bool_]) -> Block:
+        """The block with only the labels of `axis` where `mask` is true."""
+        place = list(self.coordinates).index(axis)
+        coordinates = {**self.coordinates, axis: self.coordinates[axis][mask]}
+        values, errors = (array.compress(mask, axis=place) for array in (self.values, self.errors))
+        return Block(coordinates, values, errors, self.position)
+
+    def mean_over(self, axis: str) -> Block:
+        """The mean over `axis`. Its errors are NaN: heads share their samples, so their errors do not add up."""
+        values = nanmean(self.values, list(self.coordinates).index(axis))
+        return Block(self._without(axis), values, np.full_like(values, np.nan), self.position)
+
+    def _without(self, axis: str) -> dict[str, Labels]:
+        return {name: labels for name, labels in self.coordinates.items() if name != axis}
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,13 @@ class Measure:
         return self.blocks.get(axes)
 
 
-@dataclass(frozen=True)
-class Slice:
-    """A block without its position axis, and the position it was taken at (None: of the whole sequence)."""
-
-    block: Block
-    position: int | None
+def check_table(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Check that a table has columns and rows. Raises UserError."""
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
+    if table.empty:
+        raise UserError(f"{name}: expected at least one row, the table is empty")
 
 
 def measures(table: pd.DataFrame) -> list[Measure]:
@@ -84,35 +89,23 @@ def measures(table: pd.DataFrame) -> list[Measure]:
 
     Raises UserError on an empty table, a missing column, or two rows for one number.
     """
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing:
-        raise UserError(f"expected a table with the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    if table.empty:
-        raise UserError("the table is empty: there is nothing to report")
+    check_table("statistics", table, COLUMNS)
     groups = table.groupby(["statistic", "site", "epsilon"], sort=False, dropna=False)
     return [_measure(key, rows) for key, rows in groups]
 
 
-def heads(measure: Measure, position: int | None = None) -> Slice | None:
+def heads(measure: Measure, position: int | None = None) -> Block | None:
     """The layers × heads values: of the whole sequence where measured, else at `position` (None: at the first)."""
-    return _slice(measure, ("layer", "head"), position)
+    return _take(measure, ("layer", "head"), position)
 
 
-def layers(measure: Measure, position: int | None = None) -> Slice | None:
+def layers(measure: Measure, position: int | None = None) -> Block | None:
     """The value of each layer, by the same rule as `heads`; the mean over heads where only heads have values."""
-    found = _slice(measure, ("layer",), position)
-    if found is not None:
-        return found
+    by_layer = _take(measure, ("layer",), position)
+    if by_layer is not None:
+        return by_layer
     by_head = heads(measure, position)
-    return None if by_head is None else Slice(mean_over_heads(by_head.block), by_head.position)
-
-
-def mean_over_heads(block: Block) -> Block:
-    """The block's mean over heads. Its errors are NaN: heads share their samples, so their errors do not add up."""
-    place = block.axes.index("head")
-    left = {name: labels for name, labels in block.coordinates.items() if name != "head"}
-    values = nanmean(block.values, place)
-    return Block(left, values, np.full_like(values, np.nan))
+    return None if by_head is None else by_head.mean_over("head")
 
 
 def nanmean(values: Floats, axis: int | None = None) -> Floats:
@@ -123,28 +116,22 @@ def nanmean(values: Floats, axis: int | None = None) -> Floats:
     return np.asarray(np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0))
 
 
-def _slice(measure: Measure, axes: tuple[str, ...], position: int | None) -> Slice | None:
-    whole = measure.block(*axes)
-    if whole is not None and position is None:
-        return Slice(whole, None)
-    by_position = measure.block(*axes, "position")
-    if by_position is None:
-        return None
-    at = int(by_position.coordinates["position"][0]) if position is None else position
-    return Slice(by_position.at("position", at), at)
+def _take(measure: Measure, axes: tuple[str, ...], position: int | None) -> Block | None:
+    whole, by_position = measure.block(*axes), measure.block(*axes, "position")
+    if (whole is not None and position is None) or by_position is None:
+        return whole if position is None else None
+    return by_position.at("position", int(by_position.coordinates["position"][0]) if position is None else position)
 
 
 def _measure(key: tuple[Any, ...], rows: pd.DataFrame) -> Measure:
     statistic, site, epsilon = key
-    present = np.stack([rows[axis].notna().to_numpy(dtype=bool) for axis in AXES], axis=1)
-    pattern = present @ np.array([1, 2, 4])
+    patterns = rows[list(AXES)].notna().to_numpy(dtype=bool) @ np.array([1, 2, 4])
     blocks = {}
-    for code in np.unique(pattern):
-        axes = tuple(axis for bit, axis in enumerate(AXES) if code >> bit & 1)
-        blocks[axes] = _block(str(statistic), axes, rows[pattern == code])
-    return Measure(
-        str(statistic), "" if pd.isna(site) else str(site), None if pd.isna(epsilon) else float(epsilon), blocks
-    )
+    for pattern in np.unique(patterns):
+        axes = tuple(axis for bit, axis in enumerate(AXES) if pattern >> bit & 1)
+        blocks[axes] = _block(str(statistic), axes, rows[patterns == pattern])
+    site, epsilon = "" if pd.isna(site) else str(site), None if pd.isna(epsilon) else float(epsilon)
+    return Measure(str(statistic), site, epsilon, blocks)
 
 
 def _block(statistic: str, axes: tuple[str, ...], rows: pd.DataFrame) -> Block:
@@ -152,16 +139,11 @@ def _block(statistic: str, axes: tuple[str, ...], rows: pd.DataFrame) -> Block:
         raise UserError(f"expected one row a number; {statistic} has several for the same {', '.join(axes) or 'model'}")
     coordinates, places = {}, []
     for axis in axes:
-        labels, place = np.unique(rows[axis].to_numpy(dtype=np.int64), return_inverse=True)
-        coordinates[axis] = labels
+        coordinates[axis], place = np.unique(rows[axis].to_numpy(dtype=np.int64), return_inverse=True)
         places.append(place)
-    shape = tuple(len(labels) for labels in coordinates.values())
+    shape = [len(labels) for labels in coordinates.values()]
     values, errors = np.full(shape, np.nan), np.full(shape, np.nan)
     where = tuple(places) if axes else ...
-    values[where] = _floats(rows["value"])
-    errors[where] = _floats(rows["standard_error"])
+    values[where] = rows["value"].to_numpy(dtype=np.float64, na_value=np.nan)
+    errors[where] = rows["standard_error"].to_numpy(dtype=np.float64, na_value=np.nan)
     return Block(coordinates, values, errors)
-
-
-def _floats(column: pd.Series) -> Floats:
-    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))

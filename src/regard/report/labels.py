@@ -72,14 +72,8 @@ def visible(token: str) -> str:
 def samples(record: Mapping[str, Any]) -> str:
     """What was read, as in "100 samples of 64 tokens from wikitext"; "" where the record does not say."""
     data = section(record, "data")
-    parts = []
-    if data.get("samples") is not None:
-        parts.append(f"{data['samples']} samples")
-    if data.get("length") is not None:
-        parts.append(f"of {data['length']} tokens")
-    if data.get("source"):
-        parts.append(f"from {data['source']}")
-    return " ".join(parts)
+    texts = {"samples": "{} samples", "length": "of {} tokens", "source": "from {}"}
+    return " ".join(text.format(data[key]) for key, text in texts.items() if data.get(key) not in (None, ""))
 
 
 def model_name(record: Mapping[str, Any]) -> str:

@@ -90,18 +90,10 @@ const regard = (() => {
   const INKS = colors.series.light.length;
   const STROKES = ["solid", "dashed", "dotted"];
   const DASHES = [[1, 0], [5, 3], [1.5, 2.5]];
-  // The legend of points by series and part; nothing where one line needs no name.
-  const legend = (element, points) => {
-    const [series, parts] = [order(points, "series"), order(points, "part")];
-    const inks = series.map((name, i) => [name, `--key: var(--series-${i % INKS}); --stroke: solid`]);
-    const strokes = parts.map((name, i) => [name, `--key: var(--quiet); --stroke: ${i ? "dashed" : "solid"}`]);
-    keys(element, [...(series.length > 1 ? inks : []), ...(parts.length > 1 ? strokes : [])]);
-  };
   const table = (points, key, title) => {
-    const line = (p) => [p.series, p.part].filter(Boolean).join(", ") || "Value";
-    const names = [...new Set(points.map(line))];
+    const names = order(points, "series");
     const rows = new Map();
-    points.forEach((p) => rows.set(p[key], { ...rows.get(p[key]), [line(p)]: p.shown }));
+    points.forEach((p) => rows.set(p[key], { ...rows.get(p[key]), [p.series]: p.shown }));
     return [[title, ...names], [...rows].map(([place, row]) => [String(place), ...names.map((name) => row[name] || "–")])];
   };
 
@@ -109,21 +101,8 @@ const regard = (() => {
   const nominal = (field, more = {}) => ({ field, type: "nominal", ...more });
   const tooltip = (titles) => Object.entries(titles).map(([field, title]) => ({ ...nominal(field), title, ...(field === "step" ? { type: "quantitative" } : {}) }));
   const fitted = (height) => ({ width: "container", height, autosize: { type: "fit-x", contains: "padding" } });
-  // Lines over `x` with an interval from low to high, and dots that tell `titles` by field; `dash` is what sets the strokes.
-  const lineSpec = (x, titles, { color, dash, interval, size, height }) => {
-    const ink = nominal("series", { sort: null, legend: null, scale: color });
-    const y = { field: "value", type: "quantitative", title: null, axis: { tickCount: 4 }, scale: { zero: false } };
-    const low = { y: { field: "low", type: "quantitative", title: null }, y2: { field: "high" } };
-    return {
-      data: { name: "points" },
-      layer: [
-        { mark: { ...interval, aria: false }, encoding: { x, color: ink, detail: nominal("part"), ...low } },
-        { mark: { type: "line", strokeWidth: 1.75, aria: false }, encoding: { x, y, color: ink, strokeDash: { sort: null, legend: null, ...dash } } },
-        { mark: { type: "point", filled: true, opacity: 1, size, aria: false }, encoding: { x, y, color: ink, detail: nominal("part"), tooltip: tooltip(titles) } },
-      ],
-      ...fitted(height),
-    };
-  };
+  // A color, dash or shape for each line by its name.
+  const byLine = (domain, range) => nominal("series", { sort: null, legend: null, scale: { domain, range } });
   const AREA = { type: "area", opacity: 0.16 };
   const RULE = { type: "rule", strokeWidth: 1.25, opacity: 0.55 };
 
@@ -155,22 +134,25 @@ const regard = (() => {
     const found = styles(panel);
     keys(element, found.length > 1 ? found.map(([name, ink, stroke]) => [name, `--key: var(--series-${ink}); --stroke: ${STROKES[stroke]}`]) : []);
   };
-  // The chart of a panel: no intervals where it has none, no dots where they would run together.
+  // The chart of a panel: lines, intervals from low to high where it has some, and dots, unseen where they would run together.
   const DOTTED = 48;
   const panelSpec = (panel) => {
     const found = styles(panel);
     const domain = found.map(([name]) => name);
-    const spec = lineSpec(across(panel), { [panel.axis]: TITLES[panel.axis].toLowerCase(), series: "line", shown: "value" }, {
-      color: { domain, range: found.map(([, ink]) => palette("series")[ink]) },
-      dash: nominal("series", { scale: { domain, range: found.map(([, , stroke]) => DASHES[stroke]) } }),
-      interval: panel.ticks ? RULE : AREA,
-      size: panel.ticks ? 26 : 20,
-      height: 190,
-    });
+    const color = byLine(domain, found.map(([, ink]) => palette("series")[ink]));
+    const strokeDash = byLine(domain, found.map(([, , stroke]) => DASHES[stroke]));
+    const x = across(panel);
+    const y = { field: "value", type: "quantitative", title: null, axis: { tickCount: 4 }, scale: { zero: false } };
+    const interval = { y: { field: "low", type: "quantitative", title: null }, y2: { field: "high" } };
     const most = Math.max(...domain.map((name) => panel.points.filter((point) => point.series === name).length));
-    if (most > DOTTED) spec.layer[2].mark.opacity = 0;
-    if (panel.points.every((point) => point.low === null)) spec.layer.shift();
-    return spec;
+    const dot = { type: "point", filled: true, opacity: most > DOTTED ? 0 : 1, size: panel.ticks ? 26 : 20, aria: false };
+    const titles = { [panel.axis]: TITLES[panel.axis].toLowerCase(), series: "line", shown: "value" };
+    const layer = [
+      { mark: { ...(panel.ticks ? RULE : AREA), aria: false }, encoding: { x, color, ...interval } },
+      { mark: { type: "line", strokeWidth: 1.75, aria: false }, encoding: { x, y, color, strokeDash } },
+      { mark: dot, encoding: { x, y, color, tooltip: tooltip(titles) } },
+    ];
+    return { data: { name: "points" }, layer: panel.points.every((point) => point.low === null) ? layer.slice(1) : layer, ...fitted(190) };
   };
   // Draws panels of lines into a box; panels with the same lines share one legend above them.
   const drawLines = (parent, panels) => {
@@ -191,7 +173,6 @@ const regard = (() => {
   const GLYPHS = ["●", "▲", "■"];
   const dotSpec = ({ axis, lines }) => {
     const domain = lines.map(([name]) => name);
-    const by = (range) => nominal("series", { sort: null, legend: null, scale: { domain, range } });
     const side = { type: "quantitative", scale: { zero: false, padding: 8 } };
     return {
       data: { name: "points" },
@@ -199,8 +180,8 @@ const regard = (() => {
       encoding: {
         x: { ...side, field: "x", title: axis, axis: { tickCount: 5, grid: false, labelFlush: false } },
         y: { ...side, field: "value", title: null, axis: { tickCount: 5 } },
-        color: by(lines.map(([, ink]) => palette("series")[ink])),
-        shape: by(lines.map(([, , shape]) => SHAPES[shape])),
+        color: byLine(domain, lines.map(([, ink]) => palette("series")[ink])),
+        shape: byLine(domain, lines.map(([, , shape]) => SHAPES[shape])),
         tooltip: tooltip({ series: "method", what: "run", shown: "value" }),
       },
       ...fitted(230),
@@ -223,27 +204,30 @@ const regard = (() => {
   };
 
   // ---- layers × heads ----
-  // A map of `cells`: `xs` are heads, or what `title` says; `wide` and `high` the cells' sides.
-  const mapSpec = ({ title = "Head", xs, layers, scale, cursor = "default" }, wide, high) => {
+  // A map of `cells`: `xs` are heads, or what `title` says. A cell may be `picked`: it has a frame, and others can be clicked.
+  const drawMap = (parent, { caption, note = "", title = "Head", short = title, xs, layers, cells, scale, picked }) => {
+    const { element, box } = figure(parent, caption, note);
+    if (!cells.length) return null;
+    const room = Math.max(200, element.clientWidth - 64);
+    const wide = Math.min(40, Math.max(title === "Head" ? 12 : 6, Math.floor(room / xs.length)));
     const side = (field, title, domain, axis) => ({ field, type: "ordinal", title, axis: { labelOverlap: true, ticks: false, ...axis }, scale: { domain, paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 } });
     const x = side("x", title, xs, { labelAngle: 0, labelSeparation: 6 });
     const y = side("layer", "Layer", layers);
     const legend = { orient: "top", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
     const color = { field: "value", type: "quantitative", title: null, legend, scale };
-    const encoding = { x, y, color, tooltip: tooltip({ layer: "layer", x: title.toLowerCase(), shown: "value" }) };
-    return { width: { step: wide }, height: { step: high }, layer: [{ data: { name: "cells" }, mark: { type: "rect", aria: false, cursor }, encoding }] };
-  };
-  const drawMap = (parent, map) => {
-    const { element, box } = figure(parent, map.caption, "");
-    const room = Math.max(200, element.clientWidth - 64);
-    const wide = Math.min(36, Math.max(10, Math.floor(room / map.heads.length)));
-    const spec = mapSpec({ ...map, xs: map.heads }, wide, Math.min(30, Math.max(12, wide)));
-    draw(box, spec, { cells: map.cells }, `${map.caption} of each head: layers by heads`);
-    const shown = new Map(map.cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.shown]));
-    asTable(element, map.caption, () => [
-      ["Layer", ...map.heads.map((head) => `Head ${head}`)],
-      map.layers.map((layer) => [String(layer), ...map.heads.map((head) => shown.get(`${layer} ${head}`) || "–")]),
+    const rect = { type: "rect", aria: false, cursor: picked ? "pointer" : "default" };
+    const frame = { ...rect, fillOpacity: 0, strokeWidth: 2.5, stroke: ink("--mark") };
+    const layer = [
+      { data: { name: "cells" }, mark: rect, encoding: { x, y, color, tooltip: tooltip({ layer: "layer", x: title.toLowerCase(), shown: "value" }) } },
+      ...(picked ? [{ data: { name: "picked" }, mark: frame, encoding: { x, y } }] : []),
+    ];
+    const numbers = new Map(cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.number || cell.shown]));
+    asTable(element, caption, () => [
+      ["Layer", ...xs.map((x) => `${short} ${x}`)],
+      layers.map((layer) => [String(layer), ...xs.map((x) => numbers.get(`${layer} ${x}`) || "–")]),
     ]);
+    const spec = { width: { step: wide }, height: { step: Math.min(32, Math.max(12, wide)) }, layer };
+    return draw(box, spec, { cells, ...(picked ? { picked: [picked] } : {}) }, `${caption}: layers by ${title.toLowerCase()}s`);
   };
   // The map at the step that the slider is at.
   const atStep = (map) => {
@@ -258,7 +242,7 @@ const regard = (() => {
   const [mapBox, slider] = maps.length ? ["maps", "step"].map($) : [];
   const drawMaps = () => {
     if (mapBox) mapBox.replaceChildren();
-    for (const map of maps) drawMap(mapBox, map.steps ? atStep(map) : { ...map, scale: { domain: [0, map.last || 1], reverse: true } });
+    for (const map of maps) drawMap(mapBox, { xs: map.heads, ...(map.steps ? atStep(map) : { ...map, scale: { domain: [0, map.last || 1], reverse: true } }) });
   };
 
   // Calls `all` when the page's colors change, `wide` when its width has.
@@ -281,5 +265,5 @@ const regard = (() => {
   redraw(start, drawMaps);
   start();
 
-  return { data, $, palette, ink, show, make, order, draw, figure, tableOf, asTable, legend, table, nominal, tooltip, lineSpec, AREA, drawLines, mapSpec, redraw };
+  return { data, $, palette, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, drawMap, redraw };
 })();

@@ -1,13 +1,8 @@
 """A report page as values, and its HTML: one file that fetches nothing.
 
-A command builds a `Page` of `Section`s. A section holds parts: texts, tables, records, command lines, and boxes that a
-script fills with Vega-Lite charts. `Page.html` renders them all with `base.html.jinja`, which escapes every text.
-
-What is empty is left out: a part is false if its first field is, a section if all its parts are. So a command builds
-every part that it knows of and asks nowhere what there is to show.
-
-The page carries its charts' data as JSON. `page.js` draws the `Panels` and `Maps` of any page. A command with other
-charts adds data and a script of its own, which finds the boxes by their keys.
+A command builds a `Page` of `Section`s with parts, and `base.html.jinja` renders them. What is empty is left out: a
+part is false if its first field is, a section if all its parts are. `page.js` draws `Panels` and `Maps` with Vega-Lite;
+a command with other charts adds data and a script of its own, which finds the boxes by their keys.
 """
 
 from __future__ import annotations
@@ -51,11 +46,8 @@ class Text(Part):
     text: str
 
 
-@dataclass(frozen=True)
-class Heading(Part):
+class Heading(Text):
     """A heading within a section."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,7 @@ class Explorer(Part):
 
 @dataclass(frozen=True)
 class Group(Part):
-    """Parts in a box of their own, laid out by `css`."""
+    """Parts in a box of their own, laid out by `css`; false where all of them are."""
 
     parts: Sequence[Part]
     css: str
@@ -164,7 +156,7 @@ class Group(Part):
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page under its heading; `about` says what it shows."""
+    """A section of a page under its heading; `about` says what it shows. False where all its parts are."""
 
     key: str
     title: str

@@ -64,26 +64,24 @@ def line(
     Points without a finite value are left out, and lines of more than `MOST` points thinned.
     """
     known = [i for i, value in enumerate(values) if math.isfinite(value)]
-    kept = [known[i] for i in thin_indices(len(known))]
-    band = [math.nan] * len(values) if half is None else half
-    return [_point(axis, float(places[i]), series, float(values[i]), unit, float(band[i])) for i in kept]
+    points = []
+    for i in (known[index] for index in thin_indices(len(known))):
+        value, margin = float(values[i]), math.nan if half is None else float(half[i])
+        is_sure = math.isfinite(margin)
+        points.append(
+            {
+                axis: int(places[i]),
+                "series": series,
+                "value": _round(value),
+                "low": _round(value - margin) if is_sure else None,
+                "high": _round(value + margin) if is_sure else None,
+                "shown": labels.with_unit(value, unit, 4) + (f" ± {labels.number(margin, 2)}" if is_sure else ""),
+            }
+        )
+    return points
 
 
-def _point(axis: str, place: float, series: str, value: float, unit: str, half: float) -> dict[str, Any]:
-    sure = math.isfinite(half)
-    shown = labels.with_unit(value, unit, 4) + (f" ± {labels.number(half, 2)}" if sure else "")
-    return {
-        axis: int(place),
-        "series": series,
-        "part": "",
-        "value": _short(value),
-        "low": _short(value - half) if sure else None,
-        "high": _short(value + half) if sure else None,
-        "shown": shown,
-    }
-
-
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
 
@@ -93,12 +91,16 @@ def panel(
     axis: str,
     points: Sequence[Mapping[str, Any]],
     lines: Sequence[tuple[str, int, int]] | None = None,
+    **fields: Any,
 ) -> list[Panel]:
-    """One panel; none without points. `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted)."""
+    """One panel with more `fields`; none without points.
+
+    `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted).
+    """
     if not points:
         return []
-    told = {"lines": [list(style) for style in lines]} if lines is not None else {}
-    return [{"caption": caption, "note": note, "axis": axis, "points": list(points), **told}]
+    styles = {} if lines is None else {"lines": [list(style) for style in lines]}
+    return [{"caption": caption, "note": note, "axis": axis, **fields, "points": list(points), **styles}]
 
 
 Panel = dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from regard.report import labels
@@ -36,6 +36,22 @@ def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | N
     """The number in a part of the record, None where there is none."""
     found = labels.section(record, part).get(key)
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+def run_time(record: Mapping[str, Any]) -> str:
+    """How long the run took, as in "12.3 s"; "" where the record does not say."""
+    seconds = metadata_number(record, "cost", "seconds")
+    return "" if seconds is None else f"{labels.number(seconds, 3)} s"
+
+
+def join(parts: Iterable[str], separator: str = ", ") -> str:
+    """Join the parts that are not empty."""
+    return separator.join(part for part in parts if part)
+
+
+def pluralize(number: int, name: str, plural: str = "") -> str:
+    """The number and the word, as in "3 tasks"."""
+    return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
 def format_signed(value: float, places: int | None = None) -> str:

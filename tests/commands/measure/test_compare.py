@@ -90,7 +90,7 @@ def test_no_run_is_the_users_mistake() -> None:
 
 def test_page_puts_runs_side_by_side(made: SimpleNamespace) -> None:
     a, b = made.table(2, 3, 4), made.table(2, 3, 4, seed=1)
-    text = comparison_page({"first": (a, made.record(), None), "second": (b, made.record(length=128), None)})
+    text = comparison_page({"first": (a, made.record()), "second": (b, made.record(length=128))})
     assert text.startswith("<!doctype html>")
     assert "sequence length (first: 64, second: 128)" in text
     frame = comparison({"first": (a, {}), "second": (b, {})})

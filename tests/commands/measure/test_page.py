@@ -137,7 +137,7 @@ def test_hostile_texts_are_escaped(made: SimpleNamespace) -> None:
     assert found.data["sites"] == {evil: evil}
     assert [one["title"] for one in found.data["measures"] if one["statistic"] == "column_mass"] == [evil]
     assert "alert(1)" in found.text
-    assert_self_contained(Parsed(comparison_page({evil: (table, record, tokens), "b": (table, record, None)})))
+    assert_self_contained(Parsed(comparison_page({evil: (table, record), "b": (table, record)})))
 
 
 def test_blank_tokens_are_shown(parsed: Parsed) -> None:
@@ -239,10 +239,10 @@ def test_map_takes_the_whole_sequence_then_the_first_position(made: SimpleNamesp
     assert first is not None
     assert later is not None
     assert (whole.position, first.position, later.position) == (None, 0, 3)
-    np.testing.assert_array_equal(whole.block.values, values(table, "entropy", "layer", "head"))
+    np.testing.assert_array_equal(whole.values, values(table, "entropy", "layer", "head"))
     cube = values(table, "column_mass", "layer", "head", "position")
-    np.testing.assert_array_equal(later.block.values, cube[:, :, 3])
+    np.testing.assert_array_equal(later.values, cube[:, :, 3])
     by_layer = layers(found["column_mass"])
     assert by_layer is not None
-    np.testing.assert_allclose(by_layer.block.values, cube[:, :, 0].mean(1))
+    np.testing.assert_allclose(by_layer.values, cube[:, :, 0].mean(1))
     assert heads(found["over_smoothing"]) is None

@@ -11,7 +11,6 @@ from transformers import BertConfig, BertModel
 
 import regard
 from regard.commands.replace.ranking import (
-    LABELLED,
     RANKINGS,
     HeadRanking,
     rank_by_gate,
@@ -101,7 +100,6 @@ def test_the_heads_behind_the_dynamic_ones_become_constant(name: str) -> None:
 
 def test_every_name_is_known_here() -> None:
     assert {*EXPECTED, "random"} == set(RANKINGS)
-    assert {"lambda", "reversed"} == LABELLED
 
 
 @pytest.mark.parametrize("name", ["", "Lambda", "layers", "norm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,14 +54,11 @@ def run(args: argparse.Namespace) -> None:
     from regard.runs.command_line import run_command
     from regard.runs.distributed import process_group, raise_on_all_ranks
 
-    def run_measure(_: Path, on_progress: OnProgress) -> MeasureResult:
-        return _measure(args, config, on_progress)
-
     with process_group(), raise_on_all_ranks():
-        run_command(args, "measure", args.out or new_run_dir("measure", args.model), run_measure)
+        run_command(args, "measure", args.out or new_run_dir("measure", args.model), partial(_measure, args, config))
 
 
-def _measure(args: argparse.Namespace, config: MeasureConfig, on_progress: OnProgress) -> MeasureResult:
+def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progress: OnProgress) -> MeasureResult:
     from regard import models
     from regard.commands.measure.run import measure
     from regard.hooks import ReplacedModel

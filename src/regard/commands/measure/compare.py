@@ -62,29 +62,19 @@ def run(args: argparse.Namespace) -> None:
 
 
 def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
-    """Compare measurements.
-
-    Args:
-        runs: Results by name.
-
-    Returns:
-        A table with one column per run, its notes in `.attrs["notes"]`, and a page.
-    """
+    """Return a table of measurements by name, a column per run and its notes in `.attrs["notes"]`, and a page."""
     from regard.commands.measure.compare_page import comparison, comparison_page
 
-    table = comparison({name: (run.table, run.metadata) for name, run in runs.items()})
-    page = comparison_page({name: (run.table, run.metadata, run.tokens) for name, run in runs.items()})
-    return table, page
+    tables = {name: (run.table, run.metadata) for name, run in runs.items()}
+    return comparison(tables), comparison_page(tables)
 
 
 def _names(runs: list[Path]) -> list[str]:
-    """Return the folders' names if they differ, else their paths."""
     names = [run.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _format_table(table: pd.DataFrame) -> RenderableType:
-    """Format the comparison for a terminal."""
     import pandas as pd
     from rich.console import Group
     from rich.table import Table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,31 +11,23 @@ import pandas as pd
 from regard.commands.measure.page import chart_sections, closing_sections, lede
 from regard.errors import UserError
 from regard.report import labels
-from regard.report.arrays import Block, Measure, heads, layers, measures, nanmean
+from regard.report.arrays import Measure, heads, layers, measures, nanmean
 from regard.report.page import Page, Section, Table, read_asset
 from regard.report.payload import payload
+from regard.report.words import join
 
+Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
+"""Tables and metadata by the names of the runs."""
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
 
 
-@dataclass(frozen=True)
-class _Value:
-    scope: str
-    position: int | None
-    value: float
-    error: float
-
-
-def comparison(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]) -> pd.DataFrame:
+def comparison(runs: Runs) -> pd.DataFrame:
     """Make a row per statistic, site and epsilon with the value of each run.
 
     The standard error of the difference is √(a² + b²), which assumes independent samples; for runs on the same texts
     it is mostly too large. It is null where a run has none, as for means over heads.
-
-    Args:
-        runs: Table and metadata by name.
 
     Returns:
         Columns statistic, site, epsilon, scope, position, one per run, and for two runs `difference` (second minus
@@ -49,8 +40,7 @@ def comparison(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]) -> pd.Da
         UserError: There is no run, a table is empty, or a run is named like a column.
     """
     _check_names(list(runs))
-    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
-    frame = _frame(measures_by_run)
+    frame = _frame({name: measures(table) for name, (table, _) in runs.items()})
     frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
     return frame
 
@@ -74,23 +64,29 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.DataFrame | None]]) -> str:
+def comparison_page(runs: Runs) -> str:
     """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
     _check_names(list(runs))
-    measures_by_run = {name: measures(table) for name, (table, _, _) in runs.items()}
-    records = {name: metadata for name, (_, metadata, _) in runs.items()}
-    statistics = _merged(records)
+    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
+    records = {name: metadata for name, (_, metadata) in runs.items()}
+    described: dict[str, Any] = {}
+    for metadata in reversed(records.values()):
+        described |= labels.section(metadata, "statistics")
+    statistics = {"statistics": described}
+    provenance = {
+        name: {key: part for key, part in metadata.items() if key != "statistics"} for name, metadata in records.items()
+    }
     all_measures = [measure for run_measures in measures_by_run.values() for measure in run_measures]
     table = _table(_frame(measures_by_run), list(runs), statistics)
     return Page(
         eyebrow="Regard · comparison",
         title=" against ".join(runs),
-        ledes=_ledes(records),
+        ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
         warnings=caveats(records),
         sections=[
             Section("table", "In numbers", [table], _TABLE),
             *chart_sections(all_measures, multiple_runs=len(runs) > 1),
-            *closing_sections(statistics, _without_labels(records)),
+            *closing_sections(statistics, provenance),
         ],
         data=payload(measures_by_run, statistics),
         script=read_asset("page.js", __package__),
@@ -112,53 +108,41 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
-    rows: dict[tuple[Any, ...], dict[str, _Value]] = {}
+    names = list(measures_by_run)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    errors: dict[tuple[Any, ...], list[float]] = {}
     for name, run_measures in measures_by_run.items():
         for measure in run_measures:
-            value = _overall(measure)
-            if value is not None:
-                rows.setdefault((*measure.key, value.scope, value.position), {})[name] = value
-    names = list(measures_by_run)
-    frame = pd.DataFrame([_row(key, row, names) for key, row in rows.items()], columns=_columns(names))
-    frame["position"] = frame["position"].astype("Int64")
-    numeric = [name for name in frame.columns if name not in ("statistic", "site", "scope", "position")]
-    return frame.astype(dict.fromkeys(numeric, "float64"))
-
-
-def _columns(names: Sequence[str]) -> list[str]:
-    return [*KEYS, *names, *(ADDED if len(names) == 2 else [])]
-
-
-def _row(key: tuple[Any, ...], row: Mapping[str, _Value], names: Sequence[str]) -> dict[str, Any]:
-    cells = dict(zip(KEYS, key, strict=True))
-    for name in names:
-        cells[name] = row[name].value if name in row else np.nan
+            if (overall := _overall(measure)) is not None:
+                scope, position, value, error = overall
+                key = (*measure.key, scope, position)
+                rows.setdefault(key, dict(zip(KEYS, key, strict=True)))[name] = value
+                errors.setdefault(key, []).append(error)
     if len(names) == 2:
-        first, second = (row.get(name) for name in names)
-        if first is not None and second is not None:
-            cells["difference"] = second.value - first.value
-            cells["standard_error"] = np.hypot(first.error, second.error)
-    return cells
+        first, second = names
+        for row, row_errors in zip(rows.values(), errors.values(), strict=True):
+            if len(row_errors) == 2:
+                row["difference"] = row[second] - row[first]
+                row["standard_error"] = np.hypot(row_errors[0], row_errors[1])
+    frame = pd.DataFrame(list(rows.values()), columns=[*KEYS, *names, *(ADDED if len(names) == 2 else [])])
+    numeric = [name for name in frame.columns if name not in ("statistic", "site", "scope", "position")]
+    return frame.astype({"position": "Int64", **dict.fromkeys(numeric, "float64")})
 
 
-def _overall(measure: Measure) -> _Value | None:
-    of_model, by_position = measure.block(), measure.block("position")
-    if of_model is not None:
-        return _Value(MODEL, None, float(of_model.values), float(of_model.errors))
+def _overall(measure: Measure) -> tuple[str, int | None, float, float] | None:
+    """Return scope, position, value and standard error of the one value of a measure; None if it has none."""
+    whole, by_position = measure.block(), measure.block("position")
+    if whole is not None:
+        return MODEL, None, float(whole.values), float(whole.errors)
     if by_position is not None:
         position = int(by_position.coordinates["position"][0])
-        return _Value(MODEL, position, float(by_position.values[0]), float(by_position.errors[0]))
+        return MODEL, position, float(by_position.values[0]), float(by_position.errors[0])
     by_head = heads(measure)
-    if by_head is not None:
-        return _Value(MEAN_HEADS, by_head.position, float(nanmean(_no_embeddings(by_head.block).values)), np.nan)
-    by_layer = layers(measure)
-    if by_layer is not None:
-        return _Value(MEAN_LAYERS, by_layer.position, float(nanmean(_no_embeddings(by_layer.block).values)), np.nan)
-    return None
-
-
-def _no_embeddings(block: Block) -> Block:
-    return block.keep("layer", block.coordinates["layer"] >= 0)
+    values = by_head or layers(measure)
+    if values is None:
+        return None
+    mean = float(nanmean(values.keep("layer", values.coordinates["layer"] >= 0).values))
+    return MEAN_LAYERS if by_head is None else MEAN_HEADS, values.position, mean, np.nan
 
 
 def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any]) -> Table:
@@ -174,24 +158,6 @@ def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any
             values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
         rows.append((labels.name(measure, metadata, with_site=multiple_sites), scope, values))
     return Table(rows, head, "The runs in numbers")
-
-
-def _ledes(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    parts = {name: [labels.model_name(metadata), lede(metadata)] for name, metadata in records.items()}
-    return [f"{name}: {', '.join(part for part in run_parts if part)}" for name, run_parts in parts.items()]
-
-
-def _merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    statistics: dict[str, Any] = {}
-    for metadata in records.values():
-        statistics = {**labels.section(metadata, "statistics"), **statistics}
-    return {"statistics": statistics}
-
-
-def _without_labels(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        name: {key: part for key, part in metadata.items() if key != "statistics"} for name, metadata in records.items()
-    }
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import colors, labels
-from regard.report.arrays import Block, Labels, Measure, heads, layers, mean_over_heads, measures
+from regard.report.arrays import Block, Labels, Measure, heads, layers, measures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["map", "profile", "layers"]
-KINDS: tuple[Kind, ...] = ("map", "layers", "profile")
+KINDS: dict[Kind, tuple[str, ...]] = {"map": ("layer", "head"), "layers": ("layer",), "profile": ("position",)}
+"""The kinds of figures, and the axes that each needs."""
 
 
 def figure(
@@ -32,66 +33,43 @@ def figure(
 ) -> Figure:
     """Draw a statistic as a map (layers × heads), curves over layers, or a profile over positions.
 
-    Pyplot's global state is not touched.
-
-    Args:
-        table: Rows in the schema of `statistics.parquet`.
-        statistic: Name of the statistic.
-        site: Site to draw; None for the first.
-        epsilon: Threshold to draw; None for the first.
-        position: Position of map and curves; None for the whole sequence if measured, else the first position.
-        kind: "map", "layers" or "profile"; None for the first one possible.
-
-    Raises:
-        UserError: The table lacks the statistic, site, epsilon or position, or the kind is not possible.
+    Pyplot's global state is not touched. What is None is the first one possible; a position of None is the whole
+    sequence if measured, else the first position. Raises UserError for what the table lacks.
     """
     measure = _choose(measures(table), statistic, site, epsilon)
-    possible = _possible(measure)
+    possible = [name for name, axes in KINDS.items() if any(set(axes) <= set(key) for key in measure.blocks)]
+    if not possible:
+        raise UserError(f"{measure.statistic} has one value for the whole model: there is nothing to draw")
     selected_kind = possible[0] if kind is None else kind
     if selected_kind not in possible:
         raise UserError(f"{statistic} cannot be drawn as {kind!r}: expected one of {', '.join(possible)}")
-    draw = {"map": _map, "layers": _layers, "profile": _profile}[selected_kind]
-    return draw(measure, position)
+    if selected_kind == "profile":
+        return _profile(measure, position)
+    selected = heads(measure, position) if selected_kind == "map" else layers(measure, position)
+    if selected is None:
+        raise UserError(f"{measure.statistic} has no values by position: leave position out")
+    suffix = "" if selected.position is None else f", position {selected.position}"
+    return (_map if selected_kind == "map" else _layers)(measure, selected, suffix)
 
 
-def _choose(all_measures: Sequence[Measure], statistic: str, site: str | None, epsilon: float | None) -> Measure:
-    candidates = _those([(measure, measure.statistic) for measure in all_measures], statistic, "statistic")
-    if site is not None:
-        candidates = _those([(measure, measure.site) for measure in candidates], site, "site")
-    if epsilon is not None:
-        candidates = _those([(measure, measure.epsilon) for measure in candidates], epsilon, "epsilon")
-    return candidates[0]
-
-
-def _those(pairs: Sequence[tuple[Measure, object]], requested: object, name: str) -> list[Measure]:
-    matching = [measure for measure, value in pairs if value == requested]
-    if not matching:
-        available = ", ".join(dict.fromkeys(str(value) for _, value in pairs))
-        raise UserError(f"{name} {requested!r} is not in the table: expected one of {available}")
-    return matching
-
-
-def _possible(measure: Measure) -> list[Kind]:
-    keys = set(measure.blocks)
-    has: dict[Kind, bool] = {
-        "map": bool(keys & {("layer", "head"), ("layer", "head", "position")}),
-        "layers": any("layer" in key for key in keys),
-        "profile": any("position" in key for key in keys),
-    }
-    kinds = [kind for kind in KINDS if has[kind]]
-    if not kinds:
-        raise UserError(f"{measure.statistic} has one value for the whole model: there is nothing to draw")
-    return kinds
+def _choose(measures: Sequence[Measure], statistic: str, site: str | None, epsilon: float | None) -> Measure:
+    for name, requested in {"statistic": statistic, "site": site, "epsilon": epsilon}.items():
+        matching = [measure for measure in measures if requested is None or getattr(measure, name) == requested]
+        if not matching:
+            available = ", ".join(dict.fromkeys(str(getattr(measure, name)) for measure in measures))
+            raise UserError(f"{name} {requested!r} is not in the table: expected one of {available}")
+        measures = matching
+    return measures[0]
 
 
 def _canvas(measure: Measure, width: float, height: float, suffix: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    axes = made.add_subplot()
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    axes = canvas.add_subplot()
     axes.set_title(labels.name(measure, {}, with_site=True) + suffix, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    return made, axes
+    return canvas, axes
 
 
 def _ramp() -> LinearSegmentedColormap:
@@ -100,15 +78,11 @@ def _ramp() -> LinearSegmentedColormap:
     return LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
 
 
-def _map(measure: Measure, position: int | None) -> Figure:
-    selected = heads(measure, position)
-    if selected is None:
-        raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    layer, head = selected.block.coordinates["layer"], selected.block.coordinates["head"]
-    suffix = "" if selected.position is None else f", position {selected.position}"
+def _map(measure: Measure, block: Block, suffix: str) -> Figure:
+    layer, head = block.coordinates["layer"], block.coordinates["head"]
     size = min(0.32, 12 / max(len(layer), len(head)))
     canvas, axes = _canvas(measure, max(3.2, 1.6 + size * len(head)), max(2.2, 0.9 + size * len(layer)), suffix)
-    image = axes.imshow(selected.block.values, cmap=_ramp(), aspect="equal", interpolation="nearest")
+    image = axes.imshow(block.values, cmap=_ramp(), aspect="equal", interpolation="nearest")
     axes.set(xlabel="Head", ylabel="Layer")
     axes.set_xticks(*_ticks(head))
     axes.set_yticks(*_ticks(layer))
@@ -123,15 +97,11 @@ def _ticks(places: Labels) -> tuple[list[int], list[str]]:
     return at, [str(places[i]) for i in at]
 
 
-def _layers(measure: Measure, position: int | None) -> Figure:
+def _layers(measure: Measure, block: Block, suffix: str) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    selected = layers(measure, position)
-    if selected is None:
-        raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    suffix = "" if selected.position is None else f", position {selected.position}"
     canvas, axes = _canvas(measure, 5.2, 3.0, suffix)
-    _line(axes, selected.block, "layer", colors.SERIES_LIGHT[0])
+    _line(axes, block, "layer", colors.SERIES_LIGHT[0])
     axes.set(xlabel="Layer")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return canvas
@@ -140,25 +110,25 @@ def _layers(measure: Measure, position: int | None) -> Figure:
 def _profile(measure: Measure, position: int | None) -> Figure:
     if position is not None:
         raise UserError("a profile is over all positions: leave position out")
-    made, axes = _canvas(measure, 5.2, 3.0, "")
+    canvas, axes = _canvas(measure, 5.2, 3.0, "")
     axes.set(xlabel="Position")
     whole = measure.block("position")
     if whole is not None:
         _line(axes, whole, "position", colors.SERIES_LIGHT[0])
-        return made
+        return canvas
     by_head = measure.block("layer", "head", "position")
-    block = mean_over_heads(by_head) if by_head is not None else measure.blocks["layer", "position"]
+    block = by_head.mean_over("head") if by_head is not None else measure.blocks["layer", "position"]
     shades = _ramp()(np.linspace(0.25, 1.0, len(block.coordinates["layer"])))
     for layer, shade in zip(block.coordinates["layer"], shades, strict=True):
         _line(axes, block.at("layer", int(layer)), "position", shade, f"layer {layer}")
     if len(block.coordinates["layer"]) <= 12:
         axes.legend(fontsize=7, frameon=False, ncols=2)
-    return made
+    return canvas
 
 
-def _line(axes: Axes, block: Block, axis: str, colour: object, label: str | None = None) -> None:
+def _line(axes: Axes, block: Block, axis: str, color: object, label: str | None = None) -> None:
     across = block.coordinates[axis]
-    axes.plot(across, block.values, color=colour, linewidth=1.5, marker="o", markersize=2.5, label=label)
+    axes.plot(across, block.values, color=color, linewidth=1.5, marker="o", markersize=2.5, label=label)
     if not np.isnan(block.errors).all():
         low, high = block.values - block.errors, block.values + block.errors
-        axes.fill_between(across, low, high, color=colour, alpha=0.16, linewidth=0)
+        axes.fill_between(across, low, high, color=color, alpha=0.16, linewidth=0)

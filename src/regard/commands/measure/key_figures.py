@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.measure.tokens import top_tokens
 from regard.report import labels
-from regard.report.arrays import Block, Measure, mean_over_heads, nanmean
+from regard.report.arrays import Block, Measure
 from regard.report.key_figure import KeyFigure
 
 EXTREMES = {
@@ -25,7 +25,26 @@ def key_figures(
     all_measures: Sequence[Measure], metadata: Mapping[str, Any], tokens: pd.DataFrame | None
 ) -> list[KeyFigure]:
     """Make the key figures: whole-model values, then sink tokens, then extremes over layers."""
-    return [*_models(all_measures, metadata), *_tokens(tokens), *_extremes(all_measures, metadata)]
+    multiple_sites, best = several_sites(all_measures), top_tokens(tokens, 1)
+
+    def make_figure(measure: Measure, value: float, error: float, note: str, extreme: str = "") -> KeyFigure:
+        label = labels.name(measure, metadata, with_site=False) + (f", {extreme}." if extreme else "")
+        margin = "" if np.isnan(error) else f"± {labels.number(error, 2)} (SE), "
+        text = labels.with_unit(value, labels.unit(measure.statistic, metadata))
+        return KeyFigure(label, text, margin + note, labels.site(measure.site) if multiple_sites else "")
+
+    token_figures = [
+        KeyFigure(
+            "Top sink token",
+            labels.visible(str(row.token)),
+            f"position {row.position}, strongest in {labels.number(100 * row.share, 3)} % of samples × heads",
+            labels.site(str(row.site)) if len(best) > 1 else "",
+        )
+        for row in best.itertuples(index=False)
+    ]
+    models = [make_figure(measure, *whole) for measure in all_measures if (whole := _of_model(measure))]
+    extremes = [make_figure(measure, *extreme) for measure in all_measures if (extreme := _extreme(measure))]
+    return [*models, *token_figures, *extremes]
 
 
 def several_sites(all_measures: Sequence[Measure]) -> bool:
@@ -43,66 +62,28 @@ def strongest(block: Block) -> tuple[int, float, float]:
 
 def over_layers_and_heads(block: Block) -> Block:
     """The mean over layers and heads, by position; without errors."""
-    by_layer = mean_over_heads(block)
-    values = nanmean(by_layer.values, 0)
-    return Block({"position": block.coordinates["position"]}, values, np.full_like(values, np.nan))
+    return block.mean_over("head").mean_over("layer")
 
 
-def _models(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[KeyFigure]:
-    multiple_sites, figures = several_sites(all_measures), []
-    for measure in all_measures:
-        label = labels.name(measure, metadata, with_site=False)
-        unit = labels.unit(measure.statistic, metadata)
-        whole, by_position = measure.block(), measure.block("position")
-        if whole is not None:
-            value, error, note = float(whole.values), float(whole.errors), "whole model"
-        elif by_position is not None:
-            position, value, error = strongest(by_position)
-            note = f"position {position}"
-        elif measure.statistic == "sink_rate" and (by_head := measure.block("layer", "head", "position")) is not None:
-            position, value, error = strongest(over_layers_and_heads(by_head))
-            note = f"position {position}, mean over heads"
-        else:
-            continue
-        sure = "" if np.isnan(error) else f"± {labels.number(error, 2)} (SE), "
-        figures.append(
-            KeyFigure(label, labels.with_unit(value, unit), sure + note, _site(measure.site, multiple_sites))
-        )
-    return figures
+def _of_model(measure: Measure) -> tuple[float, float, str] | None:
+    """Return value, standard error and note of a whole-model value; None if there is none."""
+    whole, block, note = measure.block(), measure.block("position"), ""
+    if whole is not None:
+        return float(whole.values), float(whole.errors), "whole model"
+    by_head = measure.block("layer", "head", "position")
+    if block is None and measure.statistic == "sink_rate" and by_head is not None:
+        block, note = over_layers_and_heads(by_head), ", mean over heads"
+    if block is None:
+        return None
+    position, value, error = strongest(block)
+    return value, error, f"position {position}{note}"
 
 
-def _tokens(tokens: pd.DataFrame | None) -> list[KeyFigure]:
-    best = top_tokens(tokens, 1)
-    multiple_sites = len(best) > 1
-    return [
-        KeyFigure(
-            "Top sink token",
-            labels.visible(str(row.token)),
-            f"position {row.position}, strongest in {labels.number(100 * row.share, 3)} % of samples × heads",
-            _site(str(row.site), multiple_sites),
-        )
-        for row in best.itertuples(index=False)
-    ]
-
-
-def _extremes(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[KeyFigure]:
-    multiple_sites, figures = several_sites(all_measures), []
-    for measure in all_measures:
-        extreme, block = EXTREMES.get(measure.statistic), measure.block("layer")
-        if extreme is None or block is None or np.isnan(block.values).all():
-            continue
-        index = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
-        value = labels.with_unit(float(block.values[index]), labels.unit(measure.statistic, metadata))
-        error = block.errors[index]
-        margin = "" if np.isnan(error) else f"± {labels.number(float(error), 2)} (SE), "
-        label = f"{labels.name(measure, metadata, with_site=False)}, {extreme}."
-        figures.append(
-            KeyFigure(
-                label, value, f"{margin}layer {block.coordinates['layer'][index]}", _site(measure.site, multiple_sites)
-            )
-        )
-    return figures
-
-
-def _site(code: str, multiple_sites: bool) -> str:
-    return labels.site(code) if multiple_sites else ""
+def _extreme(measure: Measure) -> tuple[float, float, str, str] | None:
+    """Return value, standard error, note and kind of the extreme over layers; None if there is none."""
+    extreme, block = EXTREMES.get(measure.statistic), measure.block("layer")
+    if extreme is None or block is None or np.isnan(block.values).all():
+        return None
+    index = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
+    note = f"layer {block.coordinates['layer'][index]}"
+    return float(block.values[index]), float(block.errors[index]), note, extreme

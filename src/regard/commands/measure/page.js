@@ -1,5 +1,5 @@
 (() => {
-  const { data, $, ink, show, make, order, draw, figure, tableOf, asTable, legend, table, nominal, lineSpec, AREA, mapSpec, redraw } = regard;
+  const { data, $, show, make, tableOf, drawLines, drawMap, redraw } = regard;
   const { runs, sites, measures } = data;
   const severalSites = Object.keys(sites).length > 1;
   const chosen = { measure: null, step: 0, profile: null, layer: null, head: null };
@@ -57,7 +57,7 @@
       for (const x of xs) {
         const found = at(run, layer, x, step, columns);
         if (found && found[0] !== null)
-          rows.push({ layer, x, value: found[0], error: found[1], shown: withError(found[0], found[1], m.unit) });
+          rows.push({ layer, x, value: found[0], number: show(found[0]), shown: withError(found[0], found[1], m.unit) });
       }
     return rows;
   };
@@ -79,29 +79,20 @@
     const { columns, layers, xs } = grid(m);
     const step = steps(m)[chosen.step];
     const each = m.runs.map((run) => (run ? cells(m, run, step) : []));
-    const values = each.flat().map((row) => row.value);
     const parent = $("maps");
     parent.replaceChildren();
     mapViews = [];
+    const [title, short] = columns === "head" ? ["Head", "Head"] : ["Position", "Pos."];
+    const what = `${fullName(m)}${columns === "head" ? `, ${stepWords(step)}` : ""}${inUnit(m)}`;
+    const scale = { domain: domain(each.flat().map((row) => row.value), m.unit) };
     runs.forEach((name, r) => {
-      const where = columns === "head" ? `, ${stepWords(step)}` : "";
-      const caption = runs.length > 1 ? `${name}: ${fullName(m)}${where}${inUnit(m)}` : `${fullName(m)}${where}${inUnit(m)}`;
-      const { element, box } = figure(parent, caption, each[r].length ? "" : "not measured");
-      if (!each[r].length) return;
-      const room = Math.max(200, parent.clientWidth / (runs.length > 1 && parent.clientWidth > 700 ? 2 : 1) - 64);
-      const wide = Math.min(40, Math.max(columns === "head" ? 14 : 6, Math.floor(room / xs.length)));
-      const title = columns === "head" ? "Head" : "Position";
-      const spec = mapSpec({ title, xs, layers, scale: { domain: domain(values, m.unit) }, cursor: "pointer" }, wide, Math.min(32, Math.max(14, wide)));
-      const { x, y } = spec.layer[0].encoding;
-      spec.layer.push({ data: { name: "picked" }, mark: { type: "rect", fillOpacity: 0, strokeWidth: 2.5, aria: false, stroke: ink("--mark") }, encoding: { x, y } });
-      draw(box, spec, { cells: each[r], picked: [picked()] }, `${caption}: layers by ${title.toLowerCase()}s`).then((view) => {
+      const texts = { caption: runs.length > 1 ? `${name}: ${what}` : what, note: each[r].length ? "" : "not measured", title, short };
+      const drawn = drawMap(parent, { ...texts, xs, layers, cells: each[r], scale, picked: picked() });
+      if (!drawn) return;
+      drawn.then((view) => {
         mapViews.push(view);
         view.addEventListener("click", (_, item) => { if (item && item.datum && "x" in item.datum) pick(item.datum.layer, item.datum.x); });
       });
-      asTable(element, caption, () => [
-        ["Layer", ...xs.map((x) => `${columns === "head" ? "Head" : "Pos."} ${x}`)],
-        layers.map((layer) => [String(layer), ...xs.map((x) => { const v = at(m.runs[r], layer, x, step, columns); return v ? show(v[0]) : "–"; })]),
-      ]);
     });
   };
 
@@ -109,26 +100,15 @@
   const profiles = () => measures.filter((m) => m.site === chosen.measure.site && kind(m) === kind(chosen.measure) && (first(m).lhp || first(m).lp));
   const drawProfile = () => {
     const columns = kind(chosen.measure);
-    const parent = $("profile");
     const m = chosen.profile;
     const where = `Layer ${chosen.layer}` + (columns === "head" ? `, head ${chosen.head}` : "");
     $("picked-title").textContent = where + (severalSites ? `, ${sites[chosen.measure.site]}` : "");
-    parent.replaceChildren();
-    if (m) {
-      const points = [];
-      m.runs.forEach((run, r) => {
-        const block = known(run, columns === "head" ? "lhp" : "lp");
-        if (!block) return;
-        block.p.forEach((position) => {
-          const found = at(run, chosen.layer, columns === "head" ? chosen.head : position, position, columns);
-          if (found) points.push(point({ position }, found[0], found[1], runs[r], "", m.unit));
-        });
-      });
-      const { element, box } = figure(parent, `${nameOf(m)} by position${inUnit(m)}`, points.some((p) => p.low !== p.value) ? "band: ± standard error" : "");
-      legend(element, points);
-      draw(box, lines("position", "Position", points), { points }, `${nameOf(m)} by position, ${where}`);
-      asTable(element, nameOf(m), () => table(points, "position", "Position"));
-    }
+    const curves = (m ? m.runs : []).map((run, r) => {
+      const block = known(run, columns === "head" ? "lhp" : "lp");
+      const found = (block ? block.p : []).map((position) => [position, at(run, chosen.layer, columns === "head" ? chosen.head : position, position, columns)]);
+      return { series: runs[r], points: found.filter(([, value]) => value).map(([position, value]) => point({ position }, ...value, m.unit)) };
+    });
+    drawLines($("profile"), m ? [panel(`${nameOf(m)} by position${inUnit(m)}`, "position", curves)] : []);
     drawNumbers(columns);
   };
   const drawNumbers = (columns) => {
@@ -146,69 +126,63 @@
   };
 
   // ---- lines ----
-  const point = (place, value, error, series, part, unit) => ({
-    ...place, value, series, part,
-    low: error === null || error === undefined || value === null ? value : value - error,
-    high: error === null || error === undefined || value === null ? value : value + error,
-    shown: withError(value, error, unit),
-  });
-  const lines = (key, title, points) => {
-    const x = { field: key, type: "quantitative", title, axis: { tickMinStep: 1, grid: false, labelFlush: false }, scale: { nice: false } };
-    const dash = nominal("part", { scale: { domain: order(points, "part"), range: [[1, 0], [4, 3]] } });
-    const titles = { [key]: key, series: "series", part: "part", shown: "value" };
-    return lineSpec(x, titles, { color: { domain: order(points, "series") }, dash, interval: AREA, size: 14, height: 150 });
+  const BAND = "band: ± standard error";
+  const point = (place, value, error, unit) => {
+    const sure = value !== null && error !== null && error !== undefined;
+    return { ...place, value, low: sure ? value - error : null, high: sure ? value + error : null, shown: withError(value, error, unit) };
+  };
+  // A panel of curves {series, part, points}: an ink for each series, a stroke for each part.
+  const panel = (caption, axis, curves, note) => {
+    const drawn = curves.filter((one) => one.points.length);
+    const [series, parts] = ["series", "part"].map((key) => [...new Set(drawn.map((one) => one[key]))]);
+    const named = drawn.map((one) => ({ ...one, name: [one.series, one.part].filter(Boolean).join(", ") }));
+    const points = named.flatMap((one) => one.points.map((p) => ({ ...p, series: one.name })));
+    const lines = named.map((one) => [one.name, series.indexOf(one.series) % data.colors.series.light.length, parts.indexOf(one.part)]);
+    return { caption, note: note ?? (points.some((p) => p.low !== null) ? BAND : ""), axis, points, lines };
   };
   const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ") || runs[r];
 
-  // The curve of one measure in one run, and what its band shows.
-  const curve = (m, run, r) => {
-    const series = seriesName(r, m.site);
-    const write = (block, values, part, errors) => block.l.map((layer, i) => point({ layer }, values[i], errors ? errors[i] : null, series, part, m.unit));
-    if (run.l) return { points: write(run.l, run.l.v, "", run.l.e), note: run.l.e ? "band: ± standard error" : "" };
+  // The curves of one measure in one run by layer, and what their band shows.
+  const byLayer = (m, run) => {
+    const write = (block, values, part, errors) => ({ part, points: block.l.map((layer, i) => point({ layer }, values[i], errors ? errors[i] : null, m.unit)) });
+    if (run.l) return { curves: [write(run.l, run.l.v, "", run.l.e)], note: run.l.e ? BAND : "" };
     if (run.lh) {
-      const points = write(run.lh, run.lh.v.map(mean), "", null);
-      if (runs.length > 1 || severalSites) return { points, note: "mean over heads" };
-      points.forEach((p, i) => {
+      const curve = write(run.lh, run.lh.v.map(mean), "", null);
+      if (runs.length > 1 || severalSites) return { curves: [curve], note: "mean over heads" };
+      curve.points.forEach((p, i) => {
         const there = run.lh.v[i].filter((value) => value !== null);
         if (there.length) Object.assign(p, { low: Math.min(...there), high: Math.max(...there) });
       });
-      return { points, note: "mean over heads; band: lowest to highest head" };
+      return { curves: [curve], note: "mean over heads; band: lowest to highest head" };
     }
     const block = run.lhp || run.lp;
     if (!block) return null;
     const values = run.lhp ? block.v.map((heads) => mean(heads.map((head) => head[0]))) : block.v.map((row) => row[0]);
-    const points = write(block, values, `position ${block.p[0]}`, null);
-    if (run.rest) points.push(...write(run.rest, run.rest.v, "mean of the others", null));
-    return { points, note: run.lhp ? "mean over heads" : "" };
+    const rest = run.rest ? [write(run.rest, run.rest.v, "mean of the others", null)] : [];
+    return { curves: [write(block, values, `position ${block.p[0]}`, null), ...rest], note: run.lhp ? "mean over heads" : "" };
   };
-  const together = (wanted) => {
+  const byPosition = (m, run) => run.p && {
+    curves: [{ points: run.p.p.map((position, i) => point({ position }, run.p.v[i], run.p.e ? run.p.e[i] : null, m.unit)) }],
+    note: run.p.e ? BAND : "",
+  };
+  // A panel for each statistic that `read` finds in a run.
+  const drawCurves = (id, axis, read) => {
+    if (!$(id)) return;
     const groups = new Map();
-    measures.filter(wanted).forEach((m) => {
-      const key = `${m.statistic} ${m.epsilon}`;
-      groups.set(key, [...(groups.get(key) || []), m]);
-    });
-    return [...groups.values()];
-  };
-  const drawLines = (id, key, title, wanted, read) => {
-    const parent = $(id);
-    if (!parent) return;
-    parent.replaceChildren();
-    for (const group of together(wanted)) {
-      const found = group.flatMap((m) => m.runs.map((run, r) => (run ? read(m, run, r) : null))).filter(Boolean);
-      const points = found.flatMap((one) => one.points);
-      if (!points.length) continue;
-      const { element, box } = figure(parent, nameOf(group[0]) + inUnit(group[0]), found[0].note);
-      legend(element, points);
-      draw(box, lines(key, title, points), { points }, `${nameOf(group[0])} by ${key}`);
-      asTable(element, nameOf(group[0]), () => table(points, key, title));
+    for (const m of measures) {
+      const caption = nameOf(m) + inUnit(m);
+      const found = m.runs.map((run, r) => {
+        const one = run && read(m, run);
+        return one && { note: one.note, curves: one.curves.map((curve) => ({ ...curve, series: seriesName(r, m.site) })) };
+      });
+      groups.set(caption, [...(groups.get(caption) || []), ...found.filter(Boolean)]);
     }
+    const drawn = [...groups].filter(([, found]) => found.length);
+    drawLines($(id), drawn.map(([caption, found]) => panel(caption, axis, found.flatMap((one) => one.curves), found[0].note)));
   };
-  const drawCurves = () => {
-    drawLines("curves", "layer", "Layer", (m) => m.runs.some((run) => run && (run.l || run.lh || run.lhp || run.lp)), curve);
-    drawLines("models", "position", "Position", (m) => m.runs.some((run) => known(run, "p")), (m, run, r) => known(run, "p") && {
-      points: run.p.p.map((position, i) => point({ position }, run.p.v[i], run.p.e ? run.p.e[i] : null, seriesName(r, m.site), "", m.unit)),
-      note: run.p.e ? "band: ± standard error" : "",
-    });
+  const drawAllCurves = () => {
+    drawCurves("curves", "layer", byLayer);
+    drawCurves("models", "position", byPosition);
   };
 
   // ---- choosing ----
@@ -266,7 +240,7 @@
   };
 
   const start = () => {
-    drawCurves();
+    drawAllCurves();
     const mapped = measures.filter((m) => kind(m) !== null);
     if (!mapped.length || !$("maps")) return;
     fill($("measure"), mapped, mapped[0]);
@@ -283,7 +257,7 @@
     choose(mapped.find((m) => m.statistic === "sink_rate") || mapped[0]);
   };
   const again = () => {
-    drawCurves();
+    drawAllCurves();
     if (chosen.measure) { drawMaps(); drawProfile(); }
   };
   redraw(again, () => { if (chosen.measure) drawMaps(); });

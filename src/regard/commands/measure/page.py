@@ -13,19 +13,13 @@ from regard.report import labels
 from regard.report.arrays import Measure, measures
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset
 from regard.report.payload import payload, thinned_length
-from regard.report.words import format_value
+from regard.report.words import format_value, join, run_time
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
-    """Return the report as one self-contained HTML file.
+    """Return the report as one self-contained HTML file. Raises UserError if the table is empty.
 
-    Args:
-        table: Statistics in the schema of `statistics.parquet`.
-        metadata: The metadata in `results.json`.
-        tokens: Sink tokens in the schema of `tokens.parquet`, or None.
-
-    Raises:
-        UserError: The table is empty.
+    The tables have the schemas of `statistics.parquet` and `tokens.parquet`, the metadata that of `results.json`.
     """
     all_measures = measures(table)
     name = labels.model_name(metadata)
@@ -53,31 +47,22 @@ _TOKENS = (
 
 def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> list[Section]:
     """Make the sections that the page's script fills, if they have values."""
-    axes = {key for measure in all_measures for key in measure.blocks}
-    has_map = any("layer" in key and len(key) > 1 for key in axes)
-    has_lines = any("layer" in key for key in axes)
-    layers = [
-        block.coordinates["layer"]
-        for measure in all_measures
-        for block in measure.blocks.values()
-        if "layer" in block.axes
-    ]
-    embeddings = (
-        "Layer \u22121 is the input of the first layer." if any(-1 in layer_ids for layer_ids in layers) else ""
-    )
+    blocks = [(axes, block) for measure in all_measures for axes, block in measure.blocks.items()]
+    has_map = any("layer" in axes and len(axes) > 1 for axes, _ in blocks)
+    layers = [block.coordinates["layer"] for axes, block in blocks if "layer" in axes]
+    embeddings = "Layer \u22121 is the input of the first layer." if any(-1 in ids for ids in layers) else ""
+    positions = thinned_length(all_measures)
+    thinning = "" if positions is None else f" {_THINNED.format(len(positions))}"
+    has_positions = any(axes == ("position",) for axes, _ in blocks)
     return [
-        Section(
-            "heads",
-            "Layers and heads",
-            [Explorer(has_map, multiple_runs)],
-            f"{_CLICK} {_thinning(all_measures)}".strip(),
-        ),
-        Section("layers", "By layer", [Box(has_lines, ["curves"])], embeddings),
-        Section("model", "Whole model, by position", [Box(("position",) in axes, ["models"])]),
+        Section("heads", "Layers and heads", [Explorer(has_map, multiple_runs)], f"{_CLICK}{thinning}"),
+        Section("layers", "By layer", [Box(bool(layers), ["curves"])], embeddings),
+        Section("model", "Whole model, by position", [Box(has_positions, ["models"])]),
     ]
 
 
 _CLICK = "Click a cell, or type its layer and head, to see that head over positions."
+_THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
 
 
 def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Section]:
@@ -91,27 +76,11 @@ def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any])
 
 def lede(metadata: Mapping[str, Any]) -> str:
     """Describe what was measured, in one line."""
-    cost = labels.section(metadata, "cost")
-    parts = [labels.model_size(metadata), labels.samples(metadata)]
-    if isinstance(cost.get("seconds"), (int, float)):
-        parts.append(f"measured in {labels.number(float(cost['seconds']), 3)} s")
-    return " · ".join(part for part in parts if part)
-
-
-def _thinning(all_measures: Sequence[Measure]) -> str:
-    """Describe the positions left out, "" if there are none."""
-    positions = thinned_length(all_measures)
-    if positions is None:
-        return ""
-    num_positions = len(positions)
-    return (
-        f"To keep the page small it holds {num_positions} positions, the first ones and then ever fewer; "
-        "the table has all."
-    )
+    time = f"measured in {seconds}" if (seconds := run_time(metadata)) else ""
+    return join([labels.model_size(metadata), labels.samples(metadata), time], " · ")
 
 
 def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """List title, name and description of each statistic."""
     entries = []
     for name, fields in labels.section(metadata, "statistics").items():
         facts_by_name = dict(fields) if isinstance(fields, Mapping) else {}
@@ -123,20 +92,11 @@ def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _tokens(rows: pd.DataFrame) -> Table:
-    """Make a table of the top sink tokens, with a bar per share."""
     multiple_sites = rows["site"].nunique() > 1
     head = ["Token", *(["Site"] if multiple_sites else []), "Position", "Share"]
     shares = [100 * float(share) for share in rows["share"]]
-    cells = [
-        (
-            labels.visible(str(row.token)),
-            "",
-            [
-                *([labels.site(str(row.site))] if multiple_sites else []),
-                str(row.position),
-                f"{labels.number(share, 3)} %",
-            ],
-        )
-        for row, share in zip(rows.itertuples(index=False), shares, strict=True)
-    ]
+    cells = []
+    for row, share in zip(rows.itertuples(index=False), shares, strict=True):
+        site = [labels.site(str(row.site))] if multiple_sites else []
+        cells.append((labels.visible(str(row.token)), "", [*site, str(row.position), f"{labels.number(share, 3)} %"]))
     return Table(cells, head, "Sink tokens", bars=shares, code=True)

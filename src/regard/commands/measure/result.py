@@ -44,11 +44,9 @@ class MeasureResult(RunResult):
     matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
-        """Return rows of the table: `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate.
+        """Return the rows of a statistic whose columns have these values, or are null (None).
 
-        Args:
-            statistic: Only the rows of this statistic.
-            equal: Only rows in which a column, by its name, has this value, or is null (None).
+        `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate.
         """
         return select_rows(self.table, statistic, equal)
 
@@ -72,7 +70,6 @@ class MeasureResult(RunResult):
         return measure_page(self.table, self.metadata, self.tokens)
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write sink tokens and matrices, where there are any."""
         if self.tokens is not None:
             self.tokens.to_parquet(folder / TOKENS, index=False)
         if self.matrices:
@@ -80,7 +77,6 @@ class MeasureResult(RunResult):
 
     @classmethod
     def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Read what `write_artifacts` wrote."""
         files = metadata["files"]
         return {
             "tokens": pd.read_parquet(folder / TOKENS) if TOKENS in files else None,

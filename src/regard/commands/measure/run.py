@@ -35,7 +35,7 @@ from regard.statistics.sinks import SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 
-def measure(
+def measure(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,
     tokenizer: Any = None,
     texts: Texts | Sequence[str] | None = None,
@@ -56,33 +56,26 @@ def measure(
 
     An encoder–decoder reads each window on both sides, the decoder's shifted by one behind its start token. Under
     `torch.distributed`, as `accelerate launch` starts it, the processes share the samples, and each returns the same.
+    The arguments after `on_progress` are the options of `regard measure`, fields of `MeasureConfig`.
 
     Args:
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
         tokenizer: The model's tokenizer, if `model` is a model.
         texts: Documents, for natural input only. None for Python's own documentation.
-        config: Values of the arguments below that are left out; None for the defaults of `MeasureConfig`.
+        config: Values of the options that are left out; None for the defaults of `MeasureConfig`.
         on_progress: Called after each batch.
-        statistics: "default", "all", names (in a list, or with commas between them), or instances of `Statistic`.
-        input: Whether tokens are natural (of the text), random, or repeated.
-        bos: Whether the token before the text is kept as the tokenizer has it, dropped, or added.
-        samples: How many windows are measured.
-        length: Tokens of a window.
-        epsilon: Thresholds of the sink rate.
-        layer_ids: Layers to observe, counted from 0, −1 being the embeddings; None for all.
-        batch_size: Windows of a forward pass; None to choose it by the length.
-        seed: Seed of the choice of windows.
 
     Returns:
         A table of all statistics, with metadata.
 
     Raises:
-        UserError: An argument cannot be, or does not go with the model or the texts.
+        UserError: An option is invalid, or does not go with the model or the texts.
     """
     with raise_on_all_ranks():
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
         texts = _check_texts(texts, config.input)
-        loaded = _load_model(model, tokenizer)
+        ReplacedModel.register()
+        loaded = resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
         started = time.perf_counter()
         _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
         windows = _make_windows(loaded, texts, config)
@@ -93,15 +86,26 @@ def measure(
     table = make_table(observer.rows())
     _check_layers(config, set(table["layer"].dropna()))
     _check_statistics(observer, config, table)
-    metadata = _describe(loaded, texts, windows, config, time.perf_counter() - started)
+    cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=windows.tokens)
+    metadata = describe_run(
+        config.replace(batch_size=config.batch_rows),
+        model=describe_model(loaded.model, loaded.name, loaded.sha256),
+        data={
+            "source": texts.source if texts is not None else f"{config.input} tokens",
+            "sha256": texts.sha256 if texts is not None else None,
+            "input": config.input,
+            "bos": config.bos,
+            "samples": len(windows.input_ids),
+            "length": config.length,
+            "tokens": windows.tokens,
+            "documents": windows.documents,
+            "too_short": windows.too_short,
+        },
+        cost={**cost, "batch_size": config.batch_rows},
+    )
     by_name = observer.statistics.items()
     metadata["statistics"] = {name: _describe_statistic(statistic, table) for name, statistic in by_name}
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
-
-
-def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
-    ReplacedModel.register()
-    return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
 
 
 def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | None:
@@ -125,12 +129,10 @@ def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | Non
 def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureConfig) -> Windows:
     options: dict[str, Any] = {name: getattr(config, name) for name in ("length", "samples", "bos", "seed")}
     options["max_length"] = models.maximum_length(loaded.model, loaded.tokenizer)
-    if config.input == "random":
-        return data.make_random_windows(loaded.tokenizer, **options)
-    if config.input == "repeated":
-        return data.make_repeated_windows(loaded.tokenizer, **options)
-    assert texts is not None, "natural input is taken from texts"
-    return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
+    if texts is not None:
+        return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
+    make = data.make_random_windows if config.input == "random" else data.make_repeated_windows
+    return make(loaded.tokenizer, **options)
 
 
 def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
@@ -149,7 +151,6 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
 def _run_batches(
     model: Any, observer: Watch, input_ids: Tensor, batch_size: int, on_progress: OnProgress | None
 ) -> None:
-    """Run every window once through the model."""
     for start in range(0, len(input_ids), batch_size):
         batch = input_ids[start : start + batch_size].to(model.device)
         try:
@@ -161,10 +162,9 @@ def _run_batches(
             ) from error
         if not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
-            raise UserError(
-                f"non-finite activations: output of the last layer in batch {start // batch_size}; expected finite "
-                "values"
-            )
+            batch_index = start // batch_size
+            message = f"output of the last layer in batch {batch_index}; expected finite values"
+            raise UserError(f"non-finite activations: {message}")
         if on_progress is not None:
             done = min(start + batch_size, len(input_ids))
             on_progress(ProgressEvent(phase="measuring", step=done, steps=len(input_ids)))
@@ -182,12 +182,9 @@ def _model_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
 
 def _decoder_start(model: Any) -> int:
     """Return the decoder's start token, else the padding token, as in T5."""
-    for config, name in (
-        (model.config, "decoder_start_token_id"),
-        (getattr(model, "generation_config", None), "decoder_start_token_id"),
-        (model.config, "pad_token_id"),
-    ):
-        token = getattr(config, name, None)
+    generation_config = getattr(model, "generation_config", None)
+    candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, generation_config)]
+    for token in (*candidates, getattr(model.config, "pad_token_id", None)):
         if token is not None:
             return int(token)
     raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")
@@ -222,33 +219,7 @@ def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFram
         )
 
 
-def _describe(
-    loaded: models.Loaded, texts: Texts | None, windows: Windows, config: MeasureConfig, seconds: float
-) -> dict[str, Any]:
-    """Return the provenance of the results."""
-    return describe_run(
-        config.replace(batch_size=config.batch_rows),
-        model=describe_model(loaded.model, loaded.name, loaded.sha256),
-        data={
-            "source": texts.source if texts is not None else f"{config.input} tokens",
-            "sha256": texts.sha256 if texts is not None else None,
-            "input": config.input,
-            "bos": config.bos,
-            "samples": len(windows.input_ids),
-            "length": config.length,
-            "tokens": windows.tokens,
-            "documents": windows.documents,
-            "too_short": windows.too_short,
-        },
-        cost={
-            **describe_cost(loaded.model.device, seconds, tokens=windows.tokens),
-            "batch_size": config.batch_rows,
-        },
-    )
-
-
 def _describe_statistic(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
-    """Return the axes of a statistic's rows, and its description."""
     rows = table[filter_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
     return {"axes": axes, **vars(statistic.info)}

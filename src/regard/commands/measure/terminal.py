@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,16 @@ from rich.text import Text
 from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
 from regard.commands.measure.tokens import top_tokens
 from regard.report import colors, labels, terminal
-from regard.report.arrays import Block, Measure, Slice, heads, mean_over_heads, measures, nanmean
+from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline
+from regard.report.words import join, run_time
 
 MARGIN = 5
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
+
+Name = Callable[[Measure], str]
 
 
 def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> Group:
@@ -29,77 +33,69 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
     Readable without color, because every cell shows its number. Raises UserError on an empty table.
     """
     all_measures = measures(table)
-    maps = [_map(measure, metadata, with_site=several_sites(all_measures)) for measure in _mapped(all_measures)]
+    name = partial(labels.name, record=metadata, with_site=several_sites(all_measures))
+    maps = [_map(measure, name, labels.unit(measure.statistic, metadata)) for measure in _mapped(all_measures)]
     lines = [
-        _models(all_measures, metadata),
+        [line for measure in all_measures for line in _of_model(measure, name, metadata)],
         _tokens(tokens),
-        _smoothing(all_measures, metadata),
-        _norms(all_measures, metadata),
+        [line for measure in all_measures for line in _smoothing(measure, name)],
+        _norms(all_measures, name),
     ]
-    return terminal.summary(labels.model_name(metadata), [_lede(metadata)], [*maps, *lines])
-
-
-def _lede(metadata: Mapping[str, Any]) -> str:
-    seconds = labels.section(metadata, "cost").get("seconds")
-    duration = f"in {labels.number(float(seconds), 3)} s" if isinstance(seconds, (int, float)) else ""
-    return ", ".join(part for part in (labels.samples(metadata), duration) if part)
+    time = f"in {seconds}" if (seconds := run_time(metadata)) else ""
+    return terminal.summary(labels.model_name(metadata), [join([labels.samples(metadata), time])], [*maps, *lines])
 
 
 def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:
+    """Return the first measure of each site that is shown as a map."""
     with_heads = [measure for measure in all_measures if heads(measure) is not None]
-    names = {measure.statistic for measure in with_heads}
-    name = next((candidate for candidate in MAPS if candidate in names), with_heads[0].statistic if with_heads else "")
-    by_site = {measure.site: measure for measure in reversed(with_heads) if measure.statistic == name}
+    names = [measure.statistic for measure in with_heads]
+    selected = next((name for name in (*MAPS, *names) if name in names), "")
+    by_site: dict[str, Measure] = {}
+    for measure in with_heads:
+        if measure.statistic == selected:
+            by_site.setdefault(measure.site, measure)
     sites = dict.fromkeys(measure.site for measure in with_heads)
     return [by_site[site] for site in sites if site in by_site]
 
 
-def _taken(measure: Measure) -> Slice:
+def _slice(measure: Measure) -> Block:
+    """Return the values by head: of the whole sequence, else of the strongest position."""
     by_position = measure.block("layer", "head", "position")
+    position = None
     if by_position is not None and measure.block("layer", "head") is None:
         position = strongest(over_layers_and_heads(by_position))[0]
-        return Slice(by_position.at("position", position), position)
-    by_head = heads(measure)
+    by_head = heads(measure, position)
     assert by_head is not None
     return by_head
 
 
-def _map(measure: Measure, metadata: Mapping[str, Any], *, with_site: bool) -> Text:
-    selected = _taken(measure)
-    values, unit = selected.block.values, labels.unit(measure.statistic, metadata)
-    top = 100.0 if unit == "%" else _top(values)
+def _map(measure: Measure, name: Name, unit: str) -> Text:
+    selected = _slice(measure)
+    values, finite = selected.values, np.abs(selected.values[np.isfinite(selected.values)])
+    top = 100.0 if unit == "%" else float(finite.max(initial=0.0)) or 1.0
     count = values.shape[1]
     width = max(1, min(4, (WIDTH - MARGIN) // count))
+    position = "" if selected.position is None else f" at position {selected.position}"
+    scale = "" if unit == "%" else f" of the largest, {labels.number(top)}"
     text = Text(no_wrap=True)
-    place = "" if selected.position is None else f" at position {selected.position}"
-    text.append(f"{labels.name(measure, metadata, with_site=with_site)}{place}, layers × heads", style="bold")
-    text.append(_scale(top, width, of_rate=unit == "%"))
+    text.append(f"{name(measure)}{position}, layers × heads", style="bold")
+    text.append(f" ({'tens of ' if width == 1 else ''}%{scale})")
     per_row = (WIDTH - MARGIN) // width
     for start in range(0, count, per_row):
         columns = slice(start, start + per_row)
-        text.append("\n" + _heads(selected.block, columns, width))
-        for layer, row in zip(selected.block.coordinates["layer"], values[:, columns], strict=True):
+        text.append("\n" + " " * MARGIN + _heads(selected.coordinates["head"][columns], width))
+        for layer, row in zip(selected.coordinates["layer"], values[:, columns], strict=True):
             text.append(f"\n{layer:>{MARGIN - 1}} ")
             for value in row:
                 text.append(_cell(float(value), top, width), style=_shade(float(value), top))
     return text
 
 
-def _top(values: np.ndarray) -> float:
-    finite = np.abs(values[np.isfinite(values)])
-    return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-
-
-def _scale(top: float, width: int, *, of_rate: bool) -> str:
-    step = "tens of " if width == 1 else ""
-    return f" ({step}%)" if of_rate else f" ({step}% of the largest, {labels.number(top)})"
-
-
-def _heads(block: Block, columns: slice, width: int) -> str:
-    names = [int(head) for head in block.coordinates["head"][columns]]
+def _heads(names: Iterable[int], width: int) -> str:
+    names = [int(head) for head in names]
     if width > len(str(names[-1])):
-        return " " * MARGIN + "".join(f"{head:>{width}}" for head in names)
-    return " " * MARGIN + f"heads {names[0]} to {names[-1]}"
+        return "".join(f"{head:>{width}}" for head in names)
+    return f"heads {names[0]} to {names[-1]}"
 
 
 def _cell(value: float, top: float, width: int) -> str:
@@ -120,18 +116,14 @@ def _shade(value: float, top: float) -> str:
     return f"{'#ffffff' if index > steps // 2 - 1 else '#16202c'} on {colors.RAMP_LIGHT[index]}"
 
 
-def _models(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for measure in all_measures:
-        block = measure.block("position")
-        if block is None:
-            continue
-        position, value, error = strongest(block)
-        margin = "" if math.isnan(error) else f" ± {labels.number(error, 2)}"
-        name = labels.name(measure, metadata, with_site=several_sites(all_measures))
-        percent = " %" if labels.unit(measure.statistic, metadata) == "%" else ""
-        lines.append(f"{name}: {labels.number(value)}{margin}{percent} at position {position} (whole model)")
-    return lines
+def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list[str]:
+    block = measure.block("position")
+    if block is None:
+        return []
+    position, value, error = strongest(block)
+    margin = "" if math.isnan(error) else f" ± {labels.number(error, 2)}"
+    percent = " %" if labels.unit(measure.statistic, metadata) == "%" else ""
+    return [f"{name(measure)}: {labels.number(value)}{margin}{percent} at position {position} (whole model)"]
 
 
 def _tokens(tokens: pd.DataFrame | None) -> list[str]:
@@ -145,42 +137,35 @@ def _tokens(tokens: pd.DataFrame | None) -> list[str]:
     return lines
 
 
-def _smoothing(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for measure in all_measures:
-        block = measure.block("layer")
-        if measure.statistic != "over_smoothing" or block is None or np.isnan(block.values).all():
-            continue
-        layer, values = block.coordinates["layer"], block.values
-        index = int(np.nanargmax(values))
-        name = labels.name(measure, metadata, with_site=several_sites(all_measures))
-        first, last, largest = (labels.number(float(values[i])) for i in (0, -1, index))
-        lines.append(f"{name} by layer  {sparkline(values, 40)}")
-        lines.append(f"  layer {layer[0]}: {first}, layer {layer[-1]}: {last}, max. {largest} in layer {layer[index]}")
-    return lines
+def _smoothing(measure: Measure, name: Name) -> list[str]:
+    block = measure.block("layer")
+    if measure.statistic != "over_smoothing" or block is None or np.isnan(block.values).all():
+        return []
+    layer, values = block.coordinates["layer"], block.values
+    index = int(np.nanargmax(values))
+    first, last, largest = (labels.number(float(values[i])) for i in (0, -1, index))
+    return [
+        f"{name(measure)} by layer  {sparkline(values, 40)}",
+        f"  layer {layer[0]}: {first}, layer {layer[-1]}: {last}, max. {largest} in layer {layer[index]}",
+    ]
 
 
-def _norms(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[str]:
+def _norms(all_measures: Sequence[Measure], name: Name) -> list[str]:
     """Compare norms at the first position with the mean of the others, in the layer where they differ most."""
     lines = []
     for measure in all_measures:
-        by_head, by_layer = measure.block("layer", "head", "position"), measure.block("layer", "position")
-        if measure.statistic not in NORMS or (by_head is None and by_layer is None):
-            continue
-        block = by_layer
-        if block is None:
-            assert by_head is not None
-            block = mean_over_heads(by_head)
-        lines += _norm(labels.name(measure, metadata, with_site=several_sites(all_measures)), block)
+        by_head, block = measure.block("layer", "head", "position"), measure.block("layer", "position")
+        if block is None and by_head is not None:
+            block = by_head.mean_over("head")
+        if measure.statistic in NORMS and block is not None and block.values.shape[1] > 1:
+            lines.append(_norm(name(measure), block))
     return [f"{'Norms':<32}{'layer':>6}{'position':>10}{'there':>12}{'elsewhere':>12}", *lines] if lines else []
 
 
-def _norm(name: str, block: Block) -> list[str]:
-    if block.values.shape[1] < 2:
-        return []
+def _norm(name: str, block: Block) -> str:
     first, others = block.values[:, 0], nanmean(block.values[:, 1:], 1)
     ratio = np.abs(np.log(np.divide(first, others, out=np.ones_like(first), where=(others > 0) & (first > 0))))
     index = int(np.nanargmax(np.where(np.isnan(ratio), -1.0, ratio)))
     layer, position = block.coordinates["layer"][index], block.coordinates["position"][0]
     first_norm, mean_norm = labels.number(float(first[index])), labels.number(float(others[index]))
-    return [f"  {name[:29]:<30}{layer:>6}{position:>10}{first_norm:>12}{mean_norm:>12}"]
+    return f"  {name[:29]:<30}{layer:>6}{position:>10}{first_norm:>12}{mean_norm:>12}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.report.arrays import check_table
 
 COLUMNS = ("site", "layer", "head", "position", "token", "share")
 
@@ -18,9 +18,7 @@ def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFram
     kept = ["site", "position", "token", "share"]
     if tokens is None or tokens.empty:
         return pd.DataFrame(columns=kept)
-    missing = [name for name in COLUMNS if name not in tokens.columns]
-    if missing:
-        raise UserError(f"expected tokens with the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    check_table("tokens", tokens, COLUMNS)
     sites = [_of_site(rows) for _, rows in tokens.groupby("site", sort=False, dropna=False)]
     best = [rows.sort_values("share", ascending=False, kind="stable").head(max_tokens) for rows in sites]
     return pd.concat(best, ignore_index=True)[kept]

@@ -9,32 +9,51 @@ import numpy as np
 import pandas as pd
 
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import GREY, at_step
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
+
+Points = list[dict[str, Any]]
+
+REQUIRED = ("step", "loss")
+"""Columns that a history must have."""
+GREY = 4
+"""Ink of reference lines."""
 
 SHOWN_LAYERS = 5
 """Layers with a curve, at most."""
-
 SHOWN_STEPS = 4
 """Steps with a profile over layers, at most."""
-
 MAP_STEPS = 60
 """Steps of a map, at most."""
 
 
+def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
+    """Group the rows of a statistic by step, in order."""
+    if sinks.empty:
+        return {}
+    rows = sinks[sinks["statistic"] == statistic]
+    return {int(step): group for step, group in rows.groupby("step", sort=True)}
+
+
+def _curve(name: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step") -> Points:
+    """Draw a column of a table over its steps, layers or positions."""
+    return line(axis, name, numeric_column(table, axis), numeric_column(table, column), unit)
+
+
+def _names(points: Points) -> list[str]:
+    return list(dict.fromkeys(point["series"] for point in points))
+
+
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """Plot training and validation loss by step; with several domains, also a line for each."""
-    step = numeric_column(history, "step")
-    training = line("step", "training", step, numeric_column(history, "loss"))
-    valid = line("step", "validation", step, numeric_column(history, "valid_loss"))
-    names = domains(history)
-    domain_points = [
-        point for name in names for point in line("step", name, step, numeric_column(history, f"{DOMAIN}{name}"))
-    ]
-    domain_panels = panel("Validation by domain", _NATS, "step", domain_points) if len(names) > 1 else []
+    training, valid = _curve("training", history, "loss"), _curve("validation", history, "valid_loss")
+    names = domains(history) if len(domains(history)) > 1 else []
+    by_domain = [point for name in names for point in _curve(name, history, f"{DOMAIN}{name}")]
     lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
     caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
-    return panel(caption, _NATS, "step", training + valid, lines) + domain_panels
+    return [
+        *panel(caption, _NATS, "step", training + valid, lines),
+        *panel("Validation by domain", _NATS, "step", by_domain),
+    ]
 
 
 _NATS = "nats per token"
@@ -42,14 +61,13 @@ _NATS = "nats per token"
 
 def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
     """Plot sink rate and mean α_1 by step, and the rate of a virtual sink."""
-    step = numeric_column(history, "step")
+    rates = _curve(words.symbol(metadata), history, "sink_rate", "%")
     first_rate, largest_rate = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
-    rates = line("step", words.symbol(metadata), step, first_rate, "%")
     if np.nanmax(np.abs(largest_rate - first_rate), initial=0) > 0:
-        rates += line("step", "strongest position", step, largest_rate, "%")
-    rates += line("step", "virtual sink", step, numeric_column(history, "virtual_sink_rate"), "%")
-    masses = line("step", "mean α₁", step, numeric_column(history, "alpha_first"))
-    uniform = line("step", UNIFORM, step, numeric_column(history, "alpha_uniform")) if masses else []
+        rates += _curve("strongest position", history, "sink_rate_max", "%")
+    rates += _curve("virtual sink", history, "virtual_sink_rate", "%")
+    masses = _curve("mean α₁", history, "alpha_first")
+    uniform = _curve(UNIFORM, history, "alpha_uniform") if masses else []
     lines = [("mean α₁", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
     return [
         *panel("Sink rate", "% of heads × samples", "step", rates),
@@ -64,25 +82,19 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
     """Plot |h_1| relative to the mean of the others: by layer at a few steps, and by step for a few layers."""
     by_step = at_step(sinks, "norm_ratio")
     steps = [list(by_step)[i] for i in thin_indices(len(by_step), SHOWN_STEPS)]
-    profiles, curves = [], []
-    for step in steps:
-        rows = by_step[step].sort_values("layer")
-        profiles += line("layer", f"step {step:,}", numeric_column(rows, "layer"), numeric_column(rows, "value"))
-    all_rows = pd.concat(by_step.values()) if by_step else sinks.iloc[:0]
-    layers = sorted(int(layer) for layer in all_rows["layer"].dropna().unique()) if by_step else []
-    for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
-        rows = all_rows[all_rows["layer"] == layer]
-        name = "embeddings" if layer == -1 else f"layer {layer}"
-        curves += line("step", name, numeric_column(rows, "step"), numeric_column(rows, "value"))
-    largest = line(
-        "step", "largest of all layers", numeric_column(history, "step"), numeric_column(history, "norm_ratio")
-    )
-    lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, _inks(len(steps)), strict=True)]
-    names = list(dict.fromkeys(point["series"] for point in curves))
-    styles = [
-        *([("largest of all layers", GREY, 1)] if largest else []),
-        *((n, i, 0) for n, i in zip(names, _INKS, strict=False)),
+    profiles = [
+        point for step in steps for point in _curve(f"step {step:,}", by_step[step].sort_values("layer"), axis="layer")
     ]
+    rows = pd.concat(by_step.values()) if by_step else pd.DataFrame({"layer": []})
+    layers = sorted(int(layer) for layer in rows["layer"].dropna().unique())
+    curves = []
+    for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
+        curves += _curve("embeddings" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
+    largest = _curve("largest of all layers", history, "norm_ratio")
+    inks = [GREY, *_INKS[1 : len(steps) - 1], _INKS[0]] if len(steps) > 1 else _INKS[: len(steps)]
+    lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, inks, strict=True)]
+    styles = [("largest of all layers", GREY, 1)] if largest else []
+    styles += [(name, ink, 0) for name, ink in zip(_names(curves), _INKS, strict=False)]
     return [
         *panel("By layer", "layer −1: input of the first layer", "layer", profiles, lines),
         *panel("By step", "", "step", largest + curves, styles),
@@ -90,11 +102,6 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
 
 
 _INKS = (0, 1, 2, 3, 5)
-
-
-def _inks(count: int) -> Sequence[int]:
-    """Choose gray for the first of several, and the first ink for the last one."""
-    return [GREY, *_INKS[1 : count - 1], _INKS[0]] if count > 1 else [_INKS[0]][:count]
 
 
 def position_panels(sinks: pd.DataFrame) -> list[Panel]:
@@ -106,12 +113,9 @@ def position_panels(sinks: pd.DataFrame) -> list[Panel]:
     rows = by_step[step][by_step[step]["layer"].isna() & by_step[step]["head"].isna()]
     points = []
     for epsilon, group in rows.groupby("epsilon", dropna=False):
-        by_position = group.sort_values("position")
         name = "sink rate" if pd.isna(epsilon) else f"ε = {epsilon:g}"
-        points += line(
-            "position", name, numeric_column(by_position, "position"), numeric_column(by_position, "value"), "%"
-        )
-    names = list(dict.fromkeys(point["series"] for point in points))
+        points += _curve(name, group.sort_values("position"), unit="%", axis="position")
+    names = _names(points)
     caption = "Sink rate by position" + (f", {names[0]}" if len(names) == 1 and names[0] != "sink rate" else "")
     return panel(caption, f"% of heads × samples, step {step:,}", "position", points)
 
@@ -122,25 +126,16 @@ def maps(sinks: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _map(sinks: pd.DataFrame, statistic: str, caption: str) -> list[dict[str, Any]]:
-    found = {step: rows.dropna(subset=["layer", "head", "value"]) for step, rows in at_step(sinks, statistic).items()}
-    found = {step: rows for step, rows in found.items() if len(rows)}
-    if not found:
+    known = {step: rows.dropna(subset=["layer", "head", "value"]) for step, rows in at_step(sinks, statistic).items()}
+    known = {step: rows for step, rows in known.items() if len(rows)}
+    if not known:
         return []
-    kept = [list(found)[i] for i in thin_indices(len(found), MAP_STEPS)]
-    every = pd.concat(found.values())
-    layers, heads = (sorted(int(label) for label in every[axis].unique()) for axis in ("layer", "head"))
-    values = [_cells(found[step], layers, heads) for step in kept]
-    top = float(every["value"].max()) or 1.0
-    return [
-        {
-            "caption": caption,
-            "layers": layers,
-            "heads": heads,
-            "steps": kept,
-            "top": float(f"{top:.5g}"),
-            "values": values,
-        }
-    ]
+    steps = [list(known)[i] for i in thin_indices(len(known), MAP_STEPS)]
+    rows = pd.concat(known.values())
+    layers, heads = (sorted(int(label) for label in rows[axis].unique()) for axis in ("layer", "head"))
+    values = [_cells(known[step], layers, heads) for step in steps]
+    top = float(f"{float(rows['value'].max()) or 1.0:.5g}")
+    return [{"caption": caption, "layers": layers, "heads": heads, "steps": steps, "top": top, "values": values}]
 
 
 def _cells(rows: pd.DataFrame, layers: Sequence[int], heads: Sequence[int]) -> list[list[float | None]]:

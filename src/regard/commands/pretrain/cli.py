@@ -54,14 +54,7 @@ def run(args: argparse.Namespace) -> None:
     name = args.name or (file_slug(Path(args.config).resolve().parent.name) if args.config else DEFAULT_PRESET)
 
     def run_pretrain(work_dir: Path, on_progress: OnProgress) -> PretrainResult:
-        return pretrain(
-            base,
-            work_dir=work_dir,
-            resume=args.resume,
-            keep_work_dir=True,
-            cache=args.cache,
-            on_progress=on_progress,
-            **changes,
-        )
+        options = {"resume": args.resume, "keep_work_dir": True, "cache": args.cache, **changes}
+        return pretrain(base, work_dir=work_dir, on_progress=on_progress, **options)
 
     run_command(args, "pretrain", args.out or Path("runs") / f"pretrain-{name}", run_pretrain, parts=PARTS)

@@ -5,7 +5,7 @@ Cheap to import: what the values mean is looked up when a configuration is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError, check_choice
@@ -91,39 +91,25 @@ class PretrainConfig(Config):
     def check(self) -> None:
         """Check how the fields go together. Raises UserError."""
         _ = self.spec
-        if self.hidden_size % self.num_heads:
-            raise UserError(
-                f"num-heads: expected a divisor of the hidden size {self.hidden_size}, got {self.num_heads}"
-            )
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise UserError(f"num-kv-heads: expected a divisor of the {self.num_heads} heads, got {self.num_kv_heads}")
-        if self.positions == "rotary" and self.hidden_size // self.num_heads % 2:
-            raise UserError(
-                "num-heads: expected an even width of each for rotary positions, got "
-                f"{self.hidden_size // self.num_heads}"
-            )
-        if self.warmup_steps > self.max_steps:
-            raise UserError(f"warmup-steps: expected at most the {self.max_steps} steps, got {self.warmup_steps}")
-        if not self.data:
-            raise UserError("data: expected at least one source of text, got none")
-        self._check_positions()
-
-    def _check_positions(self) -> None:
-        """Check that positions lie within the sequence. Raises UserError."""
-        if self.sink_length > self.length:
-            object.__setattr__(self, "sink_length", self.length)
-        if self.prefix >= self.length:
-            raise UserError(f"prefix: expected fewer tokens than the length {self.length}, got {self.prefix}")
-        if self.fixed_token is not None and self.fixed_token >= self.length:
-            raise UserError(f"fixed-token: expected a position below the length {self.length}, got {self.fixed_token}")
-        if self.random_tokens is not None:
-            first, end = self.random_tokens
-            if not 0 <= first < end <= self.length:
-                raise UserError(f"random-tokens: expected A:B with 0 ≤ A < B ≤ {self.length}, got {first}:{end}")
-
-        left = set(range(1, self.length)) - set(self.uncounted(training=True))
-        if not left:
-            raise UserError(f"random-tokens: expected tokens of the text to predict, none of {self.length} is left")
+        heads, kv_heads, length = self.num_heads, self.num_kv_heads, self.length
+        width, is_rotary = self.hidden_size // heads, self.positions == "rotary"
+        warmup, steps, fixed = self.warmup_steps, self.max_steps, self.fixed_token or 0
+        first, end = self.random_tokens or (0, 1)
+        for name, is_wrong, expected, value in (
+            ("num-heads", self.hidden_size % heads, f"a divisor of the hidden size {self.hidden_size}", heads),
+            ("num-kv-heads", heads % (kv_heads or heads), f"a divisor of the {heads} heads", kv_heads),
+            ("num-heads", is_rotary and width % 2, "an even width of each for rotary positions", width),
+            ("warmup-steps", warmup > steps, f"at most the {steps} steps", warmup),
+            ("data", not self.data, "at least one source of text", "none"),
+            ("prefix", self.prefix >= length, f"fewer tokens than the length {length}", self.prefix),
+            ("fixed-token", fixed >= length, f"a position below the length {length}", fixed),
+            ("random-tokens", not 0 <= first < end <= length, f"A:B with 0 ≤ A < B ≤ {length}", f"{first}:{end}"),
+        ):
+            if is_wrong:
+                raise UserError(f"{name}: expected {expected}, got {value}")
+        object.__setattr__(self, "sink_length", min(self.sink_length, length))
+        if not set(range(1, length)) - set(self.uncounted(training=True)):
+            raise UserError(f"random-tokens: expected tokens of the text to predict, none of {length} is left")
 
     def uncounted(self, *, training: bool) -> tuple[int, ...]:
         """Return the positions whose tokens are no targets: of the prefix, and what replaces tokens of the text."""
@@ -144,12 +130,7 @@ class PretrainConfig(Config):
         return ATTENTIONS[self.attention].changed(**changes)
 
     def model_config(self, vocab_size: int, **tokens: Any) -> RegardConfig:
-        """Return the configuration of the model.
-
-        Args:
-            vocab_size: The size of its vocabulary.
-            tokens: Ids of its special tokens, by their names in Transformers.
-        """
+        """Return the configuration of the model; `tokens` are the ids of its special tokens by their names."""
         from regard.models import RegardConfig
 
         return RegardConfig(
@@ -171,23 +152,8 @@ class PretrainConfig(Config):
         """Return the configuration of the training loop."""
         from regard.training import TrainingConfig
 
-        return TrainingConfig(
-            max_steps=self.max_steps,
-            batch_size=self.batch_size,
-            micro_batch_size=self.micro_batch_size,
-            learning_rate=self.learning_rate,
-            lr_scheduler_type=self.lr_scheduler_type,
-            warmup_steps=self.warmup_steps,
-            weight_decay=self.weight_decay,
-            decay=self.decay,
-            max_grad_norm=self.max_grad_norm,
-            precision=self.precision,
-            compile=self.compile,
-            seed=self.seed,
-            save_steps=self.save_steps,
-            logging_steps=self.logging_steps,
-            trackers=self.trackers,
-        )
+        names = {field.name for field in fields(TrainingConfig)} & set(self.field_names())
+        return TrainingConfig(**{name: getattr(self, name) for name in names})
 
 
 _PAPER: dict[str, Any] = {
@@ -221,11 +187,7 @@ fixed first token, strong weight decay and short sequences.
 
 
 def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfig:
-    """Return a preset by its name, or a configuration, with some fields changed.
-
-    Raises:
-        UserError: There is no such preset or field, or a value cannot be.
-    """
+    """Return a preset by its name, or a configuration, with some fields changed. Raises UserError."""
     if isinstance(config, PretrainConfig):
         return config.replace(**changes)
     check_choice("recipe", config, PRESETS)

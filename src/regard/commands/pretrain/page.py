@@ -8,27 +8,23 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.pretrain import charts, words
-from regard.commands.pretrain.curves import check_history
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Record, Section, Table, Text
 from regard.report.panels import thinning_note
-from regard.report.words import format_count, format_value
+from regard.report.words import format_count, format_value, metadata_number
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
-    """Return the report as one self-contained HTML file.
+    """Return the report as one self-contained HTML file, from the tables and the metadata of a `PretrainResult`.
 
-    Args:
-        history: Rows in the schema of `history.parquet`.
-        sinks: Rows in the schema of `sinks.parquet`; empty if sinks were not monitored.
-        metadata: The metadata in `results.json`; may include `config_defaults` (of the preset) and `command_line`.
-
-    Raises:
-        UserError: The history is empty or lacks a column.
+    The metadata may also hold `config_defaults` (of the preset) and `command_line`. Raises UserError if the history is
+    empty or lacks a column.
     """
-    check_history(history)
+    check_table("history", history, charts.REQUIRED)
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
+    rest = {key: value for key, value in metadata.items() if key not in _SHOWN}
     note = thinning_note([len(history)], "history.parquet")
     return Page(
         eyebrow="Regard · pre-training",
@@ -44,12 +40,14 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str
             Section("recipe", "Recipe", _recipe(metadata)),
             Section("data", "Data", _data(metadata)),
             Section("again", "How to run it again", [Command(str(metadata.get("command_line") or _COMMAND))], _AGAIN),
-            Section("provenance", "Provenance", [Record(_rest(metadata))]),
+            Section("provenance", "Provenance", [Record(rest)]),
         ],
         record=metadata,
     ).html()
 
 
+_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
+"""The metadata that other sections show."""
 _SINKS = (
     "On held-out text. α₁ is a head’s mean attention on the first token; "
     "Sink₁ is the share of heads × samples whose α₁ is above ε."
@@ -73,11 +71,8 @@ def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
         return [Record(config)]
     base = labels.section(metadata, "config_defaults")
     unchanged = {field: value for field, value in config.items() if field in base and base[field] == value}
-    rows = [
-        (field.replace("_", " "), "", [format_value(value), format_value(base.get(field))])
-        for field, value in config.items()
-        if field not in unchanged
-    ]
+    changed = {field: [value, base.get(field)] for field, value in config.items() if field not in unchanged}
+    rows = [(field.replace("_", " "), "", list(map(format_value, values))) for field, values in changed.items()]
     table = Table(rows, ["Differs from the base recipe", "Here", "Base recipe"], "Changed fields")
     return [
         table if rows else Text("Every field is the base recipe’s."),
@@ -87,7 +82,6 @@ def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
 
 
 def _data(metadata: Mapping[str, Any]) -> list[Part]:
-    """Make a table of the domains, then describe the tokenizer."""
     data = labels.section(metadata, "data")
     rows = [_domain(domain) for domain in data.get("domains") or [] if isinstance(domain, Mapping)]
     head = ["Domain", "Weight", "Training tokens", "Validation tokens", "SHA-256"]
@@ -95,20 +89,11 @@ def _data(metadata: Mapping[str, Any]) -> list[Part]:
 
 
 def _domain(domain: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    counts = [domain.get(key) for key in ("train_tokens", "valid_tokens")]
-    formatted = [format_count(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
-    weight = domain.get("weight")
-    formatted_weight = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
-    return (
-        str(domain.get("name", "")),
-        str(domain.get("source") or ""),
-        [formatted_weight, *formatted, str(domain.get("sha256") or "–")[:12]],
-    )
+    weight, *counts = (metadata_number({"domain": domain}, "domain", key) for key in _NUMBERS)
+    cells = ["–" if weight is None else labels.number(weight, 3)]
+    cells += ["–" if count is None else format_count(count) for count in counts]
+    name, source, sha256 = (str(domain.get(key) or "") for key in ("name", "source", "sha256"))
+    return name, source, [*cells, sha256[:12] or "–"]
 
 
-_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
-
-
-def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that no other section shows."""
-    return {key: value for key, value in metadata.items() if key not in _SHOWN}
+_NUMBERS = ("weight", "train_tokens", "valid_tokens")

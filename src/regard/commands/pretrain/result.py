@@ -40,8 +40,7 @@ class PretrainResult(RunResult):
         history: One row per logged step.
         sinks: Values of the sink monitor, one per row.
         metadata: Provenance of the results.
-        model: The model; None if the result was loaded from a folder.
-        tokenizer: Its tokenizer; None if the result was loaded from a folder.
+        model: The model; None, as its `tokenizer`, if the result was loaded from a folder.
     """
 
     command: ClassVar[str] = "pretrain"
@@ -69,7 +68,6 @@ class PretrainResult(RunResult):
         return pretrain_page(self.history, self.sinks, self.metadata)
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write model and tokenizer, if they are there."""
         if self.model is not None:
             with suppress_logging():
                 self.model.save_pretrained(folder / MODEL)
@@ -79,12 +77,9 @@ class PretrainResult(RunResult):
 
 def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
     """Return the last number of each column in `FINAL`, and of the losses by domain; None where there is none."""
-    names = [name for name in (*FINAL, *history.columns) if name in history.columns]
-    final: dict[str, float | None] = {}
-    for name in dict.fromkeys(name for name in names if name in FINAL or name.startswith("valid_loss.")):
-        numbers = history[name].dropna()
-        final[name] = float(numbers.iloc[-1]) if len(numbers) else None
-    return final
+    domains = [name for name in history.columns if name.startswith("valid_loss.")]
+    known = {name: history[name].dropna() for name in dict.fromkeys([*FINAL, *domains]) if name in history.columns}
+    return {name: float(numbers.iloc[-1]) if len(numbers) else None for name, numbers in known.items()}
 
 
 def make_history(history: list[Mapping[str, float]]) -> pd.DataFrame:

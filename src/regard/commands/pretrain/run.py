@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,9 @@ from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, explicit_arguments
 from regard.runs.distributed import join_processes
-from regard.runs.journal import Journal
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
-from regard.runs.work_dir import open_work_dir
+from regard.runs.work_dir import WorkDir, open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
 CHECKPOINTS = "checkpoints"
@@ -30,7 +29,7 @@ PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
 
 
-def pretrain(
+def pretrain(  # noqa: D417 - the options are described in the configuration
     config: str | PretrainConfig = "nano",
     *,
     work_dir: str | Path | None = None,
@@ -81,56 +80,16 @@ def pretrain(
 ) -> PretrainResult:
     """Train a decoder from scratch.
 
-    Under `accelerate launch` all processes train together; each returns the same.
+    Under `accelerate launch` all processes train together; each returns the same. The arguments after `on_progress` are
+    the options of `regard pretrain`, fields of `PretrainConfig`, and change `config`.
 
     Args:
-        config: A preset out of `regard.commands.pretrain.config.PRESETS`, or a configuration. The arguments after
-            `on_progress` are fields of `PretrainConfig`, which change it.
+        config: A preset out of `regard.commands.pretrain.config.PRESETS`, or a configuration.
         work_dir: Folder of checkpoints, new or of an earlier run; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
         keep_work_dir: Do not delete the checkpoints at the end.
         cache: Folder of packed text, for reuse. None for $REGARD_CACHE, else `~/.cache/regard`.
         on_progress: Called while text is packed and after each step.
-        attention: Operation, one of `regard.attention.spec.ATTENTIONS`.
-        positions: Rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number.
-        window: Keys that a query sees, its own included.
-        prefix: First tokens that all see; the loss skips the first targets.
-        backend: How attention is computed: auto, or a backend by name.
-        ffn: Swiglu, relu, gelu, swish, reglu or geglu.
-        norm: Pre or post.
-        num_layers: Layers.
-        hidden_size: Width of the hidden states.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads (default: as many as query heads).
-        intermediate_size: Width of the feed-forward layer.
-        tie_word_embeddings: The head shares the embedding's weights.
-        length: Tokens of a sequence.
-        tokenizer: Train (on the run's text), a folder, or a hub id.
-        vocab_size: Tokens of the model (default: the tokenizer's; 2048 for one that is trained).
-        data: Texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME.
-        data_fraction: Share of the training text that is used.
-        random_tokens: A:B, positions that hold random tokens in training.
-        fixed_token: Position that always holds one fixed token.
-        max_steps: Updates.
-        batch_size: Sequences an update.
-        micro_batch_size: Sequences a forward (default: all).
-        learning_rate: Peak of the learning rate.
-        lr_scheduler_type: Constant or cosine, after the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        weight_decay: Weight decay of AdamW.
-        decay: What decays: all parameters (as in the paper), or matrices.
-        max_grad_norm: Largest norm of the gradient.
-        precision: Float32, or bfloat16 (autocast).
-        compile: Compile the model.
-        seed: Of weights, batches and all else.
-        eval_steps: Steps between two looks at sinks and validation loss.
-        sink_samples: Held-out sequences on which sinks are watched.
-        sink_length: Tokens of these (at most the length).
-        epsilon: Threshold of the sink rate.
-        eval_samples: Held-out sequences a domain for the validation loss.
-        save_steps: Steps between two checkpoints.
-        logging_steps: Steps between two rows of the history.
-        trackers: Where numbers go as well, as accelerate names it: tensorboard, wandb, ….
 
     Returns:
         The model with its tokenizer, and its history.
@@ -143,12 +102,18 @@ def pretrain(
     config = preset.replace(**explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
     join_processes()
+
+    def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
+
     with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
-        losses, sinks = _monitors(config, text)
-        work.start({"config": config.identity(), "data": _data_hashes(text)})
-        journaled = JournaledSinkMonitor(sinks, work.journal)
+        losses, sinks = _monitors(config, text, work)
+        hashes = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
+        data_hashes = {"domains": hashes, "tokenizer": tokenizer_hash(text.tokenizer)}
+        work.start({"config": config.identity(), "data": data_hashes})
         trained = training.train(
             model,
             plan,
@@ -158,10 +123,10 @@ def pretrain(
             folder=work.folder / CHECKPOINTS,
             resume=work.resume,
             journal=work.journal,
-            watchers=[losses, journaled],
-            on_progress=_report_steps(on_progress),
+            watchers=[losses, sinks],
+            on_progress=report,
         )
-        return _result(config, text, model, trained, journaled, name=name, preset=preset)
+        return _result(config, text, model, trained, sinks, name=name, preset=preset)
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
@@ -171,24 +136,7 @@ def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 
 
 def _count(rows: Mapping[str, Tensor]) -> int:
-    """Return how many tokens of some rows are predicted."""
     return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
-
-
-def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping[str, float]], None] | None:
-    if on_progress is None:
-        return None
-
-    def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
-
-    return report
-
-
-def _data_hashes(text: Text) -> dict[str, Any]:
-    """Return what tells one text from another."""
-    domains = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
-    return {"domains": domains, "tokenizer": tokenizer_hash(text.tokenizer)}
 
 
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
@@ -199,34 +147,32 @@ def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
         return RegardForCausalLM(config.model_config(vocab_size(config, tokenizer), **tokens))
 
 
-def _monitors(config: PretrainConfig, text: Text) -> tuple[ValidationLoss, SinkMonitor]:
-    """Return the monitors of validation losses and of sinks."""
+class JournaledSinkMonitor(SinkMonitor):
+    """A sink monitor whose rows are written to the journal at once, so that a resumed run has all of them."""
+
+    def __init__(self, work: WorkDir, samples: Tensor, **options: Any) -> None:
+        super().__init__(samples, **options)
+        self.work = work
+
+    def __call__(self, model: Any, step: int) -> dict[str, float]:
+        numbers = super().__call__(model, step)
+        self.work.journal.add(str(step), [row for row in self.rows if row[0] == step])
+        return numbers
+
+    def table(self, steps: Iterable[int]) -> pd.DataFrame:
+        """Return the table of what was seen at these steps."""
+        return sink_table(
+            [row for step in steps if str(step) in self.work.journal for row in self.work.journal[str(step)]]
+        )
+
+
+def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:
     rows = text.held_out(config, config.eval_samples, config.length)
     losses = ValidationLoss(rows, every=config.eval_steps, uncounted=config.uncounted(training=False))
     probes = text.held_out(config, config.sink_samples, config.sink_length)
     samples = torch.cat([ids[: -(-config.sink_samples // len(probes))] for ids in probes.values()])
-    return losses, SinkMonitor(samples[: config.sink_samples], every=config.eval_steps, epsilon=config.epsilon)
-
-
-class JournaledSinkMonitor:
-    """A sink monitor whose rows are written to the journal at once, so that a resumed run has all of them."""
-
-    def __init__(self, monitor: SinkMonitor, journal: Journal) -> None:
-        self.monitor, self.journal = monitor, journal
-
-    def due(self, step: int, last: bool) -> bool:
-        """Return whether the monitor looks at this step."""
-        return self.monitor.due(step, last)
-
-    def __call__(self, model: Any, step: int) -> Mapping[str, float]:
-        """Return the numbers of the monitor, and keep its rows."""
-        numbers = self.monitor(model, step)
-        self.journal.add(str(step), [row for row in self.monitor.rows if row[0] == step])
-        return numbers
-
-    def frame(self, steps: Iterable[int]) -> pd.DataFrame:
-        """Return the table of what was seen at these steps."""
-        return sink_table([row for step in steps if str(step) in self.journal for row in self.journal[str(step)]])
+    options = {"every": config.eval_steps, "epsilon": config.epsilon}
+    return losses, JournaledSinkMonitor(work, samples[: config.sink_samples], **options)
 
 
 def _result(
@@ -242,7 +188,6 @@ def _result(
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model = model.device, _whole(model)
     history = make_history([_rename_items(row) for row in trained.history])
-    samples = sinks.monitor.samples
     metadata = describe_run(
         config,
         name=name,
@@ -262,16 +207,16 @@ def _result(
             },
         },
         watch={
-            "samples": len(samples),
-            "length": samples.shape[1],
+            "samples": len(sinks.samples),
+            "length": sinks.samples.shape[1],
             "epsilon": config.epsilon,
-            "uniform": sinks.monitor.uniform,
+            "uniform": sinks.uniform,
         },
         final=final_metrics(history),
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),
     )
-    return PretrainResult(history, sinks.frame(history["step"]), metadata, model, text.tokenizer)
+    return PretrainResult(history, sinks.table(history["step"]), metadata, model, text.tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:

@@ -9,8 +9,9 @@ import pandas as pd
 from rich.console import Group
 
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import at_step, check_history
+from regard.commands.pretrain.charts import REQUIRED, at_step
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.report.panels import numeric_column
 from regard.report.terminal import plain, sparkline, summary
 
@@ -22,7 +23,7 @@ def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mappi
 
     Raises UserError if the history is empty or lacks a column.
     """
-    check_history(history)
+    check_table("history", history, REQUIRED)
     figures = [_line(figure.label, figure.value, figure.note) for figure in words.key_figures(history, metadata)]
     blocks = [[*figures, *_strongest(sinks)], _curves(history)]
     return summary(words.name(metadata), words.ledes(history, metadata), blocks)

@@ -69,12 +69,6 @@ class Text:
         )
 
 
-def _one_by_one() -> contextlib.AbstractContextManager[None]:
-    """Let the first process of each machine run the block before its others."""
-    state = PartialState(cpu=not torch.accelerator.is_available())
-    return state.local_main_process_first()
-
-
 def cache_dir(folder: str | Path | None) -> Path:
     """Return where packed text is kept."""
     return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
@@ -82,9 +76,14 @@ def cache_dir(folder: str | Path | None) -> Path:
 
 def prepare_text(config: PretrainConfig, cache: Path, on_progress: OnProgress | None = None) -> Text:
     """Return the packed text with its tokenizer. One process of each machine packs, the others find it done."""
+
+    def report(domain: str, tokens: int) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
+
     sources = [Source.parse(source) for source in config.data]
-    first = _one_by_one() if num_processes() > 1 else contextlib.nullcontext()
-    with first:
+    state = PartialState(cpu=not torch.accelerator.is_available()) if num_processes() > 1 else None
+    with state.local_main_process_first() if state else contextlib.nullcontext():
         tokenizer = _tokenizer(config, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, vocab_size(config, tokenizer))
         corpus = prepare_corpus(
@@ -93,16 +92,10 @@ def prepare_text(config: PretrainConfig, cache: Path, on_progress: OnProgress | 
             length=config.length,
             folder=cache / "text",
             fraction=config.data_fraction,
-            on_progress=_report_packing(on_progress),
+            on_progress=report,
         )
     fixed = None if config.fixed_token is None else (config.fixed_token, int(tokenizer.eos_token_id))
     return Text(tokenizer, corpus, ordinary_tokens(tokenizer), fixed)
-
-
-def _report_packing(on_progress: OnProgress | None) -> Callable[[str, int], None] | None:
-    if on_progress is None:
-        return None
-    return lambda domain, tokens: on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
 
 
 def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> Any:

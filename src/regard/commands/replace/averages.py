@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from regard.commands.replace.evaluation import HeadEvaluation
 from regard.constants import Constants, to_length
-from regard.data import TASKS, Encoded, Task, encode, read_task
+from regard.data import TASKS, Encoded, encode, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
@@ -16,29 +15,23 @@ from regard.hooks.average import vocabulary_digest
 From = str | Path | Constants | None
 
 
-Elsewhere = Constants | tuple[Encoded, str] | None
-
-
 def read_other_source(
     origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
-) -> Elsewhere:
+) -> Constants | tuple[Encoded, str] | None:
     """Read what the averages come from, if not the task's inputs: constants, or other inputs and their source."""
     if origin is None or isinstance(origin, Constants):
         return None if origin is None else _fit_constants(origin, encoder, tokenizer, train)
     if str(origin) in TASKS:
         other = read_task(str(origin), data, rows=scale.rows)
         return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
-    if not Path(origin).is_file():
-        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
+    check_origin(origin)
     return _fit_constants(Constants.load(origin), encoder, tokenizer, train)
 
 
-def find_averages(evaluation: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
-    """Return the averages over the task's training inputs, or from the other source."""
-    if isinstance(elsewhere, Constants):
-        return elsewhere
-    inputs, source = elsewhere or (evaluation.train, read.source)
-    return evaluation.averages(inputs, source, tokenizer)
+def check_origin(origin: str | Path) -> None:
+    """Check that the source is a task or a file. Raises UserError."""
+    if str(origin) not in TASKS and not Path(origin).is_file():
+        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
 
 
 def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
-from regard.errors import UserError
 from regard.runs.arguments import (
     add_config_options,
     add_model_options,
@@ -61,12 +61,8 @@ def run(args: argparse.Namespace) -> None:
     from regard.commands.replace.run import PARTS
     from regard.runs.command_line import run_command
 
-    name = f"{file_slug(args.model)}-{file_slug(Path(args.task).stem)}"
-
-    def run_replace(work_dir: Path, on_progress: OnProgress) -> ReplaceResult:
-        return _replace(args, config, work_dir, on_progress)
-
-    run_command(args, "replace", args.out or Path("runs") / f"replace-{name}", run_replace, parts=PARTS)
+    out = args.out or Path("runs") / f"replace-{file_slug(args.model)}-{file_slug(Path(args.task).stem)}"
+    run_command(args, "replace", out, partial(_replace, args, config), parts=PARTS)
 
 
 def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on_progress: OnProgress) -> ReplaceResult:
@@ -99,18 +95,13 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
 
 def _check(args: argparse.Namespace, config: ReplaceConfig, data: str | None) -> None:
     """Check what does not need the model. Raises UserError."""
+    from regard.commands.replace.averages import check_origin
     from regard.data import TASKS, read_task
-    from regard.hooks.operation import parse_attention
 
-    for name in config.attention:
-        parse_attention(name)
     if args.constants_from is not None:
         config.check_constants_from()
+        check_origin(args.constants_from)
     if args.task not in TASKS or data:
         columns = {name: getattr(config, name) for name in ("text", "label", "validation", "metric")}
         read_task(args.task, data if args.task in TASKS else None, **columns)
-    if args.constants_from not in (None, *TASKS) and not Path(args.constants_from).is_file():
-        raise UserError(
-            f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{args.constants_from}'"
-        )
     check_model_folder(args.model)

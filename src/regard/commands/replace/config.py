@@ -16,9 +16,6 @@ AVERAGED = ("average", "average-init")
 OF_PLACE = ("first-layers", "last-layers", "random")
 """Rankings that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
-UNTOUCHED = "none"
-OTHER_OPERATION = "attention"
-"""Ranking in rows where all heads use another operation."""
 LANGUAGE_MODEL = "lm"
 """Task of a causal language model: it is scored by the likelihood of text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
@@ -104,6 +101,11 @@ class ReplaceConfig(Config):
 
     def check(self) -> None:
         """Validate combinations of fields. Raises UserError."""
+        if self.attention:
+            from regard.hooks.operation import parse_attention
+
+            for name in self.attention:
+                parse_attention(name)
         if self._only_attention:
             for name, value, allowed in (
                 ("rank-heads-by", self.rank_heads_by, ()),

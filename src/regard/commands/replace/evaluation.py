@@ -76,95 +76,95 @@ class HeadEvaluation:
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """Return the averages of all heads over the inputs."""
-        path = self.folder / "average.safetensors"
-        if (saved := self._load("average", path)) is not None:
-            return saved
-        self.step("averaging attention")
-        averages = average_attention(
-            self.model,
-            read_batches(inputs),
-            inputs.length,
-            layout=inputs.layout,
-            separators=inputs.separators,
-            tokenizer=tokenizer,
-            source=source,
-        )
-        self._save(averages, path)
-        self.journal.add("average", averages.sha256)
-        return averages
 
-    def _save(self, constants: Constants, path: Path) -> None:
-        """Write constants atomically."""
-        part = path.with_name(f"{UNFINISHED}{path.name}")
+        def average() -> Constants:
+            return average_attention(
+                self.model,
+                read_batches(inputs),
+                inputs.length,
+                layout=inputs.layout,
+                separators=inputs.separators,
+                tokenizer=tokenizer,
+                source=source,
+            )
+
+        return self._stored_constants("average", "average", "averaging attention", average)
+
+    def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
+        """Return constants trained on the task's labels from these, all heads constant (PAPA, section 5.2)."""
+        key = _key(constants.sha256, ())
+
+        def train() -> Constants:
+            with replacing(self.model, constants, train=True) as replaced:
+                self._train(replaced, seed, self.constants_rate)
+                trained = replaced.constants()
+            return replace(trained, origin=replace(trained.origin, source=source))
+
+        entry = f"trained {key} {source} {seed}"
+        return self._stored_constants(entry, f"{source}-{key}", f"training constants, {source}", train)
+
+    def _stored_constants(self, entry: str, name: str, step: str, compute: Callable[[], Constants]) -> Constants:
+        """Return the constants of a journal entry from their file; compute and write them atomically if needed."""
+        path = self.folder / f"{name}.safetensors"
+        if entry in self.journal and path.exists():
+            constants = Constants.load(path)
+            if constants.sha256 != self.journal[entry]:
+                raise UserError(f"cannot resume: {path} is damaged. Start again with --overwrite.")
+            return constants
+        self.step(step)
+        constants, part = compute(), path.with_name(f"{UNFINISHED}{path.name}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             constants.save(part)
             part.replace(path)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}; finished work is kept") from error
-
-    def _load(self, entry: str, path: Path) -> Constants | None:
-        """Return the constants of a journal entry; None if they must be computed."""
-        if entry not in self.journal or not path.exists():
-            return None
-        constants = Constants.load(path)
-        if constants.sha256 != self.journal[entry]:
-            raise UserError(f"cannot resume: {path} is damaged. Start again with --overwrite.")
+        self.journal.add(entry, constants.sha256)
         return constants
 
     def rank_heads(self, averages: Constants, name: str, seed: int) -> HeadRanking:
         """Return a ranking of heads by name, computed at the averages."""
-
-        def norms() -> HeadRanking:
-            device = self.model.device
-            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
-            return rank_by_output_norm(self.model, on_device, averages)
-
         return head_ranking.rank_heads(
             name,
             constants=averages,
             seed=seed,
-            lambdas=lambda: self.lambdas(averages, 0),
-            norms=lambda: self.stored_ranking("output-norm", averages, norms),
+            lambdas=lambda: self._lambdas(averages),
+            norms=lambda: self._norms(averages),
         )
 
-    def lambdas(self, constants: Constants, seed: int) -> HeadRanking:
+    def _lambdas(self, averages: Constants) -> HeadRanking:
         """Rank by σ(l), trained with all else frozen."""
-        name = f"lambda {_key(constants.sha256, ())} {seed}"
-        if name not in self.journal:
-            self.step("training lambda")
-            with mixing(self.model, constants) as gated:
-                self._train(gated, seed, self.gate_rate)
-                rows = [[*site_layer, gates.tolist()] for site_layer, gates in gated.gate_values().items()]
-            self.journal.add(name, rows)
-        return rank_by_gate({(site, int(layer)): torch.tensor(gates) for site, layer, gates in self.journal[name]})
 
-    def stored_ranking(self, name: str, constants: Constants, compute: Callable[[], HeadRanking]) -> HeadRanking:
-        """Return a ranking from the journal, computed once."""
-        entry = f"{name} {_key(constants.sha256, ())}"
-        if entry not in self.journal:
-            self.step(f"ranking heads, {name}")
-            ranking = compute()
-            self.journal.add(entry, [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)])
-        rows = self.journal[entry]
+        def train() -> list[list[Any]]:
+            with mixing(self.model, averages) as gated:
+                self._train(gated, 0, self.gate_rate)
+                return [[*site_layer, gates.tolist()] for site_layer, gates in gated.gate_values().items()]
+
+        rows = self._stored_rows(f"lambda {_key(averages.sha256, ())} 0", "training lambda", train)
+        return rank_by_gate({(site, int(layer)): torch.tensor(gates) for site, layer, gates in rows})
+
+    def _norms(self, averages: Constants) -> HeadRanking:
+        """Rank by the norm of what each head adds."""
+
+        def measure() -> list[list[Any]]:
+            device = self.model.device
+            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
+            ranking = rank_by_output_norm(self.model, on_device, averages)
+            return [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)]
+
+        entry = f"output-norm {_key(averages.sha256, ())}"
+        *heads, values = zip(*self._stored_rows(entry, "ranking heads, output-norm", measure), strict=True)
         return HeadRanking(
-            tuple((site, int(layer), int(head)) for site, layer, head, _ in rows), tuple(row[3] for row in rows)
+            tuple((site, int(layer), int(head)) for site, layer, head in zip(*heads, strict=True)), values
         )
 
-    def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
-        """Return constants trained on the task's labels from these, all heads constant (PAPA, section 5.2)."""
-        key = _key(constants.sha256, ())
-        path, name = self.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
-        if (saved := self._load(name, path)) is not None:
-            return saved
-        self.step(f"training constants, {source}")
-        with replacing(self.model, constants, train=True) as replaced:
-            self._train(replaced, seed, self.constants_rate)
-            trained = replaced.constants()
-        trained = replace(trained, origin=replace(trained.origin, source=source))
-        self._save(trained, path)
-        self.journal.add(name, trained.sha256)
-        return trained
+    def _stored_rows(self, entry: str, step: str, compute: Callable[[], list[list[Any]]]) -> list[list[Any]]:
+        """Return the rows of a journal entry, computed once."""
+        if entry not in self.journal:
+            self.step(step)
+            self.journal.add(entry, compute())
+        rows: list[list[Any]] = self.journal[entry]
+        return rows
 
     def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:
         def report_epoch(epoch: int, num_epochs: int, loss: float) -> None:

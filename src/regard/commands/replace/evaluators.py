@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,23 +33,6 @@ EVALUATION_TOKENS = 2048
 OnProgress = Callable[[int, int, float], None]
 
 
-class Evaluator(Protocol):
-    """Scores a model, and trains parameters inside it."""
-
-    @property
-    def metric(self) -> str:
-        """Name of the score."""
-
-    def seeds(self, count: int) -> Sequence[int]:
-        """Return the seeds that a score depends on."""
-
-    def scores(self, key: str, seeds: Sequence[int]) -> Iterable[tuple[int, float]]:
-        """Yield (seed, score) of the model as it is; `key` names that state."""
-
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
-        """Train parameters inside the model; at the configured rate if None."""
-
-
 def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
     """Iterate over all inputs in evaluation batches."""
     return encoded.batches(max(1, EVALUATION_TOKENS // encoded.length))
@@ -59,8 +42,9 @@ def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
 class ProbeEvaluator:
     """A probe behind the frozen encoder, fitted from scratch for each seed.
 
-    `settings` configure fitting, `through` training together with parameters in the encoder. The encoder's states are
-    computed once for all seeds, and stored in `folder`.
+    `scores` yields (seed, score) of the model as it is, a state that `key` names. `train` trains parameters in the
+    encoder together with a probe, which is discarded. `settings` configure fitting, `through` training. The encoder's
+    states are computed once for all seeds, and stored in `folder`.
     """
 
     model: Any
@@ -73,21 +57,22 @@ class ProbeEvaluator:
 
     @property
     def metric(self) -> str:
-        """Metric of the task."""
         return self.task.metric
 
     def seeds(self, count: int) -> Sequence[int]:
-        """Return all seeds."""
         return range(count)
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """Yield the score of a probe for each seed."""
-        splits = {"train": self.train_rows, "validation": self.validation_rows}
-        states = {name: self._states(split, f"{name}-{key}") for name, split in splits.items()}
+        names = (f"train-{key}", f"validation-{key}")
+        splits = (self.train_rows, self.validation_rows)
+        train, validation = (self._states(split, name) for split, name in zip(splits, names, strict=True))
+        kind, labels = self.task.kind, self.validation_rows.labels
+        options = {"activation": self._activation, "device": self.model.device}
         for seed in seeds:
-            yield seed, self._score(states["train"], states["validation"], seed)
-        for name in splits:
-            States.remove(self.folder, f"{name}-{key}")
+            probe = fit_probe(kind, train, self.train_rows.labels, self._classes, self.settings, seed, **options)
+            yield seed, score(self.task.metric, labels, predict(probe, validation, labels=labels), self.task.labels)
+        for name in names:
+            States.remove(self.folder, name)
 
     def _states(self, encoded: Encoded, key: str) -> States:
         states = States.open(self.folder, key)
@@ -98,31 +83,10 @@ class ProbeEvaluator:
             mask = mask & (encoded.labels != IGNORE_INDEX)  # skip tokens without a label
         return encode_states(self.model, read_batches(encoded), self.folder, mask=mask, key=key)
 
-    def _score(self, train: States, validation: States, seed: int) -> float:
-        probe = fit_probe(
-            self.task.kind,
-            train,
-            self.train_rows.labels,
-            self._classes,
-            self.settings,
-            seed,
-            activation=self._activation,
-            device=self.model.device,
-        )
-        predictions = predict(probe, validation, labels=self.validation_rows.labels)
-        return score(self.task.metric, self.validation_rows.labels, predictions, self.task.labels)
-
     @property
     def _classes(self) -> int:
         """Number of labels, or size of the vocabulary."""
         return int(self.model.config.vocab_size) if self.task.kind == "mlm" else len(self.task.labels)
-
-    def _layers(self) -> int:
-        """Return the number of hidden states of a token, including the embeddings."""
-        inputs = next(self.train_rows.batches(1))
-        with eval_mode(self.model), torch.no_grad():
-            states = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
-        return int(states.shape[1])
 
     @property
     def _activation(self) -> str | None:
@@ -130,10 +94,12 @@ class ProbeEvaluator:
         return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
 
     def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
-        """Train parameters together with a probe, which is discarded."""
+        inputs = next(self.train_rows.batches(1))
+        with eval_mode(self.model), torch.no_grad():
+            states = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
         probe = make_probe(
             self.task.kind,
-            layers=self._layers(),
+            layers=int(states.shape[1]),
             length=self.train_rows.length,
             width=int(self.model.config.hidden_size),
             classes=self._classes,
@@ -158,7 +124,7 @@ class ProbeEvaluator:
 class PerplexityEvaluator:
     """Mean log-likelihood of text under a causal language model, in nats per token.
 
-    Nothing is fitted, so one seed suffices. `settings` configure training of parameters inside the model.
+    As `ProbeEvaluator`, but nothing is fitted, so one seed suffices. `settings` configure training.
     """
 
     model: Any
@@ -168,15 +134,12 @@ class PerplexityEvaluator:
 
     @property
     def metric(self) -> str:
-        """Mean log-likelihood of a token."""
         return "negative_log_perplexity"
 
     def seeds(self, count: int) -> Sequence[int]:
-        """Return one seed."""
         return (0,)
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """Yield the mean log-likelihood of the validation tokens."""
         total, tokens = 0.0, 0
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
@@ -197,7 +160,6 @@ class PerplexityEvaluator:
         )
 
     def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
-        """Train parameters for the likelihood of the training text."""
         rows = self.train_rows
 
         def losses(epoch: int) -> Iterator[Tensor]:
@@ -210,3 +172,7 @@ class PerplexityEvaluator:
         with eval_mode(self.model), only_trainable(self.model, parameters):
             optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, on_epoch)
             optimizer.zero_grad(set_to_none=True)
+
+
+Evaluator = ProbeEvaluator | PerplexityEvaluator
+"""Scores a model as it is, and trains parameters inside it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.commands.replace import charts as replace_charts
 from regard.commands.replace import pictures as replace_pictures
-from regard.commands.replace.scores import check_scores
+from regard.commands.replace.scores import Outcome
 from regard.errors import UserError
 from regard.report import colors
 
@@ -29,18 +29,10 @@ def replace_figure(
     metadata: Mapping[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> Figure:
-    """Draw a figure without touching pyplot's global state.
+    """Draw a figure without touching pyplot's global state. Raises UserError if there is nothing to draw.
 
-    Args:
-        kind: "fractions": scores by fraction, a line per source of constants; "orders": a line per head ranking (PAPA,
-            figure 5); both with 95 % intervals. "constants": matrices of some heads.
-        scores: Rows of `scores.parquet`.
-        heads: Rows of `heads.json`.
-        metadata: Metadata in `results.json`.
-        matrices: Constants by "site.layer".
-
-    Raises:
-        UserError: The kind is unknown, or there is nothing to draw.
+    "fractions" are scores by fraction, a line per source of constants; "orders" have a line per head ranking (PAPA,
+    figure 5); both have 95 % intervals. "constants" are matrices of some heads.
     """
     if kind == "constants":
         images = replace_pictures.pictures(heads, matrices)
@@ -49,11 +41,11 @@ def replace_figure(
         return _matrices(images)
     if kind not in get_args(ReplaceKind):
         raise UserError(f"cannot draw {kind!r}: expected one of {', '.join(get_args(ReplaceKind))}")
-    check_scores(scores)
-    draw = replace_charts.score_panels if kind == "fractions" else replace_charts.order_panels
-    panels = draw(scores, metadata)
+    draw, needed = replace_charts.score_panels, "scores with constant heads"
+    if kind == "orders":
+        draw, needed = replace_charts.order_panels, "scores in at least two orders of the heads"
+    panels = draw(Outcome(scores, metadata))
     if not panels:
-        needed = "scores with constant heads" if kind == "fractions" else "scores in at least two orders of the heads"
         raise UserError(f"there are no {kind} to draw: expected {needed}")
     return _lines(panels)
 

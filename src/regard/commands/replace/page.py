@@ -9,16 +9,10 @@ import pandas as pd
 from torch import Tensor
 
 from regard.commands.replace import charts, pictures, words
-from regard.commands.replace.scores import (
-    ATTENTION,
-    check_scores,
-    constant_rows,
-    fraction_name,
-    relative_drop,
-    shown_constants,
-)
+from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
+from regard.report.words import join
 
 
 def replace_page(
@@ -28,73 +22,65 @@ def replace_page(
     metadata: dict[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> str:
-    """Return the report as one self-contained HTML file.
+    """Return the report as one self-contained HTML file, from the tables and the metadata of a `ReplaceResult`.
 
-    Args:
-        scores: Rows in the schema of `scores.parquet`.
-        heads: Rows in the schema of `heads.json`; may be empty.
-        cost: Rows in the schema of `cost.parquet`; may be empty.
-        metadata: The metadata in `results.json`.
-        matrices: Constants of shape (head, query, key), by "site.layer".
-
-    Raises:
-        UserError: The scores are empty or lack a column.
+    Raises UserError if the scores are empty or lack a column.
     """
-    check_scores(scores)
+    outcome = Outcome(scores, metadata)
     images = pictures.pictures(heads, matrices)
-    data = {"pictures": pictures.payload(images)}
     return Page(
         eyebrow="Regard · replaced heads",
         title=labels.model_name(metadata),
-        ledes=words.ledes(scores, heads, cost, metadata),
-        key_figures=words.key_figures(scores, cost, metadata),
+        ledes=words.ledes(outcome, cost, metadata),
+        key_figures=words.key_figures(outcome, cost),
         sections=[
-            *_scores(scores, metadata),
+            *_scores(outcome),
             Section("order", "Ranking of heads", [Maps(charts.order_maps(heads, metadata))], _RANK),
             Section(
                 "constants",
                 "Constant matrices",
                 [_patterns(heads), Box(images, ["pictures"], css="pictures")],
-                " ".join(part for part in (_both(metadata), pictures.about(images)) if part),
+                join([_both(metadata), pictures.about(images)], " "),
             ),
             Section("cost", "Time and FLOPs", _cost(cost), _batch(metadata)),
             Section("provenance", "Provenance", [Record(metadata)]),
         ],
         record=metadata,
-        data=data,
+        data={"pictures": pictures.payload(images)},
         script=read_asset("page.js", __package__),
     ).html()
 
 
-def _scores(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Section]:
-    constants, ranking = shown_constants(scores, metadata)
-    bars = "Bars: 95 % intervals over seeds (Student’s t). " if scores["seed"].nunique() > 1 else ""
-    description = f"{bars}From the original model (left) to all heads constant (right); head ranking “{ranking}”."
-    drops = f"{_DROPS} Constants “{constants}”, ranking “{ranking}”."
-    lines, orders = charts.score_panels(scores, metadata), charts.order_panels(scores, metadata)
+def _scores(outcome: Outcome) -> list[Section]:
+    bars = "Bars: 95 % intervals over seeds (Student’s t). " if outcome.scores["seed"].nunique() > 1 else ""
+    description = (
+        f"{bars}From the original model (left) to all heads constant (right); head ranking “{outcome.ranking}”."
+    )
+    drops = f"{_DROPS} Constants “{outcome.constants}”, ranking “{outcome.ranking}”."
+    lines, orders = charts.score_panels(outcome), charts.order_panels(outcome)
+    operations = _by_task(outcome, outcome.operations, "Operation", "all heads")
     return [
         Section("scores", "Score by fraction of dynamic heads", [Panels(lines, "scores")], description),
-        Section("drops", "Drop", [_drops_table(words.main_drops(scores, metadata))], drops),
-        Section("operations", "Other operations", [_operations_table(scores)], _OPERATIONS),
-        Section("sources", "Sources of constants", [_sources_table(scores, metadata)], _sources_about(scores)),
-        Section("orders", "Head rankings", [Panels(orders, "orders")], f"{bars}Constants “{constants}”."),
+        Section("drops", "Drop", [_drops_table(outcome)], drops),
+        Section("operations", "Other operations", [operations], _OPERATIONS),
+        _sources(outcome),
+        Section("orders", "Head rankings", [Panels(orders, "orders")], f"{bars}Constants “{outcome.constants}”."),
     ]
 
 
 _DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
+_OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
 
 
-def _drops_table(drops: pd.DataFrame) -> Table:
+def _drops_table(outcome: Outcome) -> Table:
     """Make a table of drops by task and fraction, with the mean over tasks with a drop in percent."""
-    multiple_models = drops["model"].nunique() > 1
+    drops = outcome.main
     fractions = sorted({float(fraction) for fraction in drops["dynamic_fraction"]}, reverse=True)
     table_rows = []
-    for (model, task, metric), rows in drops.groupby(["model", "task", "metric"], sort=False):
-        by_fraction = {
-            float(row.dynamic_fraction): words.drop(float(row.drop), str(row.unit)) for row in rows.itertuples()
-        }
-        note = f"{words.metric(str(metric))}, original {labels.number(float(rows['original'].iloc[0]), 3)}"
-        name = words.title(str(model), str(task), with_model=multiple_models)
+    for (model, task, metric), rows in drops.groupby(GROUP, sort=False):
+        by_fraction = {float(row.dynamic_fraction): words.row_drop(row) for row in rows.itertuples()}
+        note = f"{words.metric(str(metric))}, original {_original(rows)}"
+        name = words.title(outcome, str(model), str(task))
         table_rows.append((name, note, [by_fraction.get(fraction, "–") for fraction in fractions]))
     percent = drops[(drops["unit"] == "%") & drops["drop"].notna()]
     num_tasks = percent.groupby(["model", "task"]).ngroups
@@ -106,62 +92,42 @@ def _drops_table(drops: pd.DataFrame) -> Table:
     return Table(table_rows, head, "Relative drop by task and fraction")
 
 
-_OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
-
-
-def _operations_table(scores: pd.DataFrame) -> Table:
-    """Make a table of scores by operation and task."""
-    return _by_task(words.operations(scores), "Operation", "all heads")
-
-
-def _sources_table(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> Table:
+def _sources(outcome: Outcome) -> Section:
     """Make a table of scores by source of constants and task, with the fewest dynamic heads; empty for one source."""
-    drops = _at_least(scores)
+    drops = outcome.drops[outcome.drops["rank_heads_by"] != ATTENTION]
+    fewest = drops["dynamic_fraction"].min() if len(drops) else 1.0
+    drops = drops[drops["dynamic_fraction"] == fewest]
     if drops["constants"].nunique() < 2:
         drops = drops.iloc[:0]
-    _, ranking = shown_constants(scores, metadata)
-    drops = drops.assign(other=drops["rank_heads_by"] != ranking).sort_values("other", kind="stable")
-    drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
-    return _by_task(drops, "Constants", "no head constant")
+    drops = drops.assign(other=drops["rank_heads_by"] != outcome.ranking).sort_values("other", kind="stable")
+    drops = drops.drop_duplicates([*GROUP, "constants"]).sort_index()
+    about = f"Mean score with {words.describe_fraction(float(fewest))}, and the relative drop."
+    table = _by_task(outcome, drops, "Constants", "no head constant")
+    return Section("sources", "Sources of constants", [table], about)
 
 
-def _by_task(drops: pd.DataFrame, column: str, original: str) -> Table:
+def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) -> Table:
     """Make a table of scores and drops by replacement and task."""
-    multiple_models = drops["model"].nunique() > 1
-    keys = list(dict.fromkeys(zip(drops["model"], drops["task"], drops["metric"], strict=True)))
-    table_rows: list[Row] = [("original", original, [_original(drops, key) for key in keys])] if keys else []
+    by_task = dict(list(drops.groupby(GROUP, sort=False)))
+    table_rows: list[Row] = [("original", original, [_original(rows) for rows in by_task.values()])] if by_task else []
     for name, rows in drops.groupby("constants", sort=False):
         by_key = {
-            (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} "
-            f"({words.drop(float(row.drop), str(row.unit))})"
+            (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} ({words.row_drop(row)})"
             for row in rows.itertuples()
         }
-        table_rows.append((str(name), "", [by_key.get(key, "–") for key in keys]))
-    head = [column, *(words.title(model, task, with_model=multiple_models) for model, task, _ in keys)]
+        table_rows.append((str(name), "", [by_key.get(key, "–") for key in by_task]))
+    head = [column, *(words.title(outcome, model, task) for model, task, _ in by_task)]
     return Table(table_rows, head, f"Scores by {column.lower()} and task")
 
 
-def _at_least(scores: pd.DataFrame) -> pd.DataFrame:
-    drops = relative_drop(scores).loc[lambda rows: rows["rank_heads_by"] != ATTENTION]
-    return drops[drops["dynamic_fraction"] == drops["dynamic_fraction"].min()]
-
-
-def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
-    rows = drops[(drops["model"] == key[0]) & (drops["task"] == key[1]) & (drops["metric"] == key[2])]
-    return labels.number(float(rows["original"].iloc[0]), 3)
-
-
-def _sources_about(scores: pd.DataFrame) -> str:
-    min_fraction = float(constant_rows(scores)["dynamic_fraction"].min())
-    condition = "all heads constant" if min_fraction == 0 else f"{fraction_name(min_fraction)} of the heads dynamic"
-    return f"Mean score with {condition}, and the relative drop."
+def _original(drops: pd.DataFrame) -> str:
+    return labels.number(float(drops["original"].iloc[0]), 3)
 
 
 _RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
 
 
 def _patterns(heads: pd.DataFrame) -> Table:
-    """Make a table of the heads' patterns, with a bar per share."""
     counts = pictures.pattern_counts(heads)
     rows = [(name, "", [str(count), f"{labels.number(100 * share, 3)} %"]) for name, count, share in counts]
     return Table(rows, ["Pattern", "Heads", "Share"], "Pattern", bars=[100 * share for _, _, share in counts])
@@ -170,19 +136,16 @@ def _patterns(heads: pd.DataFrame) -> Table:
 def _both(metadata: Mapping[str, Any]) -> str:
     """Describe the shares of heads with a diagonal and on special tokens, if recorded."""
     patterns = labels.section(metadata, "patterns")
+    texts = {"has_diagonal": "show a diagonal", "on_special": "have most mass on special tokens"}
     parts = [
-        f"{labels.number(100 * float(patterns[key]), 3)} % of the heads {description}"
-        for key, description in (
-            ("has_diagonal", "show a diagonal"),
-            ("on_special", "have most mass on special tokens"),
-        )
+        f"{labels.number(100 * float(patterns[key]), 3)} % of the heads {text}"
+        for key, text in texts.items()
         if isinstance(patterns.get(key), (int, float))
     ]
     return f"{', '.join(parts)} (a head may do both)." if parts else ""
 
 
 def _cost(cost: pd.DataFrame) -> list[Group]:
-    """Make the table and the lines of time and FLOPs."""
     if cost.empty:
         return []
     rows = []
@@ -196,15 +159,7 @@ def _cost(cost: pd.DataFrame) -> list[Group]:
 
 
 def _batch(metadata: Mapping[str, Any]) -> str:
-    """Describe the forward pass that was timed."""
     cost = labels.section(metadata, "cost")
-    parts = []
-    if cost.get("batch_size") is not None:
-        parts.append(f"batch size {cost['batch_size']}")
-    if cost.get("length") is not None:
-        parts.append(f"{cost['length']} tokens")
-    if cost.get("device"):
-        parts.append(f"on {cost['device']}")
-    return (
-        f"Forward pass, median of repetitions: {', '.join(parts)}." if parts else "Forward pass, median of repetitions."
-    )
+    texts = {"batch_size": "batch size {}", "length": "{} tokens", "device": "on {}"}
+    parts = [text.format(cost[key]) for key, text in texts.items() if cost.get(key)]
+    return join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "."

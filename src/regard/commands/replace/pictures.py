@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.report import labels
+from regard.report.words import join
 
 SIDE = 64
 """Rows and columns of an image, at most."""
@@ -45,17 +46,17 @@ def pictures(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: in
     return sorted(images, key=lambda image: (image.site, image.layer, image.head))
 
 
-def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int) -> list[dict[str, Any]]:
+def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int) -> list[dict[Hashable, Any]]:
     known = heads[[f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]]
     if known.empty:
         return []
     ordered = known.sort_values("rank", ascending=False, na_position="last", kind="stable")
     turn = ordered.groupby(ordered["pattern"].fillna("").astype(str), sort=False).cumcount()
     selected = ordered.assign(turn=turn).sort_values("turn", kind="stable").head(max_images)
-    return [{str(name): value for name, value in row.items()} for row in selected.to_dict("records")]
+    return selected.to_dict("records")
 
 
-def _picture(row: Mapping[str, Any], matrices: Mapping[str, Tensor]) -> Picture:
+def _picture(row: Mapping[Hashable, Any], matrices: Mapping[str, Tensor]) -> Picture:
     matrix = matrices[f"{row['site']}.{row['layer']}"][int(row["head"])].detach().double().cpu()
     query, key = matrix.shape
     small = torch.nn.functional.adaptive_avg_pool2d(matrix[None, None], (min(SIDE, query), min(SIDE, key)))[0, 0]
@@ -88,7 +89,7 @@ def payload(images: list[Picture]) -> list[dict[str, Any]]:
 
 def _note(image: Picture) -> str:
     rank = "" if image.rank is None else f"rank {image.rank}"
-    return ", ".join(part for part in (image.pattern, rank, f"max. {labels.number(image.largest, 2)}") if part)
+    return join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"])
 
 
 def _shades(weights: NDArray[np.float64]) -> NDArray[np.uint8]:

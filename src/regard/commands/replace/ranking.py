@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.constants import Constants, Head
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
 
@@ -76,8 +76,6 @@ def rank_by_gate(gates: Mapping[Any, Tensor]) -> HeadRanking:
 
 
 RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
-LABELLED = frozenset({"lambda", "reversed"})
-"""Rankings that are trained on labels; reversed is lambda's reverse."""
 
 
 def rank_heads(
@@ -89,15 +87,14 @@ def rank_heads(
     norms: Callable[[], HeadRanking],
 ) -> HeadRanking:
     """Return the ranking of a name; `lambdas` and `norms` are called only if needed."""
-    if name in LABELLED:
-        ranking = lambdas()
-        return ranking.reversed() if name == "reversed" else ranking
-    if name == "input-dependence":
-        return rank_by_input_dependence(constants)
-    if name == "output-norm":
-        return norms()
-    if name == "random":
-        return rank_randomly(constants, seed)
-    if name in ("first-layers", "last-layers"):
-        return rank_by_layer(constants, first_replaced=name == "first-layers")
-    raise UserError(f"rank-heads-by: expected one of {', '.join(RANKINGS)}, got {name!r}")
+    check_choice("rank-heads-by", name, RANKINGS)
+    rankings: dict[str, Callable[[], HeadRanking]] = {
+        "lambda": lambdas,
+        "reversed": lambda: lambdas().reversed(),
+        "input-dependence": lambda: rank_by_input_dependence(constants),
+        "output-norm": norms,
+        "random": lambda: rank_randomly(constants, seed),
+        "first-layers": lambda: rank_by_layer(constants, first_replaced=True),
+        "last-layers": lambda: rank_by_layer(constants, first_replaced=False),
+    }
+    return rankings[name]()

@@ -59,10 +59,7 @@ class ReplaceResult(RunResult):
     constants: bytes | None = None
 
     def frame(self, **equal: Any) -> pd.DataFrame:
-        """Return scores, filtered by column: a value, one of several, or null (None).
-
-        `result.frame(task="sst2", dynamic_fraction=0)` returns the scores with all heads constant.
-        """
+        """Return scores, filtered by column: `result.frame(task="sst2", dynamic_fraction=0)`; None is null."""
         return select_rows(self.scores, None, equal)
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
@@ -87,48 +84,30 @@ class ReplaceResult(RunResult):
         return replace_page(self.scores, self.heads, self.cost, self.metadata, self.matrices)
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the head ranking, and the constants if there are any."""
-        text = json.dumps(self._order(), ensure_ascii=False, allow_nan=False)
+        heads = self.heads.sort_values("rank", kind="stable")
+        places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
+        rankings = self.metadata["config"]["rank_heads_by"]
+        ranking = {
+            "rank_heads_by": rankings[0] if rankings else None,  # the order of `heads`
+            "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
+            "value": [float(value) if pd.notna(value) and math.isfinite(value) else None for value in heads["value"]],
+            "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],
+        }
+        text = json.dumps(ranking, ensure_ascii=False, allow_nan=False)
         (folder / HEADS).write_text(text + "\n", encoding="utf-8")
         if self.constants is not None:
             (folder / CONSTANTS).write_bytes(self.constants)
 
     @classmethod
     def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Read what `write_artifacts` wrote."""
-        heads = _heads(json.loads((folder / HEADS).read_text(encoding="utf-8")))
+        ranking = json.loads((folder / HEADS).read_text(encoding="utf-8"))
+        heads = pd.DataFrame(ranking["order"], columns=["site", "layer", "head"])
+        heads = heads.assign(rank=range(len(heads)), value=ranking["value"], pattern=ranking["pattern"])
+        heads = heads.astype({"layer": "int64", "head": "int64", "rank": "int64", "value": "float64"})
         if CONSTANTS not in metadata["files"]:
             return {"heads": heads}
         constants = (folder / CONSTANTS).read_bytes()
         return {"heads": heads, "constants": constants, "matrices": dict(_matrices(constants))}
-
-    def _order(self) -> dict[str, Any]:
-        """Return the content of `heads.json`."""
-        heads = self.heads.sort_values("rank", kind="stable")
-        positions = zip(heads["site"], heads["layer"], heads["head"], strict=True)
-        rankings = self.metadata["config"]["rank_heads_by"]
-        return {
-            "rank_heads_by": rankings[0] if rankings else None,  # the order of `heads`
-            "order": [[str(site), int(layer), int(head)] for site, layer, head in positions],
-            "value": [_number(value) for value in heads["value"]],
-            "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],
-        }
-
-
-def _number(value: Any) -> float | None:
-    return None if pd.isna(value) or not math.isfinite(value) else float(value)
-
-
-def _heads(ranking: Mapping[str, Any]) -> pd.DataFrame:
-    """Make the table of heads from `heads.json`."""
-    rows = [
-        (site, layer, head, rank, value, pattern)
-        for rank, ((site, layer, head), value, pattern) in enumerate(
-            zip(ranking["order"], ranking["value"], ranking["pattern"], strict=True)
-        )
-    ]
-    table = pd.DataFrame(rows, columns=list(HEAD_COLUMNS))
-    return table.astype({"layer": "int64", "head": "int64", "rank": "int64", "value": "float64"})
 
 
 def _matrices(constants: bytes) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any, Literal
@@ -12,27 +12,25 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
-from regard.commands.replace.averages import From, find_averages, read_other_source
+from regard.commands.replace.averages import From, read_other_source
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
     LANGUAGE_MODEL,
-    OTHER_OPERATION,
     THROUGH_EPOCHS,
     TRAINED,
-    UNTOUCHED,
     ReplaceConfig,
 )
 from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
+from regard.commands.replace.scores import ATTENTION, NONE
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
-from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, explicit_arguments
@@ -47,7 +45,7 @@ PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
 
 
-def replace(
+def replace(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,
     task: str | Path | Task,
     *others: Any,
@@ -79,7 +77,8 @@ def replace(
 ) -> ReplaceResult:
     """Score a frozen model on a task with constant heads, or with another operation in all heads.
 
-    An encoder–decoder's encoder is probed.
+    An encoder–decoder's encoder is probed. The arguments after `on_progress` are the options of `regard replace`,
+    fields of `ReplaceConfig`.
 
     Args:
         model: A model, a `regard.models.Loaded`, or a name.
@@ -89,30 +88,11 @@ def replace(
         data: Folder with the task's files; None for the hub.
         constants_from: Source of the averages, if not the task's inputs: name of another task, file of constants, or
             constants.
-        config: Values of the arguments below that are left out; None for the defaults of `ReplaceConfig`.
+        config: Values of the options that are left out; None for the defaults of `ReplaceConfig`.
         work_dir: Folder of hidden states and scores so far; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
         keep_work_dir: Keep the contents of `work_dir` at the end.
         on_progress: Called before each part of the run.
-        constants: Average (default, but for --attention), identity, toeplitz, zeros, toeplitz-init, average-init.
-        attention: Operations instead of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick,
-            elu-kernel-normalised, softmax+window=8, ….
-        rank_heads_by: Head ranking: lambda (default), input-dependence, output-norm, first-layers, last-layers,
-            random, reversed.
-        dynamic_fractions: Fractions of heads that stay dynamic (default: 1,1/2,1/8,1/16,0).
-        num_seeds: Number of probes per score.
-        scale: Laptop or paper.
-        special_token_layout: Position of special tokens: paper or natural.
-        length: Tokens per input (default: the scale's).
-        max_train_samples: Maximum training examples (default: the scale's).
-        max_eval_samples: Maximum validation examples (default: the scale's).
-        num_epochs: Epochs of fitting a probe (default: the scale's).
-        batch_size: Examples per step (default: the scale's).
-        learning_rate: Learning rate of the probe (default: the scale's).
-        text: Text column of your own file, or two: a,b (default: text).
-        label: Label column of your own file (default: label).
-        validation: Your own file of validation rows (default: a fifth of the file).
-        metric: Metric for your own file: accuracy (default), f1 or mcc.
 
     Returns:
         Scores, head ranking, and cost of a forward pass.
@@ -121,13 +101,15 @@ def replace(
         UserError: An argument is invalid for the model or the task, or `work_dir` belongs to another run.
     """
     config = (config or ReplaceConfig()).replace(**explicit_arguments(locals(), ReplaceConfig))
-    for name in config.attention:
-        parse_attention(name)
     task = _named(task, others)
     if constants_from is not None:
         config.check_constants_from()
     start = time.perf_counter()
-    report = _report_phase(on_progress)
+
+    def report(phase: str) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase=phase))
+
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
         loaded = _load_model(model, tokenizer, language_model)
@@ -136,9 +118,10 @@ def replace(
         preset, read = _task(task, data, config)
         train, valid = _encoded(read, loaded, config, preset)
         elsewhere = read_other_source(constants_from, data, encoder, loaded.tokenizer, train, preset)
-        constants_object = elsewhere if isinstance(elsewhere, Constants) else None
-        _check_order(config, constants_object)
-        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, constants_object)
+        averages = elsewhere if isinstance(elsewhere, Constants) else None
+        if averages is not None and "input-dependence" in config.rankings:
+            averages.input_dependence()  # refuses constants without it
+        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
         evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
         evaluation = HeadEvaluation(
@@ -152,21 +135,26 @@ def replace(
             folder=work.folder / CONSTANTS,
             step=report,
         )
-        averages = find_averages(evaluation, read, loaded.tokenizer, elsewhere) if config.sources else None
+        if config.sources and not isinstance(elsewhere, Constants):
+            inputs, source = elsewhere or (train, read.source)
+            averages = evaluation.averages(inputs, source, loaded.tokenizer)
         scores = _scores(evaluation, averages, config, loaded.name, read.name)
-        tables, sections = ({}, {}) if averages is None else _of_constants(evaluation, averages, config)
-    cost = {
+        heads, costs, matrices, artifact = [], [], {}, None
+        if averages is not None:
+            ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
+            matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
+            heads, costs = _head_rows(averages, ranking), evaluation.cost(averages, ranking, config.shares)
+            artifact = averages.to_bytes()
+            metadata["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
+            metadata["patterns"] = pattern_fractions(matrices, averages.origin.separators)
+    metadata["cost"] = {
         **describe_cost(encoder.device, time.perf_counter() - start),
         "batch_size": max(1, EVALUATION_TOKENS // valid.length),
         "length": valid.length,
     }
-    return ReplaceResult(scores=scores, metadata={**metadata, **sections, "cost": cost}, **(_no_constants() | tables))
-
-
-def _report_phase(on_progress: OnProgress | None) -> Callable[[str], None]:
-    if on_progress is None:
-        return lambda phase: None
-    return lambda phase: on_progress(ProgressEvent(phase=phase))
+    head_table = pd.DataFrame(heads, columns=list(HEAD_COLUMNS))
+    cost_table = pd.DataFrame(costs, columns=list(COST_COLUMNS))
+    return ReplaceResult(scores, head_table, cost_table, metadata, matrices, artifact)
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
@@ -227,24 +215,11 @@ def _evaluator(
     encoder: Any, read: Task, splits: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
 ) -> Evaluator:
     train, validation = splits
-    through = _probe(scale, THROUGH_EPOCHS[config.scale])
+    settings = ProbeConfig(learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=scale.epochs)
+    through = changed(settings, epochs=min(THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
     if read.name == LANGUAGE_MODEL:
-        return PerplexityEvaluator(model=encoder, train_rows=train, validation_rows=validation, settings=through)
-    return ProbeEvaluator(
-        model=encoder,
-        task=read,
-        train_rows=train,
-        validation_rows=validation,
-        settings=_probe(scale, None),
-        through=through,
-        folder=folder,
-    )
-
-
-def _probe(scale: TaskPreset, epochs: int | None) -> ProbeConfig:
-    return ProbeConfig(
-        learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
-    )
+        return PerplexityEvaluator(encoder, train, validation, through)
+    return ProbeEvaluator(encoder, read, train, validation, settings, through, folder)
 
 
 def _describe(
@@ -279,19 +254,10 @@ def _describe(
     )
 
 
-def _check_order(config: ReplaceConfig, constants: Constants | None) -> None:
-    """Check that constants support the rankings. Raises UserError."""
-    if constants is not None and "input-dependence" in config.rankings:
-        constants.input_dependence()
-
-
 def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
-    if name in SOURCES:
-        return make_data_free(name, averages)
-    if name in TRAINED:
-        start = averages if TRAINED[name] == "average" else make_data_free(TRAINED[name], averages)
-        return evaluation.train_constants(start, 0, name)
-    return averages
+    start = TRAINED.get(name, name)
+    constants = make_data_free(start, averages) if start in SOURCES else averages
+    return evaluation.train_constants(constants, 0, name) if name in TRAINED else constants
 
 
 def _scores(
@@ -308,17 +274,18 @@ def _scores(
 
     if 1.0 in config.shares:
         evaluation.step("scoring the model as it is")
-        add(UNTOUCHED, UNTOUCHED, 1.0, evaluation.scores(None, (), seeds))
+        add(NONE, NONE, 1.0, evaluation.scores(None, (), seeds))
     for name in config.attention:
         evaluation.step(f"scoring {name}")
-        add(name, OTHER_OPERATION, 0.0, evaluation.attention_scores(name, seeds))
+        add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(evaluation, averages, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
                 evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
-                for group in _same_order(ranking, seeds, fraction):
+                # random rankings differ by seed: others share their constant heads
+                for group in [[seed] for seed in seeds] if ranking == "random" and fraction else [list(seeds)]:
                     heads = averages.heads
                     if fraction:
                         heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
@@ -326,39 +293,11 @@ def _scores(
     return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
 
 
-def _same_order(ranking: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
-    """Group the seeds with the same constant heads: random rankings differ by seed."""
-    return [[seed] for seed in seeds] if ranking == "random" and fraction > 0 else [list(seeds)]
-
-
-def _no_constants() -> dict[str, Any]:
-    """Return the empty tables of a run without constant heads."""
-    return {"heads": pd.DataFrame(columns=list(HEAD_COLUMNS)), "cost": pd.DataFrame(columns=list(COST_COLUMNS))}
-
-
-def _of_constants(
-    evaluation: HeadEvaluation, averages: Constants, config: ReplaceConfig
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tables and the metadata about constants."""
-    ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
-    matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    cost = evaluation.cost(averages, ranking, config.shares)
-    tables = {"heads": _heads(averages, ranking), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
-    sections = {
-        "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},
-        "patterns": pattern_fractions(matrices, averages.origin.separators),
-    }
-    return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, sections
-
-
-def _heads(averages: Constants, ranking: HeadRanking) -> pd.DataFrame:
+def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
     """Make a row per head: rank, ranking value, and pattern of its average."""
     patterns = {}
     for (site, layer), matrix in averages.matrices.items():
         for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
             patterns[site, layer, head] = str(pattern)
-    rows = [
-        (*head, rank, value, patterns[head])
-        for rank, (head, value) in enumerate(zip(*vars(ranking).values(), strict=True))
-    ]
-    return pd.DataFrame(rows, columns=list(HEAD_COLUMNS))
+    ranked = enumerate(zip(ranking.heads, ranking.values, strict=True))
+    return [(*head, rank, value, patterns[head]) for rank, (head, value) in ranked]

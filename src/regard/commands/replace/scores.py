@@ -12,6 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.runs.intervals import t_half_width
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
@@ -24,17 +25,13 @@ ATTENTION = "attention"
 IN_NATS = ("negative_log_perplexity",)
 """Metrics without a meaningful zero: their drop is a difference."""
 
-KEYS = ["model", "task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
 GROUP = ["model", "task", "metric"]
+KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
 
 def check_scores(scores: pd.DataFrame) -> None:
     """Check that scores are present, complete and unique. Raises UserError."""
-    missing = [column for column in COLUMNS if column not in scores]
-    if missing:
-        raise UserError(f"scores: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    if scores.empty:
-        raise UserError("scores: expected at least one row, the table is empty")
+    check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
     if len(duplicates):
         values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
@@ -117,10 +114,24 @@ def shown_constants(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[
 
 def _first(column: pd.Series, requested: Any) -> str:
     names = [str(name) for name in column.unique()]
-    candidates = (
-        [requested] if isinstance(requested, str) else list(requested) if isinstance(requested, (list, tuple)) else []
-    )
+    candidates = [requested] if isinstance(requested, str) else requested or []
     return next((name for name in candidates if name in names), names[0] if names else NONE)
+
+
+class Outcome:
+    """The scores of a run, its main constants and ranking, and the drops: all, with these, and by other operations.
+
+    Raises:
+        UserError: The scores are empty, lack a column, or have several rows for one run.
+    """
+
+    def __init__(self, scores: pd.DataFrame, metadata: Mapping[str, Any]) -> None:
+        self.scores, self.drops = scores, relative_drop(scores)
+        self.constants, self.ranking = shown_constants(scores, metadata)
+        is_main = (self.drops["constants"] == self.constants) & (self.drops["rank_heads_by"] == self.ranking)
+        self.main = self.drops[is_main]
+        self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
+        self.multiple_models = scores["model"].nunique() > 1
 
 
 def fraction_name(fraction: float) -> str:

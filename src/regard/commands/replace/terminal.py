@@ -10,9 +10,10 @@ from rich.console import Group
 
 from regard.commands.replace import pictures as replace_pictures
 from regard.commands.replace import words
-from regard.commands.replace.scores import check_scores, fraction_name, shown_constants
+from regard.commands.replace.scores import GROUP, Outcome, fraction_name, intervals
 from regard.report import labels
 from regard.report.terminal import WIDTH, plain, summary
+from regard.report.words import pluralize
 
 NAME = 22
 CELL = 11
@@ -24,48 +25,44 @@ def replace_summary(
 ) -> Group:
     """Summarize a run for a terminal of 80 columns: scores and drops by fraction, patterns, time and FLOPs.
 
-    Raises:
-        UserError: The scores are empty or lack a column.
+    Raises UserError if the scores are empty or lack a column.
     """
-    check_scores(scores)
-    blocks = [_scores(scores, metadata), _operations(scores), _patterns(heads), _cost(cost)]
-    return summary(labels.model_name(metadata), words.ledes(scores, heads, cost, metadata), blocks)
+    outcome = Outcome(scores, metadata)
+    blocks = [_scores(outcome), _operations(outcome), _patterns(heads), _cost(cost)]
+    return summary(labels.model_name(metadata), words.ledes(outcome, cost, metadata), blocks)
 
 
-def _scores(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
+def _scores(outcome: Outcome) -> list[str]:
     """Format a line of scores and one of drops per task, by fraction of dynamic heads."""
-    rows, drops = words.summary_rows(scores, metadata), words.main_drops(scores, metadata)
-    if drops.empty and len(words.operations(scores)):
+    means, drops = intervals(outcome.scores), outcome.main
+    if drops.empty and len(outcome.operations):
         return []
-    constants, ranking = shown_constants(scores, metadata)
-    fractions = _spread(sorted({float(fraction) for fraction in rows["dynamic_fraction"]}, reverse=True))
-    multiple_models = scores["model"].nunique() > 1
-    lines = [f"Constants {constants}, ranking {ranking}" if len(drops) else "No head was replaced"]
+    is_main = (means["constants"] == outcome.constants) & (means["rank_heads_by"] == outcome.ranking)
+    means = means[is_main | (means["dynamic_fraction"] == 1)]
+    fractions = _spread(sorted({float(fraction) for fraction in means["dynamic_fraction"]}, reverse=True))
+    replaced = f"Constants {outcome.constants}, ranking {outcome.ranking}"
+    lines = [replaced if len(drops) else "No head was replaced"]
     lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
-    for (model, task, metric), group in rows.groupby(["model", "task", "metric"], sort=False):
-        name = words.title(str(model), str(task), with_model=multiple_models)
-        means = dict(zip(group["dynamic_fraction"], group["mean"], strict=True))
-        task_drops = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
-        formatted_drops = {
-            row.dynamic_fraction: words.drop(float(row.drop), str(row.unit)) for row in task_drops.itertuples()
-        }
-        formatted_scores = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
-        lines.append(_line(plain(name), formatted_scores))
+    drops_by_task = dict(list(drops.groupby(GROUP, sort=False)))
+    for key, rows in means.groupby(GROUP, sort=False):
+        by_fraction = {row.dynamic_fraction: labels.number(row.mean, 3) for row in rows.itertuples()}
+        task_drops = drops_by_task.get(key, drops.iloc[:0])
+        formatted_drops = {row.dynamic_fraction: words.row_drop(row) for row in task_drops.itertuples()}
+        name = plain(words.title(outcome, str(key[0]), str(key[1])))
+        lines.append(_line(name, [by_fraction.get(fraction, "–") for fraction in fractions]))
         if formatted_drops:
             lines.append(_line("  drop", [formatted_drops.get(fraction, "") for fraction in fractions]))
     return lines
 
 
-def _operations(scores: pd.DataFrame) -> list[str]:
+def _operations(outcome: Outcome) -> list[str]:
     """Format a line per operation and task: score and drop."""
-    drops = words.operations(scores)
-    multiple_models, lines = scores["model"].nunique() > 1, []
-    for (model, task, _), rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
-        name = plain(words.title(str(model), str(task), with_model=multiple_models))
-        lines.append(_line(name, ["score", "drop"]))
+    lines = []
+    for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
+        lines.append(_line(plain(words.title(outcome, str(model), str(task))), ["score", "drop"]))
         lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
         for row in rows.itertuples():
-            cells = [labels.number(float(row.score), 3), words.drop(float(row.drop), str(row.unit))]
+            cells = [labels.number(float(row.score), 3), words.row_drop(row)]
             lines.append(_line(f"  {labels.visible(str(row.constants))}", cells))
     return ["Other operations instead of softmax", *lines] if lines else []
 
@@ -80,10 +77,9 @@ def _line(name: str, cells: Sequence[str]) -> str:
 
 
 def _patterns(heads: pd.DataFrame) -> list[str]:
-    counts = replace_pictures.pattern_counts(heads)
     lines = [
-        f"  {labels.number(100 * share, 3):>6} %  {name} ({count} {'head' if count == 1 else 'heads'})"
-        for name, count, share in counts
+        f"  {labels.number(100 * share, 3):>6} %  {name} ({pluralize(count, 'head')})"
+        for name, count, share in replace_pictures.pattern_counts(heads)
     ]
     return ["Patterns of the constant matrices", *lines] if lines else []
 
