@@ -66,7 +66,7 @@ def test_correlations() -> None:
 
 
 def test_forgetting_is_first_score_less_last() -> None:
-    found = compute_forgetting(TABLES["matrix"], "cil")
+    found = compute_forgetting(TABLES["matrix"].query("scenario == 'cil'"))
     assert found.query("method == 'finetune'").groupby("task_index")["forgetting"].mean().to_dict() == {
         1: 24,
         2: 16,
