@@ -31,8 +31,7 @@ def make_difference_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> tuple[l
             ]
             if finite:
                 caption = f"{learn_metrics.get_metric(metric).title}, {name}"
-                test = learn_metrics.P_COLUMNS[learn_metrics.find_p_column(table)]
-                (unfolded if metric in UNFOLDED_METRICS else folded).append(_table(finite, caption, test))
+                (unfolded if metric in UNFOLDED_METRICS else folded).append(_table(finite, caption))
                 plotted += finite
     names = ", ".join(dict.fromkeys(table.caption.rsplit(", ", 1)[0] for table in folded))
     return [page.Tables(unfolded), page.Tables(folded, names)], _about(plotted, baseline)
@@ -43,13 +42,13 @@ def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
     return next((name for name in methods if name in set(table["against"])), "")
 
 
-def _table(differences: Sequence[Difference], caption: str, test: str) -> Table:
+def _table(differences: Sequence[Difference], caption: str) -> Table:
     rows = []
     for item in differences:
         result = verdict(item.mean, item.contains_zero if item.has_interval else None)
         interval = format_difference_interval(item) if item.has_interval else "–"
         rows.append((item.method, "", [format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
-    head = ["Method", "Difference", "95 % interval", test, ""]
+    head = ["Method", "Difference", "95 % interval", "p, t-test, Holm", ""]
     return Table(rows, head, f"{caption}: differences", caption)
 
 

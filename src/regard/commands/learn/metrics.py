@@ -9,8 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from regard.errors import UserError
-
 REFERENCES = {"joint": "all tasks at once", "separate": "a model for each task"}
 """Methods that do not learn task after task: upper bounds, not competitors."""
 
@@ -101,7 +99,7 @@ def make_differences(table: pd.DataFrame, scenario: str) -> dict[str, list[Diffe
     """Return the differences by metric, in the table's order."""
     by_metric: dict[str, list[Difference]] = {}
     for row in table[table["scenario"] == scenario].to_dict("records"):
-        value, ci_low, ci_high, p = _interval(row, "difference", find_p_column(table))
+        value, ci_low, ci_high, p = _interval(row, "difference", "t_test_holm")
         contains_zero = bool(pd.notna(row["overlaps"]) and row["overlaps"])
         difference = Difference(row["n"], value, ci_low, ci_high, row["method"], row["against"], p, contains_zero)
         by_metric.setdefault(row["metric"], []).append(difference)
@@ -111,19 +109,6 @@ def make_differences(table: pd.DataFrame, scenario: str) -> dict[str, list[Diffe
 def _interval(row: Mapping[Any, Any], name: str, *others: str) -> list[float]:
     """Return a value with its interval, and other numbers of a row; NaN for null."""
     return [float(row[key]) if pd.notna(row[key]) else math.nan for key in (name, "ci_low", "ci_high", *others)]
-
-
-P_COLUMNS = {"t_test_holm": "p, t-test, Holm", "t_test": "p, t-test", "p": "p"}
-"""Columns that may hold the p-value, by priority, and their titles."""
-
-
-def find_p_column(table: pd.DataFrame) -> str:
-    """Return the column that holds the p-value, by `P_COLUMNS`. Raises UserError."""
-    names = [name for name in P_COLUMNS if name in table]
-    if not names:
-        columns = ", ".join(map(str, table.columns))
-        raise UserError(f"differences: expected a column {' or '.join(P_COLUMNS)}, got {columns}")
-    return names[0]
 
 
 def final_estimates(summary: pd.DataFrame, scenario: str, name: str = "average_performance") -> dict[str, Estimate]:

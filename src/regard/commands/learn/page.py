@@ -242,18 +242,11 @@ def _command(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
     return shlex.join(parts)
 
 
-_SHOWN = ("config", "stream", "command_line")
-
-
 def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata that no other section shows, with one line per run."""
-    rest = {key: value for key, value in metadata.items() if key not in _SHOWN}
-    runs = [run for run in rest.pop("runs", None) or [] if isinstance(run, Mapping)]
-    by_key = {str(run.get("key") or index): _run(run) for index, run in enumerate(runs, 1)}
-    return {**rest, "runs": by_key} if by_key else rest
-
-
-def _run(run: Mapping[str, Any]) -> str:
-    parts = [run.get("method"), f"seed {run.get('seed')}", f"order {run.get('order')}"]
-    parts += [run["state"]] if isinstance(run.get("state"), str) else []
-    return ", ".join(str(part) for part in parts)
+    rest = {key: value for key, value in metadata.items() if key not in ("config", "stream", "command_line", "runs")}
+    runs = {
+        run.get("key", str(index)): f"{run.get('method')}, seed {run.get('seed')}, order {run.get('order')}"
+        for index, run in enumerate(metadata.get("runs", []), 1)
+    }
+    return {**rest, "runs": runs} if runs else rest

@@ -148,9 +148,10 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
-    runs = [run for run in metadata.get("runs") or [] if isinstance(run, Mapping)]
     warnings = [
-        f"{run.get('method')}, seed {run.get('seed')}: {text}" for run in runs for text in run.get("warnings") or []
+        f"{run['method']}, seed {run['seed']}: {text}"
+        for run in metadata.get("runs", [])
+        for text in run.get("warnings", [])
     ]
     rest = len(warnings) - MAX_WARNINGS
     omitted = [f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else []
@@ -172,7 +173,7 @@ def make_key_figures(tables: Tables, metadata: Mapping[str, Any]) -> list[KeyFig
             methods = rank_competitors(scores)[:: 1 if extreme == "highest" else -1]
             title = f"{learn_metrics.get_metric(name).title}{suffix}"
             figures += [_best_figure(title, extreme, methods, scores)] if methods else []
-    classes = {str(label) for task in task_records(metadata) for label in task.get("labels") or []}
+    classes = {str(label) for task in task_records(metadata) for label in task.get("labels", [])}
     note = pluralize(len(classes), "class", "classes") if classes else ""
     return [*figures, KeyFigure("Tasks", str(count_tasks(matrix)), note), *_time_figures(metadata)]
 
@@ -188,8 +189,7 @@ def _best_figure(title: str, extreme: str, methods: Sequence[str], scores: Mappi
 
 def task_records(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the metadata of each task."""
-    tasks = labels.section(metadata, "stream").get("tasks") or []
-    return [task for task in tasks if isinstance(task, Mapping)]
+    return list(labels.section(metadata, "stream").get("tasks", []))
 
 
 def score_name(metadata: Mapping[str, Any]) -> str:
