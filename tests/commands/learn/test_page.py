@@ -202,7 +202,7 @@ def test_blocks_are_called_by_their_tasks_where_each_has_its_own(parsed: Parsed)
     assert parsed.data["gate"]["blocks"] == {"prescale": [f"adapter of {name}" for name in learned.TASKS]}
     assert "Each task has its own adapter: adapter 2 belongs to the second task." in parsed.text
     assert "Task Adapter" not in parsed.text
-    assert "called[method][cell.j]" in parsed.scripts[-1][1]
+    assert "blocks[j]" in parsed.scripts[-1][1]
 
 
 def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:

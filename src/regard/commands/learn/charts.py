@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -30,6 +29,9 @@ MAX_TASK_PANELS = 12
 
 MAX_DOTS = 1500
 """Dots in one panel, at most."""
+
+Dot = tuple[str, str, float, float, str]
+"""Method, label, x, y and text of a dot."""
 
 _COSTS = (("whole_seconds", "time of a run", "seconds", 1.0), ("memory_bytes", "memory stored", "MiB", 2.0**20))
 
@@ -83,22 +85,18 @@ def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Sequence[tuple[s
 
 
 def make_dot_panel(
-    caption: str, note: str, axis: str, points: Iterable[Mapping[str, Any]], styles: Sequence[tuple[str, int, int]]
+    caption: str, note: str, axis: str, dots: Iterable[Dot], styles: Sequence[tuple[str, int, int]]
 ) -> list[Panel]:
-    """Make a panel of dots, thinned beyond `MAX_DOTS`; none for fewer than two."""
+    """Make a panel of the finite dots, thinned beyond `MAX_DOTS`; none for fewer than two."""
     methods = {name for name, _, _ in styles}
-    known = [dict(point) for point in points if point["series"] in methods]
-    thinned = [known[i] for i in thin_indices(len(known), MAX_DOTS)]
-    panels = panel(caption, note, axis, thinned, styles) if len(thinned) > 1 else []
-    return [{**item, "kind": "dots"} for item in panels]
-
-
-def make_dot(series: str, label: str, x: float, y: float, text: str) -> list[dict[str, Any]]:
-    """Make a dot; none if a coordinate is not finite."""
-    x_rounded, y_rounded = round_value(x), round_value(y)
-    if x_rounded is None or y_rounded is None:
+    known = [dot for dot in dots if dot[0] in methods and math.isfinite(dot[2]) and math.isfinite(dot[3])]
+    if len(known) < 2:
         return []
-    return [{"series": series, "part": "", "what": label, "x": x_rounded, "value": y_rounded, "shown": text}]
+    points = [
+        {"series": method, "part": "", "what": label, "x": round_value(x), "value": round_value(y), "shown": text}
+        for method, label, x, y, text in (known[i] for i in thin_indices(len(known), MAX_DOTS))
+    ]
+    return [{**item, "kind": "dots"} for item in panel(caption, note, axis, points, styles)]
 
 
 def make_metric_panels(metrics: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
@@ -107,13 +105,13 @@ def make_metric_panels(metrics: pd.DataFrame, matrix: pd.DataFrame) -> list[Pane
     for scenario in find_scenarios(matrix):
         rows = metrics[metrics["scenario"] == scenario]
         by_run = rows.pivot_table(index=RUN_KEYS, columns="metric", values="value", sort=False)
-        points = []
+        dots = []
         for (method, seed, order), row in by_run.iterrows():
             x, y = row.get("forgetting", math.nan), row.get("average_performance", math.nan)
             label = names.get((seed, order), f"seed {seed}")
-            points += make_dot(method, label, x, y, f"FGT {format_fixed(x)}, AP {format_fixed(y)}")
+            dots.append((method, label, x, y, f"FGT {format_fixed(x)}, AP {format_fixed(y)}"))
         note = f"AP (%) over FGT (points), {SCENARIOS[scenario]}"
-        panels += make_dot_panel("AP and forgetting", note, "FGT, points", points, assign_styles(matrix))
+        panels += make_dot_panel("AP and forgetting", note, "FGT, points", dots, assign_styles(matrix))
     return panels
 
 
@@ -121,11 +119,11 @@ def make_cost_panels(totals: pd.DataFrame, matrix: pd.DataFrame, scores: Mapping
     """Plot the score `name` over seconds and over stored bytes, a dot per method."""
     panels = []
     for column, title, unit, scale in _COSTS:
-        points = []
-        for method, value in totals[column].items():
-            x, y = float(value) / scale, scores.get(method, math.nan)
-            text = f"{labels.number(x, 3)} {unit}, {name} {format_fixed(y)}"
-            points += make_dot(method, "mean over runs", x, y, text)
-        if len({point["x"] for point in points}) > 1:
-            panels += make_dot_panel(f"{name}, by {title}", f"over {unit}", unit, points, assign_styles(matrix))
+        costs = {method: cost / scale for method, cost in totals[column].dropna().items() if method in scores}
+        dots = []
+        for method, x in costs.items():
+            text = f"{labels.number(x, 3)} {unit}, {name} {format_fixed(scores[method])}"
+            dots.append((method, "mean over runs", x, scores[method], text))
+        if len(set(map(round_value, costs.values()))) > 1:
+            panels += make_dot_panel(f"{name}, by {title}", f"over {unit}", unit, dots, assign_styles(matrix))
     return panels

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.charts import make_dot, make_dot_panel
+from regard.commands.learn.charts import make_dot_panel
 from regard.commands.learn.metrics import format_fixed
 from regard.commands.learn.tables import average_statistic, compute_correlation, round_value
 from regard.report import labels
@@ -98,13 +98,7 @@ def make_diagnostic_panels(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Pa
 def make_forgetting_panels(
     rows: pd.DataFrame, matrix: pd.DataFrame, titles: Mapping[str, tuple[str, str]]
 ) -> list[Panel]:
-    """Plot forgetting over statistics, a dot per task and run.
-
-    Args:
-        rows: Columns method, seed, task_index, statistic and value.
-        matrix: Scores; TIL is preferred.
-        titles: Title and axis title of each statistic.
-    """
+    """Plot forgetting over each statistic of `titles` (title and axis title) in `rows`, a dot per task and run."""
     if rows.empty:
         return []
     keys, panels = ["method", "seed", "task_index"], []
@@ -113,15 +107,13 @@ def make_forgetting_panels(
     for statistic, (title, axis) in titles.items():
         values = rows.loc[rows["statistic"] == statistic, [*keys, "value"]]
         pairs = values.merge(forgetting, on=keys)
-        points = [point for row in pairs.to_dict("records") for point in _dot(row, title)]
-        panels += make_dot_panel(title, _note(pairs), axis, points, learn_tables.assign_styles(matrix))
+        dots = []
+        for row in pairs.to_dict("records"):
+            text = f"{title.lower()} {labels.number(row['value'], 3)}, forgotten {format_fixed(row['forgetting'])}"
+            label = f"{row['task']}, seed {row['seed']}"
+            dots.append((row["method"], label, row["value"], row["forgetting"], text))
+        panels += make_dot_panel(title, _note(pairs), axis, dots, learn_tables.assign_styles(matrix))
     return panels
-
-
-def _dot(row: Mapping[Any, Any], title: str) -> list[dict[str, Any]]:
-    value, forgetting = row["value"], row["forgetting"]
-    text = f"{title.lower()} {labels.number(value, 3)}, forgotten {format_fixed(forgetting)}"
-    return make_dot(row["method"], f"{row['task']}, seed {row['seed']}", value, forgetting, text)
 
 
 def _note(pairs: pd.DataFrame) -> str:

@@ -111,11 +111,6 @@ def _interval(row: Mapping[Any, Any], name: str, *others: str) -> list[float]:
     return [float(row[key]) if pd.notna(row[key]) else math.nan for key in (name, "ci_low", "ci_high", *others)]
 
 
-def final_estimates(summary: pd.DataFrame, scenario: str, name: str = "average_performance") -> dict[str, Estimate]:
-    """Return the means of a metric by method; empty if there are none."""
-    return make_estimates(summary, scenario).get(name, {})
-
-
 def rank_methods(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:
     """Rank methods by a metric, highest first; those without it last."""
     return sorted(methods, key=lambda name: -scores[name].mean if name in scores else math.inf)

@@ -60,22 +60,10 @@ def run_method(
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
-    """Run a method over a stream.
+    """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
-    Args:
-        config: Configuration with one method.
-        stream: Tasks in order.
-        loaded: Model and tokenizer.
-        states: Folder of the state to resume from.
-        models: Folder for the tasks' changes to the model; None to save none.
-        resume: Resume from `states`.
-        tell: Called with progress; first with phase `PROTOCOLS` if the stream's protocols differ.
-
-    Returns:
-        Rows of the tables by name, and metadata.
-
-    Raises:
-        UserError: The method cannot run on the stream.
+    The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ.
     """
     start = time.perf_counter()
     method = config.make_method()

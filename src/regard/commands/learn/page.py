@@ -34,17 +34,7 @@ from regard.report.words import format_value
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
-    """Return the report as one self-contained HTML file.
-
-    Args:
-        tables: The run's tables by name: "matrix", "metrics" and "summary"; optionally "differences", "cost",
-            "diagnostics", "interference", "gate" and "pseudo".
-        metadata: The metadata in `results.json`.
-
-    Raises:
-        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
-            score twice.
-    """
+    """Return the report on the tables (see `check_tables`) and metadata of a run as one self-contained HTML file."""
     tables = learn_tables.check_tables(tables)
     matrix, diagnosed, gates, samples = (tables[name] for name in ("matrix", "diagnostics", "gate", "pseudo"))
     score = words.score_name(metadata)
@@ -56,13 +46,9 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         "interference": learn_matrix.make_interference_data(tables["interference"], matrix),
         "gate": gate.make_gate_data(gates, matrix),
     }
-    about_matrix = words.describe_matrix(matrix, score, omits_runs=learn_matrix.omits_runs(matrix))
-    about_curves = words.describe_curves(
-        matrix, charts.MAX_TASK_PANELS, learn_tables.NUM_INKS * learn_tables.NUM_STROKES
-    )
     beside = Panels(learn_diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
     gate_parts = [_gate(data["gate"]), *gate.make_score_tables(gates, matrix)]
-    sample_dots = Panels(pseudo.make_pseudo_panels(samples, matrix), "pseudo-dots")
+    sample_dots = Panels(learn_diagnostics.make_forgetting_panels(samples, matrix, pseudo.PLOTTED), "pseudo-dots")
     return Page(
         eyebrow="Regard · continual learning",
         title=words.stream_name(matrix, metadata),
@@ -70,8 +56,10 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         key_figures=words.make_key_figures(tables, metadata),
         warnings=words.write_warnings(tables, metadata),
         sections=[
-            Section("matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], about_matrix),
-            Section("curves", "Forgetting", [_curves(data["curves"])], about_curves),
+            Section(
+                "matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], words.describe_matrix(matrix, score)
+            ),
+            Section("curves", "Forgetting", [_curves(data["curves"])], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
             Section("differences", "Differences", *make_difference_tables(tables["differences"], matrix)),
             Section("cost", "Cost", _cost(tables), costs.ABOUT),
@@ -95,8 +83,9 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
 
 def _first(tables: Tables) -> tuple[str, dict[str, learn_metrics.Estimate]]:
     """Return the first scenario with an AP, and the AP by method."""
-    by_scenario = {scenario: learn_metrics.final_estimates(tables["summary"], scenario) for scenario in SCENARIOS}
-    return next(((scenario, scores) for scenario, scores in by_scenario.items() if scores), ("til", {}))
+    estimates = {scenario: learn_metrics.make_estimates(tables["summary"], scenario) for scenario in SCENARIOS}
+    scenario = next((scenario for scenario in SCENARIOS if "average_performance" in estimates[scenario]), "til")
+    return scenario, estimates[scenario].get("average_performance", {})
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:

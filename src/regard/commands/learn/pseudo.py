@@ -6,11 +6,9 @@ import math
 
 import pandas as pd
 
-from regard.commands.learn.diagnostics import make_forgetting_panels
 from regard.commands.learn.metrics import format_fixed
 from regard.commands.learn.tables import compute_forgetting, task_names
 from regard.report.page import Heading, Part, Table
-from regard.report.panels import Panel
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
     "kept": ("Samples", 1, 0),
@@ -42,11 +40,6 @@ ABOUT = (
     "often a training row is nearer to them than a dev row; 0.5 reveals nothing. Also for real query vectors and for "
     "draws from a density over them. Forgotten: points lost by the end, TIL if available. Correlation is not causation."
 )
-
-
-def make_pseudo_panels(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
-    """Plot a task's forgetting over each statistic of `PLOTTED`, a dot per task and run."""
-    return make_forgetting_panels(table, matrix, PLOTTED)
 
 
 def make_quality_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:

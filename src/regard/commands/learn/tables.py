@@ -46,7 +46,8 @@ def check_tables(tables: Tables) -> dict[str, pd.DataFrame]:
     """Return all tables, those that are missing as empty ones, and without rows that have no value.
 
     Raises:
-        UserError: A required table is missing, a column is missing, or a score is not unique.
+        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
+            score twice.
     """
     complete = {}
     for name, columns in COLUMNS.items():
@@ -118,10 +119,9 @@ def task_names(matrix: pd.DataFrame) -> list[str]:
 
 def run_names(matrix: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Name runs by seed and order, as in "seed 508, order 2-0-1"; the order only if there are several."""
-    pairs = matrix[["seed", "order"]].drop_duplicates()
-    runs = [(int(seed), str(order)) for seed, order in zip(pairs["seed"], pairs["order"], strict=True)]
-    multiple_orders = len({order for _, order in runs}) > 1
-    return {(seed, order): f"seed {seed}" + (f", order {order}" if multiple_orders else "") for seed, order in runs}
+    has_orders = matrix["order"].nunique() > 1
+    runs = dict.fromkeys(zip(matrix["seed"], matrix["order"], strict=True))
+    return {(seed, order): f"seed {seed}" + (f", order {order}" if has_orders else "") for seed, order in runs}
 
 
 def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
@@ -147,10 +147,8 @@ def compute_forgetting(matrix: pd.DataFrame) -> pd.DataFrame:
 
 def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Pearson's correlation; NaN for fewer than three pairs or a constant side."""
-    frame = pd.DataFrame({"x": list(x), "y": list(y)}, dtype="float64")
-    if len(frame) < 3 or frame.nunique().min() < 2:
-        return math.nan
-    return float(frame["x"].corr(frame["y"]))
+    frame = pd.DataFrame({"x": x, "y": y}, dtype="float64")
+    return float(frame["x"].corr(frame["y"])) if len(frame) > 2 and frame.nunique().min() > 1 else math.nan
 
 
 def average_statistic(rows: pd.DataFrame, statistic: str, *keys: str) -> dict[Any, float]:

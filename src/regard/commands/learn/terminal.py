@@ -26,11 +26,7 @@ FUTURE_NOTE = "In parentheses: not yet trained."
 
 
 def learn_summary(tables: Tables, metadata: Mapping[str, Any]) -> Group:
-    """Summarize runs for a terminal of 80 columns: AP and FGT by method, and the matrix of a single run.
-
-    Raises:
-        UserError: As for `learn_page`.
-    """
+    """Summarize runs for a terminal of 80 columns: AP and FGT by method, and the matrix of a single run."""
     tables = learn_tables.check_tables(tables)
     matrix = tables["matrix"]
     lede, *outcomes = words.write_ledes(tables, metadata)

@@ -9,7 +9,9 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
+from regard.commands.learn.charts import MAX_TASK_PANELS
 from regard.commands.learn.differences import format_difference_interval
+from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
@@ -56,17 +58,16 @@ def _write_outcome(tables: Tables, scenario: str) -> str:
     sentences = [_write_ranking(competitors, scores)]
     if len(find_ties(competitors, scores)) == 1:
         sentences += _write_difference(tables, scenario, competitors)
-    clauses = _compare_forgetting(rank_competitors(forgetting, competitors), forgetting)
+    clauses = _compare_forgetting(rank_competitors(forgetting), forgetting)
     if "joint" in scores:
         clauses.append(f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}")
     sentences += [f"{'; '.join(clauses)}."] if clauses else []
     return f"{_SCENARIO_PHRASES[scenario]}: {' '.join(sentences)}"
 
 
-def rank_competitors(scores: Mapping[str, Estimate], methods: Sequence[str] | None = None) -> list[str]:
-    """Rank the methods (default: all) that learn task after task and have a score, highest mean first."""
-    names = [name for name in (scores if methods is None else methods) if name in scores and name not in REFERENCES]
-    return learn_metrics.rank_methods(names, scores)
+def rank_competitors(scores: Mapping[str, Estimate]) -> list[str]:
+    """Rank the methods that learn task after task, highest mean first."""
+    return learn_metrics.rank_methods([name for name in scores if name not in REFERENCES], scores)
 
 
 def _write_ranking(competitors: Sequence[str], scores: Mapping[str, Estimate]) -> str:
@@ -168,8 +169,9 @@ def make_key_figures(tables: Tables, metadata: Mapping[str, Any]) -> list[KeyFig
     scenarios = learn_tables.find_scenarios(matrix)
     for scenario in scenarios:
         suffix = f", {SCENARIOS[scenario]}" if len(scenarios) > 1 else ""
+        estimates = learn_metrics.make_estimates(tables["summary"], scenario)
         for name, extreme in (("average_performance", "highest"), ("forgetting", "least")):
-            scores = learn_metrics.final_estimates(tables["summary"], scenario, name)
+            scores = estimates.get(name, {})
             methods = rank_competitors(scores)[:: 1 if extreme == "highest" else -1]
             title = f"{learn_metrics.get_metric(name).title}{suffix}"
             figures += [_best_figure(title, extreme, methods, scores)] if methods else []
@@ -208,24 +210,25 @@ def _time_figures(metadata: Mapping[str, Any]) -> list[KeyFigure]:
     return [KeyFigure("Time", format_duration(seconds), ", ".join(notes))]
 
 
-def describe_matrix(matrix: pd.DataFrame, score: str, *, omits_runs: bool) -> str:
+def describe_matrix(matrix: pd.DataFrame, score: str) -> str:
     """Describe rows, columns and shading of the matrices; `score` names their unit."""
     one_order = learn_tables.has_one_order(matrix)
     positions = "" if one_order else " Orders differ between runs: the mean is by position in the stream."
     future = " Faint cells: tasks not yet trained." if len(learn_tables.select_trained(matrix)) < len(matrix) else ""
-    means = " The page holds only means, to stay small; matrix.parquet has every run." if omits_runs else ""
+    means = " The page holds only means, to stay small; matrix.parquet has every run." if omits_runs(matrix) else ""
     return f"{score} in per cent. Rows: tasks trained so far. Columns: the task scored.{future}{positions}{means}"
 
 
-def describe_curves(matrix: pd.DataFrame, max_tasks: int, max_methods: int) -> str:
+def describe_curves(matrix: pd.DataFrame) -> str:
     """Describe lines and bands of the curves, and which tasks and methods they leave out."""
     num_methods, num_old_tasks = matrix["method"].nunique(), count_tasks(matrix) - 1
     band = "; band: 95 % interval (Student’s t)" if num_methods <= learn_tables.NUM_INKS else ""
     parts = [f"Means over runs{band}." if _max_runs(matrix) > 1 else "One run of each method."]
-    if num_old_tasks > max_tasks:
-        parts.append(f"{max_tasks} of the {num_old_tasks} old tasks are drawn, spread evenly.")
-    if num_methods > max_methods:
-        parts.append(f"Only the first {max_methods} of {num_methods} methods are drawn.")
+    if num_old_tasks > MAX_TASK_PANELS:
+        parts.append(f"{MAX_TASK_PANELS} of the {num_old_tasks} old tasks are drawn, spread evenly.")
+    num_drawn = len(learn_tables.assign_styles(matrix))
+    if num_methods > num_drawn:
+        parts.append(f"Only the first {num_drawn} of {num_methods} methods are drawn.")
     return " ".join(parts)
 
 

@@ -21,13 +21,8 @@ _AGAIN = "Trials that have finished in the sweep’s folder are not run twice."
 def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:
     """Return the comparison of all combinations as one self-contained HTML file.
 
-    Args:
-        trials: A row for each finished trial, in the schema of `trials.parquet`.
-        record: The metadata in `sweep.json`. It may add `command_line`.
-        histories: The tables of `history.parquet` by the keys of the trials.
-
-    Raises:
-        UserError: There is no trial, a column is missing, or a trial is repeated.
+    `trials` has a row for each finished trial, `record` is the metadata in `sweep.json`, and `histories` has the curves
+    of each trial by its key. Raises UserError as `Comparison.of`.
     """
     comparison = Comparison.of(trials, record)
     curves = Panels(curve_panels(comparison.combinations, histories), "panels", fit=True)

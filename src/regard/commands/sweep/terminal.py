@@ -23,11 +23,7 @@ _HEAD = "combination"
 
 
 def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:
-    """Summarize a sweep for a terminal of 80 columns: means by combination, differences, trials without a result.
-
-    Raises:
-        UserError: As for `sweep_page`.
-    """
+    """Summarize a sweep for a terminal of 80 columns: means by combination, differences, trials without a result."""
     comparison = Comparison.of(trials, record)
     lede, *outcomes = words.write_ledes(comparison)
     unfinished = [
