@@ -46,10 +46,7 @@ STREAM_FIELDS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a comparison: of run number `run` of `runs`, counted from 1, over `tasks` tasks.
-
-    The phase of `event` is `TASK_END` once a task is trained and scored.
-    """
+    """Progress in run number `run`, from 1, of `runs` over `tasks` tasks; its phase is `TASK_END` after each task."""
 
     method: str
     seed: int
