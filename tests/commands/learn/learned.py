@@ -93,8 +93,8 @@ def differences(of_runs: pd.DataFrame, against: str = "finetune", half: float = 
             zero = abs(value) <= half
             p = 0.5 if zero else 0.01
             rows.append((method, against, setting, metric, 3, value, value - half, value + half, p, zero))
-    names = ["method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "p", "overlaps"]
-    return pd.DataFrame(rows, columns=names)
+    names = ["method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high"]
+    return pd.DataFrame(rows, columns=[*names, "t_test_holm", "overlaps"])
 
 
 def cost(scores: pd.DataFrame) -> pd.DataFrame:
@@ -213,7 +213,6 @@ def record(**changed: Any) -> dict[str, Any]:
             {
                 **{"method": method, "seed": seed, "order": ORDER, "key": f"{method}-{seed}"},
                 "metrics": {},
-                "state": "done",
             }
             for method, seed in itertools.product(METHODS, SEEDS)
         ],

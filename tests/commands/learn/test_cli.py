@@ -168,7 +168,7 @@ def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
     times = iter([100.0, 110.0, 130.0, 160.0])
     clock = command.Clock(lambda: next(times))
     for told in (progress(1, 3, "head"), progress(1, 3, "all")):
-        clock.tick(told)
+        clock.describe(told)
     assert clock.describe(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
     assert clock.describe(progress(1, 3, TASK_END)) == (
         "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"  # 10 s for the one, three are left

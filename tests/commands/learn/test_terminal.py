@@ -66,7 +66,7 @@ def test_correlations() -> None:
 
 
 def test_forgetting_is_first_score_less_last() -> None:
-    found = compute_forgetting(TABLES["matrix"], "cil")
+    found = compute_forgetting(TABLES["matrix"].query("scenario == 'cil'"))
     assert found.query("method == 'finetune'").groupby("task_index")["forgetting"].mean().to_dict() == {
         1: 24,
         2: 16,
@@ -129,7 +129,7 @@ def test_numbers() -> None:
 
 
 def test_dots_are_thinned() -> None:
-    points = [{"series": "m", "what": "", "x": i, "value": i, "shown": ""} for i in range(2 * MAX_DOTS)]
+    points = [("m", "", i, i, "") for i in range(2 * MAX_DOTS)]
     (panel,) = make_dot_panel("Many", "", "x", points, [("m", 0, 0)])
     assert len(panel["points"]) == MAX_DOTS
     assert make_dot_panel("None", "", "x", points, [("other", 0, 0)]) == []

@@ -108,7 +108,7 @@ def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     "arguments,complaint",
     [
-        (["paint"], "expected one of pretrain, learn, fake to sweep, got 'paint'"),
+        (["paint"], "sweep: expected one of pretrain, learn, fake, got 'paint'"),
         (["fake", "--out", "o"], "--vary; see regard sweep fake --help"),
         (["fake", "--vary", "rate=1"], "--out; see regard sweep fake --help"),
         (["fake", "--vary", "rate=1", "--out", "o", "--colour=red"], "unrecognized arguments: --colour=red"),

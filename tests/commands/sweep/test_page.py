@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from regard.commands.sweep.charts import LINES, over_seeds
-from regard.commands.sweep.means import difference, name_of, of_values, shown
+from regard.commands.sweep.means import average, difference, format_mean, name_combination
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.terminal import sweep_summary
 from regard.errors import UserError
@@ -115,18 +115,18 @@ def test_one_seed_gives_a_difference_without_interval() -> None:
     found = difference(one, other, "x")
     assert found is not None
     assert found.value == 2
-    assert not found.sure
+    assert not found.has_interval
     assert difference(one, other.assign(x=np.nan), "x") is None
     assert difference(one.iloc[:0], other, "x") is None
 
 
 def test_means_are_told_to_the_errors_second_digit() -> None:
-    mean = of_values(np.array([3.70, 3.72, 3.74]))
+    mean = average(np.array([3.70, 3.72, 3.74]))
     assert mean.error == pytest.approx(0.02 / math.sqrt(3))
-    assert shown(mean) == "3.720 ± 0.012"
-    assert shown(of_values(np.array([37.4567])), "%") == "37.5 %"
-    assert shown(of_values(np.array([2.0, 2.0]))) == "2.00"
-    assert shown(of_values(np.array([])), "%") == "–"
+    assert format_mean(mean) == "3.720 ± 0.012"
+    assert format_mean(average(np.array([37.4567])), "%") == "37.5 %"
+    assert format_mean(average(np.array([2.0, 2.0]))) == "2.00"
+    assert format_mean(average(np.array([])), "%") == "–"
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_signs(value: float, places: int | None, text: str) -> None:
 
 
 def test_names_tell_the_field_where_the_value_alone_would_not() -> None:
-    values = {"attention": "sigmoid", "weight_decay": 0.5, "fixed_token": None, "random_tokens": np.array([0, 1])}
-    assert name_of(values) == "sigmoid, weight decay 0.5, fixed token none, random tokens 0, 1"
+    values = {"attention": "sigmoid", "weight_decay": 0.5, "fixed_token": None, "random_tokens": [0, 1]}
+    assert name_combination(values) == "sigmoid, weight decay 0.5, fixed token none, random tokens 0, 1"
 
 
 def test_curves_are_means_over_the_seeds_at_common_steps() -> None:
@@ -234,7 +234,7 @@ def test_without_any_result_the_failures_are_still_told() -> None:
     assert_self_contained(page)
     assert "disk full" in page.text
     assert not {"panels", "means-title", "differences-title"} & ids(page)
-    assert "disk full" in terminal(pd.DataFrame(), told)
+    assert "disk full" in terminal(trials().iloc[:0], told)
 
 
 def test_one_seed_is_said_and_gets_no_interval() -> None:
@@ -254,17 +254,13 @@ def test_one_combination_has_nothing_to_differ_from() -> None:
     assert "means-title" in ids(page)
 
 
-def test_the_table_alone_names_the_combinations() -> None:
-    page = Parsed(sweep_page(trials(), {"vary": {"attention": []}}, {}))
-    assert "3 combinations · 3 seeds · 9 of 9 trials finished" in page.text
-    assert "Difference to softmax" in page.text
-
-
 def test_combinations_of_two_fields_and_more_than_can_be_drawn() -> None:
     fields = list(itertools.product(("softmax", "sigmoid"), range(11)))
     rows = [(f"k{i}", 0, name, decay, 3.0 + i) for i, (name, decay) in enumerate(fields)]
     table = pd.DataFrame(rows, columns=["key", "seed", "attention", "weight_decay", "valid_loss"])
-    page = Parsed(sweep_page(table, {"vary": {"attention": [], "weight_decay": []}}, histories(table)))
+    planned = [{"key": key, "values": {"attention": name, "weight_decay": decay}} for key, _, name, decay, _ in rows]
+    told = {"vary": {"attention": [], "weight_decay": []}, "trials": planned}
+    page = Parsed(sweep_page(table, told, histories(table)))
     assert f"Only the first {LINES} of 22 combinations are drawn." in page.text
     assert "sigmoid, weight decay 10" in page.text
     styles = page.data["panels"]["panels"][0]["lines"]
@@ -304,17 +300,18 @@ def test_summary_fits_and_tells_means() -> None:
 
 
 def test_summary_keeps_both_ends_of_long_names() -> None:
-    rows = [(f"k{i}", 0, "x" * 80, decay, 3.0) for i, decay in enumerate((0.1, 0.5))]
-    table = pd.DataFrame(rows, columns=["key", "seed", "attention", "weight_decay", "valid_loss"])
-    text = terminal(table, {"vary": {"attention": [], "weight_decay": []}})
+    table = pd.DataFrame([(f"k{i}", 0, 3.0) for i in range(2)], columns=["key", "seed", "valid_loss"])
+    values = [{"attention": "x" * 80, "weight_decay": decay} for decay in (0.1, 0.5)]
+    planned = [{"key": f"k{i}", "values": value} for i, value in enumerate(values)]
+    text = terminal(table, {"vary": {"attention": [], "weight_decay": []}, "trials": planned})
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "decay 0.1 " in text
     assert "decay 0.5 " in text
 
 
 def test_large_means_are_told_to_five_digits() -> None:
-    assert shown(of_values(np.array([12_345.0, 12_346.0]))) == "12,346 ± 0"
+    assert format_mean(average(np.array([12_345.0, 12_346.0]))) == "12,346 ± 0"
 
 
 def test_equal_values_have_no_error_of_rounding() -> None:
-    assert shown(of_values(np.array([0.1, 0.1, 0.1]) + np.array([0.0, 1e-17, 1e-16]))) == "0.1"
+    assert format_mean(average(np.array([0.1, 0.1, 0.1]) + np.array([0.0, 1e-17, 1e-16]))) == "0.1"

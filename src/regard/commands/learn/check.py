@@ -80,11 +80,7 @@ def _table(drops: Sequence[ForgottenTask]) -> Table:
     table.add_column("verdict", no_wrap=True, min_width=len("verdict"))
     for drop in drops:
         names = (drop.method, drop.task) if multiple_methods else (drop.task,)
-        scores = [format_fixed(value, 1) for value in (drop.before, drop.after, drop.drop)]
-        table.add_row(
-            *map(
-                Text,
-                (*names, *scores, f"{format_fixed(drop.ci_low, 1)} to {format_fixed(drop.ci_high, 1)}", drop.verdict),
-            )
-        )
+        numbers = (drop.before, drop.after, drop.drop, drop.ci_low, drop.ci_high)
+        *scores, low, high = (format_fixed(value, 1) for value in numbers)
+        table.add_row(*map(Text, (*names, *scores, f"{low} to {high}", drop.verdict)))
     return table

@@ -115,58 +115,36 @@ def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
     clock = Clock()
 
     def report(progress: Progress) -> None:
-        if progress.event.phase == PROTOCOLS:
-            on_progress(
-                ProgressEvent(phase="reading the stream", note=format_protocol_differences(progress.event.metrics))
-            )
-            return
-        clock.tick(progress)
-        on_progress(
-            ProgressEvent(
-                phase=clock.describe(progress),
-                step=count_finished(progress),
-                steps=progress.runs * progress.tasks,
-                milestone=progress.event.phase == TASK_END,
-            )
-        )
+        event = progress.event
+        if event.phase == PROTOCOLS:
+            note = format_protocol_differences(event.metrics)
+            on_progress(ProgressEvent(phase="reading the stream", note=note))
+        else:
+            phase, is_end = clock.describe(progress), event.phase == TASK_END
+            step, steps = progress.num_finished, progress.runs * progress.tasks
+            on_progress(ProgressEvent(phase=phase, step=step, steps=steps, milestone=is_end))
 
     return report
 
 
-def count_finished(progress: Progress) -> int:
-    """Return how many tasks of all runs are done."""
-    from regard.commands.learn.one_run import TASK_END
-
-    return (progress.run - 1) * progress.tasks + progress.event.task_index - (progress.event.phase != TASK_END)
-
-
 class Clock:
-    """Measures how long a task takes, and describes progress."""
+    """Describes progress, with the time for the remaining tasks, estimated from those finished since the first call."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._start: float | None = None
-        self._first_task = 0
-
-    def tick(self, progress: Progress) -> None:
-        """Start measuring at the first event."""
-        if self._start is None:
-            self._start, self._first_task = self._now(), count_finished(progress)
-
-    def left(self, progress: Progress) -> datetime.timedelta | None:
-        """Estimate the time for the remaining tasks from the finished ones; None before the first."""
-        done = count_finished(progress) - self._first_task
-        if self._start is None or done < 1:
-            return None
-        seconds_per_task = (self._now() - self._start) / done
-        return datetime.timedelta(
-            seconds=round(seconds_per_task * (progress.runs * progress.tasks - count_finished(progress)))
-        )
+        self._num_finished = 0
 
     def describe(self, progress: Progress) -> str:
         """Describe progress, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
-        event, time_left = progress.event, self.left(progress)
+        if self._start is None:
+            self._start, self._num_finished = self._now(), progress.num_finished
+        event, time_left = progress.event, ""
+        if progress.num_finished > self._num_finished:
+            seconds_per_task = (self._now() - self._start) / (progress.num_finished - self._num_finished)
+            num_left = progress.runs * progress.tasks - progress.num_finished
+            time_left = f"; {datetime.timedelta(seconds=round(seconds_per_task * num_left))} left"
         run = f"run {progress.run} of {progress.runs}, {progress.method}, seed {progress.seed}"
         task = f"task {event.task_index} of {progress.tasks}, {event.task}"
         step = f" {event.step}/{event.steps}" if event.steps else ""
-        return f"{run}: {task}, {event.phase}{step}" + (f"; {time_left} left" if time_left is not None else "")
+        return f"{run}: {task}, {event.phase}{step}{time_left}"

@@ -30,14 +30,8 @@ _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "mul
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{
-            "samples_per_class": 60,
-            "max_eval_samples": 100,
-            "length": 32,
-            "target_length": 16,
-            "batch_size": 16,
-            "max_steps": None,
-        },
+        **{"samples_per_class": 60, "max_eval_samples": 100, "length": 32, "target_length": 16},
+        **{"batch_size": 16, "max_steps": None},
         **{"num_epochs": 3, "learning_rate": 1e-4, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
     "paper": {**_PAPER, "num_epochs": 3, "learning_rate": 2e-5},
@@ -136,13 +130,9 @@ class LearnConfig(Config):
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        self._check_search()
         if self.max_steps == ("none",):
             object.__setattr__(self, "max_steps", ())
         _limits(self.max_steps or ())
-
-    def _check_search(self) -> None:
-        """Validate learning rates. Raises UserError."""
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
                 "search-learning-rates cannot be used with protocol=paper, whose dev rows are evaluated on. "
@@ -155,12 +145,11 @@ class LearnConfig(Config):
         try:
             rates = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
         except ValueError:
+            rates = ()
+        if not rates or not all(0 < rate < float("inf") for rate in rates):
             raise UserError(
-                f"search-learning-rates: expected learning rates apart by commas, got {self.search_learning_rates!r}"
-            ) from None
-        if not all(0 < rate < float("inf") for rate in rates):
-            raise UserError(
-                f"search-learning-rates: expected learning rates over 0, got {self.search_learning_rates!r}"
+                "search-learning-rates: expected learning rates apart by commas, each over 0, "
+                f"got {self.search_learning_rates!r}"
             )
         return rates
 
@@ -184,17 +173,11 @@ class LearnConfig(Config):
 
     def unused_rate(self) -> list[str]:
         """Warn about a learning rate that the method does not use."""
-        name = (
-            "search_learning_rates"
-            if self.search_learning_rates is not None
-            else "learning_rate"
-            if "learning_rate" in self.explicit_fields()
-            else None
-        )
-        method_rate = None if name is None else self.make_method().own_learning_rate(self.budget())
-        if name is None or method_rate is None:
+        explicit, method_rate = self.explicit_fields(), self.make_method().own_learning_rate(self.budget())
+        names = [name for name in ("search_learning_rates", "learning_rate") if explicit.get(name) is not None]
+        if not names or method_rate is None:
             return []
-        message = f"{name.replace('_', '-')}: {getattr(self, name)} was not used"
+        message = f"{names[0].replace('_', '-')}: {explicit[names[0]]} was not used"
         return [f"{message}, {self.method} is trained at a rate of its own: {method_rate.option_text}"]
 
     def make_method(self) -> Method:
@@ -211,17 +194,12 @@ class LearnConfig(Config):
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
+        names = ("samples_per_class", "max_eval_samples", "order", "seed", "protocol", "missing_tasks", "instructions")
         return read_stream(
             self.stream,
             None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
-            samples_per_class=self.samples_per_class,
-            max_eval_samples=self.max_eval_samples,
-            order=self.order,
-            seed=self.seed,
-            protocol=self.protocol,
             task_type=None if self.task_type == "auto" else self.task_type,
-            missing_tasks=self.missing_tasks,
-            instructions=self.instructions,
+            **{name: getattr(self, name) for name in names},
         )
 
     def check_tasks(self, stream: Stream) -> None:
@@ -273,15 +251,10 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     for name, settings in settings_by_method.items():
         values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
         configs.append(replace(config, method=name, set=values))
-        _check_head(configs[-1])
+        head = configs[-1].make_method().head  # which checks the settings
+        if config.head is not None and head != "linear":
+            raise UserError(f"head: expected none with {name}, whose own head is {head}, got {config.head!r}")
     return configs
-
-
-def _check_head(config: LearnConfig) -> None:
-    """Check the method's settings, and that it accepts `head`. Raises UserError."""
-    head = config.make_method().head
-    if config.head is not None and head != "linear":
-        raise UserError(f"head: expected none with {config.method}, whose own head is {head}, got {config.head!r}")
 
 
 def _pair(item: str) -> tuple[str, str]:

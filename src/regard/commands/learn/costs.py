@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from regard.commands.learn import metrics as learn_metrics
-from regard.commands.learn.metrics import Estimate
+from regard.commands.learn.metrics import REFERENCES, Estimate, format_estimate
 from regard.report import labels
 from regard.report.page import Table
 from regard.report.panels import numeric_column
@@ -42,34 +41,27 @@ def sum_costs(cost: pd.DataFrame) -> pd.DataFrame:
 
     `whole_seconds` adds the time around training (`hook_seconds`), where known.
     """
-    keys = [key for key in ("method", "seed", "order") if key in cost]
+    keys = [cost[key] for key in ("method", "seed", "order") if key in cost]
     numbers = pd.DataFrame({name: numeric_column(cost, name) for name in _NUMBERS}, index=cost.index)
-    runs = numbers.groupby([cost[key] for key in keys], sort=False)
-    by_run = pd.DataFrame({name: _reduced(runs[name], reduction) for name, reduction in _NUMBERS.items()})
-    means = by_run.groupby(level=0, sort=False).mean()
+    runs = numbers.groupby(keys, sort=False)
+    by_run = {
+        name: runs[name].sum(min_count=1) if reduction == "sum" else runs[name].agg(reduction)
+        for name, reduction in _NUMBERS.items()
+    }
+    means = pd.DataFrame(by_run).groupby(level=0, sort=False).mean()
     return means.assign(whole_seconds=means["seconds"] + means["hook_seconds"].fillna(0.0))
-
-
-def _reduced(groups: pd.api.typing.SeriesGroupBy, reduction: str) -> pd.Series:
-    """Reduce each group by sum (NaN if all values are), maximum or mean."""
-    values: pd.Series = groups.sum(min_count=1) if reduction == "sum" else groups.agg(reduction)
-    return values
 
 
 def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> Table:
     """Make a row per method: its score `name`, then its cost."""
     rows = []
     for method in methods:
-        if method in costs.index:
-            row = costs.loc[method]
-            cells = [
-                learn_metrics.format_estimate(scores.get(method)),
-                _time(row["whole_seconds"]),
-                _time(row["hook_seconds"]),
-            ]
-            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), format_bytes(row["memory_bytes"])]
-            cells += [_number(row["memory_examples"]), _number(row["examples_per_second"])]
-            rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
+        cost = costs.loc[method]
+        cells = [format_estimate(scores.get(method)), _time(cost["whole_seconds"]), _time(cost["hook_seconds"])]
+        cells += [labels.number(cost["flops"] / 1e12, 3), labels.number(cost["peak_memory_mib"], 3)]
+        cells.append(format_bytes(cost["memory_bytes"]))
+        cells += [labels.number(cost[key], 3) for key in ("memory_examples", "examples_per_second")]
+        rows.append((method, REFERENCES.get(method, ""), cells))
     head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
     head += ["Stored examples", "Examples/s"]
     return Table(rows, head, "Cost by method")
@@ -77,14 +69,6 @@ def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping
 
 def _time(seconds: float) -> str:
     return "–" if pd.isna(seconds) else format_duration(float(seconds))
-
-
-def _flops(value: float) -> str:
-    return labels.number(float(value) / 1e12, 3)
-
-
-def _number(value: float) -> str:
-    return labels.number(float(value), 3)
 
 
 def format_bytes(count: float) -> str:

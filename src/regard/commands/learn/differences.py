@@ -3,59 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
-from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import Difference, format_fixed
-from regard.commands.learn.tables import SCENARIOS
-from regard.report.page import Table, Tables
+from regard.commands.learn.tables import SCENARIOS, method_names
+from regard.report import page
+from regard.report.page import Table
 from regard.report.words import format_signed, verdict
 
 UNFOLDED_METRICS = ("average_performance", "forgetting")
 """Metrics whose differences are not folded on the page."""
 
 
-def make_difference_tables(tables: Mapping[str, pd.DataFrame]) -> tuple[list[Tables], str]:
+def make_difference_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> tuple[list[page.Tables], str]:
     """Make a table per scenario and metric, and their description; "" without differences."""
-    table = learn_tables.get_table(tables, "differences")
-    baseline = find_baseline(table, learn_tables.method_names(tables["matrix"]))
+    baseline = find_baseline(table, method_names(matrix))
     unfolded: list[Table] = []
     folded: list[Table] = []
     plotted: list[Difference] = []
-    for setting, name in SCENARIOS.items():
-        for metric, differences in learn_metrics.make_differences(table, setting).items():
+    for scenario, name in SCENARIOS.items():
+        for metric, differences in learn_metrics.make_differences(table, scenario).items():
             finite = [
-                item for item in differences if item.against == baseline != item.method and math.isfinite(item.value)
+                item for item in differences if item.against == baseline != item.method and math.isfinite(item.mean)
             ]
-            caption = f"{learn_metrics.get_metric(metric).title}, {name}"
-            entries = unfolded if metric in UNFOLDED_METRICS else folded
-            entries += [_table(finite, caption, _test(table))] if finite else []
-            plotted += finite
+            if finite:
+                caption = f"{learn_metrics.get_metric(metric).title}, {name}"
+                (unfolded if metric in UNFOLDED_METRICS else folded).append(_table(finite, caption))
+                plotted += finite
     names = ", ".join(dict.fromkeys(table.caption.rsplit(", ", 1)[0] for table in folded))
-    return [Tables(unfolded), Tables(folded, names)], _about(plotted, baseline)
+    return [page.Tables(unfolded), page.Tables(folded, names)], _about(plotted, baseline)
 
 
 def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
     """Return the first method that the table has differences to."""
-    names = {str(name) for name in table["against"]}
-    return next((name for name in methods if name in names), "")
+    return next((name for name in methods if name in set(table["against"])), "")
 
 
-def _test(table: pd.DataFrame) -> str:
-    return learn_metrics.P_COLUMNS[learn_metrics.find_p_column(table)]
-
-
-def _table(differences: Sequence[Difference], caption: str, test: str) -> Table:
+def _table(differences: Sequence[Difference], caption: str) -> Table:
     rows = []
     for item in differences:
-        result = verdict(item.value, item.overlaps if item.has_interval else None)
-        interval = f"{format_signed(item.ci_low, 2)} to {format_signed(item.ci_high, 2)}" if item.has_interval else "–"
-        rows.append((item.method, "", [format_signed(item.value, 2), interval, format_p_value(item.p), result]))
-    head = ["Method", "Difference", "95 % interval", test, ""]
+        result = verdict(item.mean, item.contains_zero if item.has_interval else None)
+        interval = format_difference_interval(item) if item.has_interval else "–"
+        rows.append((item.method, "", [format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
+    head = ["Method", "Difference", "95 % interval", "p, t-test, Holm", ""]
     return Table(rows, head, f"{caption}: differences", caption)
+
+
+def format_difference_interval(difference: Difference) -> str:
+    """Format an interval with signs, as in "+0.51 to +1.33"."""
+    return f"{format_signed(difference.ci_low, 2)} to {format_signed(difference.ci_high, 2)}"
 
 
 def format_p_value(p: float) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from regard.commands.learn import tables as learn_tables
+from regard.commands.learn.tables import SCENARIOS, Cells, count_tasks, make_cells, round_value, run_names, task_names
 
 MAX_NUMBERS = 150_000
 """Numbers of matrices on a page, at most; beyond it single runs are omitted."""
 
 MEAN = "mean over runs"
-
-Cells = list[list[float | None]]
 
 
 def make_matrix_data(matrix: pd.DataFrame) -> dict[str, Any]:
@@ -25,36 +24,33 @@ def make_matrix_data(matrix: pd.DataFrame) -> dict[str, Any]:
         `settings` (scenario titles), `methods`, `runs` (the mean first if there are several), `afters` and `low` (lower
         end of the scale) by scenario, `tasks` by run, and `cells` by scenario, method and run.
     """
-    names, num_tasks = learn_tables.run_names(matrix), learn_tables.count_tasks(matrix)
-    shown_runs = list(names.values()) if _fits(matrix, num_tasks) else []
-    runs = [MEAN, *shown_runs] if len(names) > 1 else list(names.values())
-    scenarios = learn_tables.find_scenarios(matrix)
+    names, tasks = run_names(matrix), task_names(matrix)
+    matrix = matrix.assign(run=[names[key] for key in zip(matrix["seed"], matrix["order"], strict=True)])
+    single_runs = [] if omits_runs(matrix) else list(names.values())
+    by_run = {MEAN: matrix, **dict(iter(matrix.groupby("run", sort=False)))}
+    by_scenario = {name: matrix[matrix["scenario"] == name] for name in learn_tables.find_scenarios(matrix)}
+    runs = [MEAN, *single_runs] if len(names) > 1 else single_runs
     return {
-        "settings": {scenario: learn_tables.SCENARIOS[scenario] for scenario in scenarios},
+        "settings": {scenario: SCENARIOS[scenario] for scenario in by_scenario},
         "methods": learn_tables.method_names(matrix),
         "runs": runs,
-        "afters": {scenario: _afters(matrix[matrix["scenario"] == scenario]) for scenario in scenarios},
-        "low": {scenario: _low(matrix[matrix["scenario"] == scenario]) for scenario in scenarios},
-        "tasks": _tasks(matrix, names, runs),
-        "cells": {
-            scenario: _by_method(matrix[matrix["scenario"] == scenario], names, runs, num_tasks)
-            for scenario in scenarios
-        },
+        "afters": {scenario: find_afters(rows) for scenario, rows in by_scenario.items()},
+        "low": {scenario: _low(rows) for scenario, rows in by_scenario.items()},
+        # Tasks that a run has not trained are named by the other runs.
+        "tasks": {run: [*task_names(by_run[run]), *tasks[count_tasks(by_run[run]) :]] for run in runs},
+        "cells": {scenario: _cells_by_method(rows, runs, len(tasks)) for scenario, rows in by_scenario.items()},
     }
-
-
-def _fits(matrix: pd.DataFrame, num_tasks: int) -> bool:
-    groups = matrix[[*learn_tables.RUN_KEYS, "scenario"]].drop_duplicates()
-    return len(groups) * num_tasks * (num_tasks + 1) <= MAX_NUMBERS
 
 
 def omits_runs(matrix: pd.DataFrame) -> bool:
     """Return whether the page holds means only."""
-    return not _fits(matrix, learn_tables.count_tasks(matrix)) and len(learn_tables.run_names(matrix)) > 1
+    groups, num_tasks = matrix[[*learn_tables.RUN_KEYS, "scenario"]].drop_duplicates(), count_tasks(matrix)
+    return len(groups) * num_tasks * (num_tasks + 1) > MAX_NUMBERS and len(run_names(matrix)) > 1
 
 
-def _afters(rows: pd.DataFrame) -> list[int]:
-    return sorted(int(after) for after in rows["after_task"].unique())
+def find_afters(rows: pd.DataFrame) -> list[int]:
+    """Return the numbers of trained tasks after which there are scores."""
+    return sorted(set(rows["after_task"]))
 
 
 def _low(rows: pd.DataFrame) -> float:
@@ -63,34 +59,18 @@ def _low(rows: pd.DataFrame) -> float:
     return max(0.0, 10.0 * math.floor(lowest / 10)) if lowest < 100 else 0.0
 
 
-def _tasks(matrix: pd.DataFrame, names: Mapping[tuple[int, str], str], runs: list[str]) -> dict[str, list[str]]:
-    """Name the columns by run; those of the mean by position if orders differ."""
-    columns = {MEAN: learn_tables.task_names(matrix)}
-    for (seed, order), name in names.items():
-        rows = matrix[(matrix["seed"] == seed) & (matrix["order"] == order)]
-        columns[name] = [*learn_tables.task_names(rows), *columns[MEAN][learn_tables.count_tasks(rows) :]]
-    return {run: columns[run] for run in runs}
-
-
-def _by_method(
-    rows: pd.DataFrame, names: Mapping[tuple[int, str], str], runs: list[str], num_tasks: int
-) -> dict[str, dict[str, Cells]]:
-    afters, by_method = _afters(rows), {}
+def _cells_by_method(rows: pd.DataFrame, runs: Sequence[str], num_tasks: int) -> dict[str, dict[str, Cells]]:
+    afters, cells = find_afters(rows), {}
     for method, method_rows in rows.groupby("method", sort=False):
-        by_run = {MEAN: average_scores(method_rows, afters, num_tasks)} if MEAN in runs else {}
-        for (seed, order), run_rows in method_rows.groupby(["seed", "order"], sort=False):
-            name = names[int(seed), str(order)]
-            by_run |= {name: average_scores(run_rows, afters, num_tasks)} if name in runs else {}
-        by_method[str(method)] = by_run
-    return by_method
+        by_run = {MEAN: method_rows, **dict(iter(method_rows.groupby("run", sort=False)))}
+        cells[method] = {run: average_scores(by_run[run], afters, num_tasks) for run in runs if run in by_run}
+    return cells
 
 
-def average_scores(rows: pd.DataFrame, afters: list[int], num_tasks: int) -> Cells:
+def average_scores(rows: pd.DataFrame, afters: Sequence[int], num_tasks: int) -> Cells:
     """Average scores by tasks trained and task; None where there are none."""
     means = rows.groupby(["after_task", "task_index"])["score"].mean().to_dict()
-    return [
-        [learn_tables.round_value(means.get((after, task))) for task in range(1, num_tasks + 1)] for after in afters
-    ]
+    return make_cells(means, afters, range(1, num_tasks + 1))
 
 
 def make_interference_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
@@ -103,25 +83,22 @@ def make_interference_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[st
     rows = table.dropna(subset=["cosine"])
     if rows.empty:
         return {}
-    names = learn_tables.task_names(matrix)
+    names = task_names(matrix)
     mirrored = rows.rename(columns={"task_index_a": "task_index_b", "task_index_b": "task_index_a"})
     keys = ["method", "after_task", "task_index_a", "task_index_b"]
     means = pd.concat([rows, mirrored]).groupby(keys, sort=False)[["cosine", "dot"]].mean().astype("float64")
+    pairs = {key: [round_value(cosine), round_value(dot)] for key, cosine, dot in means.itertuples(name=None)}
+    positions = range(1, len(names) + 1)
     squares: dict[str, dict[str, list[list[Any]]]] = {}
-    for (method, after), pairs in means.groupby(level=[0, 1], sort=False):
-        values = {(int(a), int(b)): (row["cosine"], row["dot"]) for (_, _, a, b), row in pairs.iterrows()}
-        square = [[_pair(values.get((a + 1, b + 1))) for b in range(len(names))] for a in range(len(names))]
-        squares.setdefault(str(method), {})[str(int(after))] = square
-    off_diagonal = means[means.index.get_level_values("task_index_a") != means.index.get_level_values("task_index_b")]
-    largest = float(off_diagonal["cosine"].abs().max()) if len(off_diagonal) else 1.0
+    for method, after in dict.fromkeys(key[:2] for key in pairs):
+        square = [[pairs.get((method, after, a, b)) for b in positions] for a in positions]
+        squares.setdefault(method, {})[str(after)] = square
+    others = means.query("task_index_a != task_index_b")["cosine"]
+    largest = float(others.abs().max()) if len(others) else 1.0
     return {
         "methods": list(squares),
-        "afters": sorted({int(after) for by_after in squares.values() for after in by_after}),
+        "afters": find_afters(rows),
         "tasks": names,
         "top": min(1.0, max(0.1, math.ceil(10 * largest) / 10)),
         "cells": squares,
     }
-
-
-def _pair(values: tuple[float, float] | None) -> list[float | None] | None:
-    return None if values is None else [learn_tables.round_value(value) for value in values]

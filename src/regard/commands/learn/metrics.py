@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
-
-from regard.errors import UserError
 
 REFERENCES = {"joint": "all tasks at once", "separate": "a model for each task"}
 """Methods that do not learn task after task: upper bounds, not competitors."""
@@ -50,15 +49,13 @@ def get_metric(name: str) -> Metric:
 
 def order_metrics(names: Iterable[str]) -> list[str]:
     """Sort metric names into the report's order, unknown ones last."""
-    available = [str(name) for name in names]
-    return [name for name in METRICS if name in available] + list(
-        dict.fromkeys(n for n in available if n not in METRICS)
-    )
+    available = list(dict.fromkeys(names))
+    return sorted(available, key=lambda name: [*METRICS, *available].index(name))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` runs with its 95 % interval, NaN where there is none."""
+    """A mean over `n` runs, or a mean difference, with its 95 % interval; NaN where there is none."""
 
     n: int
     mean: float
@@ -76,76 +73,42 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of a metric between two methods, with interval and p-value; NaN if there are none."""
+class Difference(Estimate):
+    """Difference of a metric between two methods, and its p-value; `contains_zero` is of its interval."""
 
     method: str
     against: str
-    n: int
-    value: float
-    ci_low: float
-    ci_high: float
     p: float
-    overlaps: bool
+    contains_zero: bool
 
     def reverse(self) -> Difference:
         """Return the difference of the other method against this one."""
-        return Difference(
-            self.against, self.method, self.n, -self.value, -self.ci_high, -self.ci_low, self.p, self.overlaps
-        )
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether the interval is finite."""
-        return math.isfinite(self.ci_low) and math.isfinite(self.ci_high)
+        reversed_interval = replace(self, mean=-self.mean, ci_low=-self.ci_high, ci_high=-self.ci_low)
+        return replace(reversed_interval, method=self.against, against=self.method)
 
 
 def make_estimates(summary: pd.DataFrame, scenario: str) -> dict[str, dict[str, Estimate]]:
     """Return the means by metric and method."""
     by_metric: dict[str, dict[str, Estimate]] = {}
-    for row in summary[summary["scenario"] == scenario].to_dict("records"):
-        estimate = Estimate(int(row["n"]), *(_float(row[key]) for key in ("mean", "ci_low", "ci_high")))
-        if math.isfinite(estimate.mean):
-            by_metric.setdefault(str(row["metric"]), {})[str(row["method"])] = estimate
+    for row in summary[(summary["scenario"] == scenario) & summary["mean"].notna()].to_dict("records"):
+        by_metric.setdefault(row["metric"], {})[row["method"]] = Estimate(row["n"], *_interval(row, "mean"))
     return {name: by_metric[name] for name in order_metrics(by_metric)}
 
 
 def make_differences(table: pd.DataFrame, scenario: str) -> dict[str, list[Difference]]:
     """Return the differences by metric, in the table's order."""
-    if table.empty:
-        return {}
     by_metric: dict[str, list[Difference]] = {}
-    p_column = find_p_column(table)
     for row in table[table["scenario"] == scenario].to_dict("records"):
-        value, ci_low, ci_high, p = (_float(row[key]) for key in ("difference", "ci_low", "ci_high", p_column))
-        overlaps = bool(pd.notna(row["overlaps"]) and row["overlaps"])
-        difference = Difference(
-            str(row["method"]), str(row["against"]), int(row["n"]), value, ci_low, ci_high, p, overlaps
-        )
-        by_metric.setdefault(str(row["metric"]), []).append(difference)
+        value, ci_low, ci_high, p = _interval(row, "difference", "t_test_holm")
+        contains_zero = bool(pd.notna(row["overlaps"]) and row["overlaps"])
+        difference = Difference(row["n"], value, ci_low, ci_high, row["method"], row["against"], p, contains_zero)
+        by_metric.setdefault(row["metric"], []).append(difference)
     return {name: by_metric[name] for name in order_metrics(by_metric)}
 
 
-P_COLUMNS = {"t_test_holm": "p, t-test, Holm", "t_test": "p, t-test", "p": "p"}
-"""Columns that may hold the p-value, by priority, and their titles."""
-
-
-def find_p_column(table: pd.DataFrame) -> str:
-    """Return the column that holds the p-value, by `P_COLUMNS`. Raises UserError."""
-    for name in P_COLUMNS:
-        if name in table:
-            return name
-    columns = ", ".join(map(str, table.columns))
-    raise UserError(f"differences: expected a column {' or '.join(P_COLUMNS)}, got {columns}")
-
-
-def _float(value: object) -> float:
-    return float(value) if pd.notna(value) else math.nan  # type: ignore[arg-type]
-
-
-def final_estimates(summary: pd.DataFrame, scenario: str, name: str = "average_performance") -> dict[str, Estimate]:
-    """Return the means of a metric by method; empty if there are none."""
-    return make_estimates(summary, scenario).get(name, {})
+def _interval(row: Mapping[Any, Any], name: str, *others: str) -> list[float]:
+    """Return a value with its interval, and other numbers of a row; NaN for null."""
+    return [float(row[key]) if pd.notna(row[key]) else math.nan for key in (name, "ci_low", "ci_high", *others)]
 
 
 def rank_methods(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:

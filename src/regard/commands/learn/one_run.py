@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from regard.commands.learn.config import LearnConfig
 from regard.continual.adapter_network import AdapterNetwork
@@ -60,44 +60,33 @@ def run_method(
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
-    """Run a method over a stream.
+    """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
-    Args:
-        config: Configuration with one method.
-        stream: Tasks in order.
-        loaded: Model and tokenizer.
-        states: Folder of the state to resume from.
-        models: Folder for the tasks' changes to the model; None to save none.
-        resume: Resume from `states`.
-        tell: Called with progress; first with phase `PROTOCOLS` if the stream's protocols differ.
-
-    Returns:
-        Rows of the tables by name, and metadata.
-
-    Raises:
-        UserError: The method cannot run on the stream.
+    The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ.
     """
     start = time.perf_counter()
     method = config.make_method()
     method_rate = method.own_learning_rate(config.budget())
     budget, search = _budget(config, stream, loaded) if method_rate is None else (config.budget(), [])
     learner = _make_learner(config, stream, method, loaded, budget)
-    if tell is not None and is_main_process() and (numbers := describe_protocol_differences(stream)):
-        tell(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
-    deltas = None if models is None else TaskDeltas(models)
+    tell_main = tell if is_main_process() else None
+    if tell_main is not None and (numbers := describe_protocol_differences(stream)):
+        tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
+    deltas = TaskDeltas(models) if models is not None and is_main_process() else None
     with processes.raise_on_all_ranks():
-        if deltas is not None and is_main_process():
+        if deltas is not None:
             deltas.begin(learner, method, config.method)
     pairs: list[Row] = _interference(learner, config, num_tasks=0)
 
     def save_task(learner: Learner, num_tasks: int) -> None:
         with processes.raise_on_all_ranks():
-            if deltas is not None and is_main_process():
+            if deltas is not None:
                 deltas.write(learner, num_tasks)
 
     def report_task(num_tasks: int) -> None:
-        if tell is not None and is_main_process():
-            tell(ProgressEvent(num_tasks, stream.tasks[num_tasks - 1].name, TASK_END, 0, 0, {}))
+        if tell_main is not None:
+            tell_main(ProgressEvent(num_tasks, stream.tasks[num_tasks - 1].name, TASK_END, 0, 0, {}))
 
     run_state = run_stream(
         learner,
@@ -112,7 +101,6 @@ def run_method(
         on_kept=report_task,
     )
     pairs += _interference(learner, config, num_tasks=len(stream))
-    classifier = learner.network.classifier
     return {
         **run_state.rows,
         "interference": pairs,
@@ -121,7 +109,7 @@ def run_method(
         "peak_memory_mib": round(max(run_state.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
         "device": str(learner.device),
-        "parameters": sum(parameter.numel() for parameter in classifier.parameters()),
+        "parameters": sum(parameter.numel() for parameter in learner.network.classifier.parameters()),
         "learning_rate": budget.learning_rate if method_rate is None else method_rate.value,
         "search": search,
         "settings": method.config.to_dict(),
@@ -246,19 +234,21 @@ def _make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner,
     common = common_tokens(loaded.tokenizer)
 
     def diagnose_task(learner: Learner, task: int) -> list[Row]:
-        examples = learner.sample_examples(task, "dev", config.diagnostic_samples)
-        statistics = diagnose(
-            _text_encoder(learner), _encoder_inputs(learner, learner.iterate_batches(examples, "dev")), common=common
-        )
-        return [dict(row) for row in json.loads(statistics.to_json(orient="records", double_precision=15))]
+        model = learner.network.classifier.encoder
+        encoder = extract_encoder(model) if learner.stream.text else model  # a language model without its head
+        batches = _sample_batches(learner, config, task)
+        return _to_rows(diagnose(encoder, _encoder_inputs(learner, batches), common=common))
 
     return diagnose_task
 
 
-def _text_encoder(learner: Learner) -> PreTrainedModel:
-    """Return what reads texts: the encoder, or a language model without its head."""
-    model = learner.network.classifier.encoder
-    return extract_encoder(model) if learner.stream.text else model
+def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterator[dict[str, Tensor]]:
+    return learner.iterate_batches(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
+
+
+def _to_rows(table: pd.DataFrame) -> list[Row]:
+    """Return the rows of a table as the journal holds them."""
+    return [dict(row) for row in json.loads(table.to_json(orient="records", double_precision=15))]
 
 
 def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -288,14 +278,10 @@ def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> l
         return []
     learner.task = max(0, num_tasks - 1)
     tasks = range(len(learner.stream))
-    rows = [
-        learner.iterate_batches(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
-        for task in tasks
-    ]
     products = make_interference_table(
         compute_gradients(
             learner.network.to(learner.device),
-            rows,
+            [_sample_batches(learner, config, task) for task in tasks],
             lambda network, batch: learner.cross_entropy(network(batch), batch),
             lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
             parameters=trained,
@@ -305,4 +291,4 @@ def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> l
     table = products.assign(
         task_a=products["task_index_a"].map(names), task_b=products["task_index_b"].map(names), after_task=num_tasks
     )
-    return [dict(parameter) for parameter in json.loads(table.to_json(orient="records", double_precision=15))]
+    return _to_rows(table)

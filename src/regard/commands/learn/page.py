@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -34,27 +34,21 @@ from regard.report.words import format_value
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
-    """Return the report as one self-contained HTML file.
-
-    Args:
-        tables: The run's tables by name: "matrix", "metrics" and "summary"; optionally "differences", "cost",
-            "diagnostics", "interference", "gate" and "pseudo".
-        metadata: The metadata in `results.json`.
-
-    Raises:
-        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
-            score twice.
-    """
-    learn_tables.check_tables(tables)
-    matrix = tables["matrix"]
+    """Return the report on the tables (see `check_tables`) and metadata of a run as one self-contained HTML file."""
+    tables = learn_tables.check_tables(tables)
+    matrix, diagnosed, gates, samples = (tables[name] for name in ("matrix", "diagnostics", "gate", "pseudo"))
     score = words.score_name(metadata)
-    data = _data(tables)
-    table = {name: learn_tables.get_table(tables, name) for name in ("diagnostics", "gate", "pseudo")}
-    beside = Panels(learn_diagnostics.make_diagnostic_panels(table["diagnostics"], matrix), "beside-dots")
-    about_matrix = words.describe_matrix(matrix, score, omits_runs=learn_matrix.omits_runs(matrix))
-    about_curves = words.describe_curves(
-        matrix, charts.MAX_TASK_PANELS, learn_tables.NUM_INKS * learn_tables.NUM_STROKES
-    )
+    data: dict[str, Any] = {
+        "styles": learn_tables.assign_styles(matrix),
+        "matrix": learn_matrix.make_matrix_data(matrix),
+        "curves": charts.make_curve_panels(matrix),
+        "diagnostics": learn_diagnostics.average_by_layer(diagnosed, matrix),
+        "interference": learn_matrix.make_interference_data(tables["interference"], matrix),
+        "gate": gate.make_gate_data(gates, matrix),
+    }
+    beside = Panels(learn_diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
+    gate_parts = [_gate(data["gate"]), *gate.make_score_tables(gates, matrix)]
+    sample_dots = Panels(learn_diagnostics.make_forgetting_panels(samples, matrix, pseudo.PLOTTED), "pseudo-dots")
     return Page(
         eyebrow="Regard · continual learning",
         title=words.stream_name(matrix, metadata),
@@ -62,21 +56,20 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         key_figures=words.make_key_figures(tables, metadata),
         warnings=words.write_warnings(tables, metadata),
         sections=[
-            Section("matrix", f"{score} matrix", [_matrix(tables, data)], about_matrix),
-            Section("curves", "Forgetting", [_curves(data)], about_curves),
-            Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables)),
-            Section("differences", "Differences", *make_difference_tables(tables)),
-            Section("cost", "Cost", _cost(tables), costs.ABOUT),
-            Section("diagnostics", "Diagnostics", [_diagnostics(data)], _DIAGNOSTICS),
-            Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
-            Section("interference", "Gradient interference", [_interference(data)], _INTERFERENCE),
             Section(
-                "gate",
-                "Gate",
-                [_gate(data), *gate.make_score_tables(table["gate"], matrix)],
-                gate.describe_gates(table["gate"]),
+                "matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], words.describe_matrix(matrix, score)
             ),
-            Section("pseudo", "Pseudo samples", _pseudo(table["pseudo"], matrix), pseudo.ABOUT),
+            Section("curves", "Forgetting", [_curves(data["curves"])], words.describe_curves(matrix)),
+            Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
+            Section("differences", "Differences", *make_difference_tables(tables["differences"], matrix)),
+            Section("cost", "Cost", _cost(tables), costs.ABOUT),
+            Section("diagnostics", "Diagnostics", [_diagnostics(data["diagnostics"])], _DIAGNOSTICS),
+            Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
+            Section("interference", "Gradient interference", [_interference(data["interference"])], _INTERFERENCE),
+            Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
+            Section(
+                "pseudo", "Pseudo samples", [*pseudo.make_quality_tables(samples, matrix), sample_dots], pseudo.ABOUT
+            ),
             Section("stream", "Stream", _stream(metadata)),
             Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
             Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),
@@ -88,35 +81,22 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
     ).html()
 
 
-def _data(tables: Tables) -> dict[str, Any]:
-    """Collect the data that the page's script draws."""
-    matrix = tables["matrix"]
-    return {
-        "styles": learn_tables.assign_styles(learn_tables.method_names(matrix)),
-        "matrix": learn_matrix.make_matrix_data(matrix),
-        "curves": charts.make_curve_panels(matrix),
-        "diagnostics": learn_diagnostics.average_by_layer(learn_tables.get_table(tables, "diagnostics"), matrix),
-        "interference": learn_matrix.make_interference_data(learn_tables.get_table(tables, "interference"), matrix),
-        "gate": gate.make_gate_data(learn_tables.get_table(tables, "gate"), matrix),
-    }
-
-
 def _first(tables: Tables) -> tuple[str, dict[str, learn_metrics.Estimate]]:
     """Return the first scenario with an AP, and the AP by method."""
-    by_scenario = {scenario: learn_metrics.final_estimates(tables["summary"], scenario) for scenario in SCENARIOS}
-    return next(((scenario, scores) for scenario, scores in by_scenario.items() if scores), ("til", {}))
+    estimates = {scenario: learn_metrics.make_estimates(tables["summary"], scenario) for scenario in SCENARIOS}
+    scenario = next((scenario for scenario in SCENARIOS if "average_performance" in estimates[scenario]), "til")
+    return scenario, estimates[scenario].get("average_performance", {})
 
 
-def _same(names: list[str]) -> dict[str, str]:
+def _same(names: Iterable[str]) -> dict[str, str]:
     """Map names to themselves."""
-    return dict(zip(names, names, strict=True))
+    return {name: name for name in names}
 
 
-def _matrix(tables: Tables, data: Mapping[str, Any]) -> Box:
+def _matrix(tables: Tables, matrices: Mapping[str, Any]) -> Box:
     """Make the box of two matrices and its fields: the best method beside the first one."""
-    matrices, (_, scores) = data["matrix"], _first(tables)
     methods = matrices["methods"]
-    names = learn_metrics.rank_methods(methods, scores)
+    names = learn_metrics.rank_methods(methods, _first(tables)[1])
     best = next((name for name in names if name not in learn_metrics.REFERENCES), names[0])
     other = next((name for name in methods if name != best), "")
     beside = {**(_same(methods) if len(methods) > 1 else {}), "": "none"}
@@ -129,8 +109,8 @@ def _matrix(tables: Tables, data: Mapping[str, Any]) -> Box:
     return Box(names, ["matrix-grids"], fields)
 
 
-def _curves(data: Mapping[str, Any]) -> Box:
-    scenarios = {scenario: SCENARIOS[scenario] for scenario in data["curves"]}
+def _curves(curves: Mapping[str, Any]) -> Box:
+    scenarios = {scenario: SCENARIOS[scenario] for scenario in curves}
     return Box(scenarios, ["curves-lines"], [Select("curves-setting", "Scenario", scenarios)])
 
 
@@ -154,10 +134,9 @@ def _table(estimates: Mapping[str, Mapping[str, learn_metrics.Estimate]], scenar
     return Table(rows, head, f"Metrics by method, {scenario}")
 
 
-def _about_metrics(tables: Tables) -> str:
-    has_intervals = tables["summary"][["ci_low", "ci_high"]].notna().all(axis=1).any()
-    names = learn_metrics.order_metrics(tables["summary"]["metric"].unique())
-    metrics = [learn_metrics.get_metric(name) for name in names]
+def _about_metrics(summary: pd.DataFrame) -> str:
+    has_intervals = summary[["ci_low", "ci_high"]].notna().all(axis=1).any()
+    metrics = [learn_metrics.get_metric(name) for name in learn_metrics.order_metrics(summary["metric"])]
     descriptions = "; ".join(f"{metric.title}: {metric.description}" for metric in metrics if metric.description)
     decreasing = [metric.title for metric in metrics if not metric.higher_is_better]
     direction = f" Lower is better: {', '.join(decreasing)}." if decreasing else ""
@@ -167,10 +146,10 @@ def _about_metrics(tables: Tables) -> str:
 
 def _cost(tables: Tables) -> list[Part]:
     """Make the table of costs, and dots of score over cost."""
-    costs_by_method = costs.sum_costs(learn_tables.get_table(tables, "cost"))
+    costs_by_method = costs.sum_costs(tables["cost"])
     scenario, scores = _first(tables)
     score = f"AP, {SCENARIOS[scenario]}"
-    methods = learn_metrics.rank_methods([str(name) for name in costs_by_method.index], scores)
+    methods = learn_metrics.rank_methods(list(costs_by_method.index), scores)
     means = {name: estimate.mean for name, estimate in scores.items()}
     panels = charts.make_cost_panels(costs_by_method, tables["matrix"], means, score) if means else []
     return [costs.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
@@ -190,8 +169,7 @@ _INTERFERENCE = (
 )
 
 
-def _diagnostics(data: Mapping[str, Any]) -> Box:
-    diagnostics = data["diagnostics"]
+def _diagnostics(diagnostics: Mapping[str, Any]) -> Box:
     methods = diagnostics.get("methods", [])
     all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
     fields = [
@@ -201,9 +179,8 @@ def _diagnostics(data: Mapping[str, Any]) -> Box:
     return Box(diagnostics, ["diagnostics-lines"], fields)
 
 
-def _interference(data: Mapping[str, Any]) -> Box:
-    interference = data["interference"]
-    afters = {str(after): words.pluralize(int(after), "task") for after in interference.get("afters", [])}
+def _interference(interference: Mapping[str, Any]) -> Box:
+    afters = {str(after): words.pluralize(after, "task") for after in interference.get("afters", [])}
     fields = [
         Select("interference-method", "Method", _same(interference.get("methods", []))),
         Select("interference-after", "Tasks trained", afters, list(afters)[-1] if afters else ""),
@@ -211,14 +188,9 @@ def _interference(data: Mapping[str, Any]) -> Box:
     return Box(interference, ["interference-grids"], fields)
 
 
-def _gate(data: Mapping[str, Any]) -> Box:
-    gates = data["gate"]
+def _gate(gates: Mapping[str, Any]) -> Box:
     fields = [Select("gate-method", "Method", _same(gates.get("methods", [])))]
     return Box(gates, ["gate-grids", "gate-lines"], fields)
-
-
-def _pseudo(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
-    return [*pseudo.make_quality_tables(table, matrix), Panels(pseudo.make_pseudo_panels(table, matrix), "pseudo-dots")]
 
 
 def _stream(metadata: Mapping[str, Any]) -> list[Part]:
@@ -250,13 +222,8 @@ def _command(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
     """Return the recorded command line, else one made of the metadata."""
     if metadata.get("command_line"):
         return str(metadata["command_line"])
-    parts = [
-        "regard",
-        "learn",
-        words.stream_name(matrix, metadata),
-        "--method",
-        ",".join(learn_tables.method_names(matrix)),
-    ]
+    parts = ["regard", "learn", words.stream_name(matrix, metadata)]
+    parts += ["--method", ",".join(learn_tables.method_names(matrix))]
     model, protocol = labels.section(metadata, "model").get("name"), labels.section(metadata, "stream").get("protocol")
     parts += ["--model", str(model)] if model else []
     parts += ["--seeds", ",".join(str(int(seed)) for seed in matrix["seed"].unique())]
@@ -264,18 +231,11 @@ def _command(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
     return shlex.join(parts)
 
 
-_SHOWN = ("config", "stream", "command_line")
-
-
 def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata that no other section shows, with one line per run."""
-    rest = {key: value for key, value in metadata.items() if key not in _SHOWN}
-    runs = [run for run in rest.pop("runs", None) or [] if isinstance(run, Mapping)]
-    by_key = {str(run.get("key") or index): _run(run) for index, run in enumerate(runs, 1)}
-    return {**rest, "runs": by_key} if by_key else rest
-
-
-def _run(run: Mapping[str, Any]) -> str:
-    parts = [run.get("method"), f"seed {run.get('seed')}", f"order {run.get('order')}"]
-    parts += [run["state"]] if isinstance(run.get("state"), str) else []
-    return ", ".join(str(part) for part in parts)
+    rest = {key: value for key, value in metadata.items() if key not in ("config", "stream", "command_line", "runs")}
+    runs = {
+        run.get("key", str(index)): f"{run.get('method')}, seed {run.get('seed')}, order {run.get('order')}"
+        for index, run in enumerate(metadata.get("runs", []), 1)
+    }
+    return {**rest, "runs": runs} if runs else rest

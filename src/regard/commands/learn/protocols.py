@@ -11,7 +11,7 @@ from regard.report.words import format_value
 
 KEY = "protocols"
 """Key of the differences in the stream's metadata."""
-_SPLITS = ("train", "dev", "test")
+_PROTOCOLS, _SPLITS = ("paper", "clean"), ("train", "dev", "test")
 _SHARED = ("dev_in_test", "train_in_test", "train_in_dev")
 _HEAD = (
     *("Task", "Dev and test", "Dev in test", "Train in test", "Train in dev"),
@@ -33,36 +33,32 @@ def make_protocol_parts(metadata: Mapping[str, Any]) -> list[Part]:
     different = {name: entry for name, entry in by_task.items() if entry.get("paper") != entry.get("clean")}
     if not different:
         return []
-    rows = [(name, f"tested on {entry.get('evaluated')}", _cells(entry)) for name, entry in different.items()]
-    rows += [(f"all {len(by_task)} tasks", "", _all(list(by_task.values())))] if len(by_task) > 1 else []
+    rows = [
+        (name, f"tested on {entry.get('evaluated')}", _cells(entry, _FILES.get(entry.get("identical"), "–")))
+        for name, entry in different.items()
+    ]
+    if len(by_task) > 1:
+        rows.append((f"all {len(by_task)} tasks", "", _sum_cells(list(by_task.values()))))
     description = _ABOUT + (_REFUSED if any(entry.get("clean") is None for entry in different.values()) else "")
     return [Heading("Protocols"), Text(description), Table(rows, _HEAD, "Differences between protocols")]
 
 
-def _cells(entry: Mapping[str, Any]) -> list[str]:
+def _cells(entry: Mapping[str, Any], identical: str) -> list[str]:
+    sizes = ([labels.section(entry, name).get(split) for split in _SPLITS] for name in _PROTOCOLS)
+    texts = ["–" if None in counts else format_value(counts) for counts in sizes]
     shared = [format_value(entry.get(name)) for name in _SHARED]
-    return [_FILES.get(entry.get("identical"), "–"), *shared, *_sizes(entry), format_value(entry.get("dropped"))]
+    return [identical, *shared, *texts, format_value(entry.get("dropped"))]
 
 
-def _all(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def _sum_cells(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sum over all tasks, including those without a difference."""
-    known = [entry for entry in entries if entry.get("identical") is not None]
-    identical = f"{sum(entry['identical'] is True for entry in known)} of {len(known)} the same"
-    total = {name: _sum([entry.get(name) for entry in entries]) for name in (*_SHARED, "dropped")}
-    sizes = {
-        name: {split: _sum([labels.section(entry, name).get(split) for entry in entries]) for split in _SPLITS}
-        for name in ("paper", "clean")
-    }
-    shared = [format_value(total[name]) for name in _SHARED]
-    return [identical, *shared, *_sizes(sizes), format_value(total["dropped"])]
+    known = [entry["identical"] for entry in entries if entry.get("identical") is not None]
+    total: dict[str, Any] = {name: _sum([entry.get(name) for entry in entries]) for name in (*_SHARED, "dropped")}
+    for name in _PROTOCOLS:
+        total[name] = {split: _sum([labels.section(entry, name).get(split) for entry in entries]) for split in _SPLITS}
+    return _cells(total, f"{known.count(True)} of {len(known)} the same")
 
 
 def _sum(numbers: Sequence[Any]) -> int | None:
     """Sum numbers; None if one is unknown."""
     return None if any(number is None for number in numbers) else sum(numbers)
-
-
-def _sizes(entry: Mapping[str, Any]) -> list[str]:
-    """Format the rows of each split, by protocol."""
-    sizes = ([labels.section(entry, name).get(split) for split in _SPLITS] for name in ("paper", "clean"))
-    return ["–" if None in counts else format_value(counts) for counts in sizes]

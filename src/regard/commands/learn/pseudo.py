@@ -6,11 +6,9 @@ import math
 
 import pandas as pd
 
-from regard.commands.learn import diagnostics as learn_diagnostics
-from regard.commands.learn import metrics as learn_metrics
-from regard.commands.learn import tables as learn_tables
+from regard.commands.learn.metrics import format_fixed
+from regard.commands.learn.tables import compute_forgetting, task_names
 from regard.report.page import Heading, Part, Table
-from regard.report.panels import Panel
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
     "kept": ("Samples", 1, 0),
@@ -44,40 +42,22 @@ ABOUT = (
 )
 
 
-def make_pseudo_panels(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
-    """Plot a task's forgetting over each statistic of `PLOTTED`, a dot per task and run."""
-    rows = table.dropna(subset=["value"]).astype({"value": "float64"})
-    return learn_diagnostics.make_forgetting_panels(rows, matrix, PLOTTED)
-
-
 def make_quality_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
     """Make a table of `COLUMNS` and forgetting by task, for each method with pseudo samples."""
-    rows = table.dropna(subset=["value"]).astype({"value": "float64"})
-    names, forgetting = learn_tables.task_names(matrix), _forgotten(matrix)
+    names = task_names(matrix)
+    forgetting = compute_forgetting(matrix).groupby(["method", "task_index"])["forgetting"].mean().to_dict()
     parts: list[Part] = []
     head = ["Task", *(title for title, _, _ in COLUMNS.values()), "Forgotten"]
-    for method in map(str, rows["method"].unique()):
-        groups = rows[rows["method"] == method].groupby(["task_index", "statistic"])["value"]
+    for method, method_rows in table.groupby("method", sort=False):
+        groups = method_rows.groupby(["task_index", "statistic"])["value"]
         means = {key: values.max() if key[1] == "two_sample_p" else values.mean() for key, values in groups}
-        table_rows = []
+        rows = []
         for task in sorted({position for position, _ in means}):
             cells = [
-                learn_metrics.format_fixed(scale * means.get((task, name), math.nan), digits)
+                format_fixed(scale * means.get((task, name), math.nan), digits)
                 for name, (_, scale, digits) in COLUMNS.items()
             ]
-            cells.append(learn_metrics.format_fixed(forgetting.get((method, task), math.nan), 1))
-            table_rows.append((names[int(task) - 1], "", cells))
-        parts += [Heading(method), Table(table_rows, head, f"{method}, pseudo samples")]
+            cells.append(format_fixed(forgetting.get((method, task), math.nan), 1))
+            rows.append((names[task - 1], "", cells))
+        parts += [Heading(method), Table(rows, head, f"{method}, pseudo samples")]
     return parts
-
-
-def _forgotten(matrix: pd.DataFrame) -> dict[tuple[str, int], float]:
-    """Average forgetting over runs, by method and task."""
-    scenarios = learn_tables.find_scenarios(matrix)
-    if not scenarios:
-        return {}
-    forgetting = learn_tables.compute_forgetting(matrix, scenarios[0])
-    return {
-        (str(method), int(task)): float(value)
-        for (method, task), value in forgetting.groupby(["method", "task_index"])["forgetting"].mean().items()
-    }

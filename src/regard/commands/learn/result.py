@@ -22,23 +22,17 @@ if TYPE_CHECKING:
 
 MODELS = "models"
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
-_PLACE = ("task_index", "task")
+_RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
     "cost": (
-        *("stream", "method", "seed", "order", *_PLACE, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
+        *(*_RUN, *_TASK, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
         *("examples_per_second", "memory_bytes", "memory_examples"),
     ),
-    "diagnostics": (
-        *("stream", "method", "seed", "order", "after_task", *_PLACE),
-        *("statistic", "layer", "value", "standard_error"),
-    ),
-    "interference": (
-        *("stream", "method", "seed", "order", "after_task"),
-        *("task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
-    ),
-    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "adapter", "value")),
-    "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
+    "diagnostics": (*_RUN, "after_task", *_TASK, "statistic", "layer", "value", "standard_error"),
+    "interference": (*_RUN, "after_task", "task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
+    "gate": (*_RUN, "after_task", *_TASK, "statistic", "adapter", "value"),
+    "pseudo": (*_RUN, *_TASK, "statistic", "value"),
 }
 """Columns of each table."""
 
@@ -59,10 +53,7 @@ class LearnResult(RunResult):
     """
 
     command: ClassVar[str] = "learn"
-    tables: ClassVar[Mapping[str, str]] = {
-        "accuracy_matrix": "matrix",
-        **{name: name for name in TABLES if name != "matrix"},
-    }
+    tables: ClassVar[Mapping[str, str]] = {"accuracy_matrix": "matrix", **{name: name for name in TABLES[1:]}}
 
     accuracy_matrix: pd.DataFrame
     cost: pd.DataFrame

@@ -34,18 +34,18 @@ def rollback(
     """
     check_output_dir(out, overwrite=overwrite, marker=LINEAGE)
     metadata = read_metadata(run, "learn")
-    run_metadata = _chosen(metadata["runs"], method, seed)
+    run_metadata = _find_run(metadata["runs"], method, seed)
     folder = Path(run) / MODELS / run_metadata["key"]
     if not folder.is_dir():
         raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
-    num_tasks = _place(run_metadata["tasks"], task)
+    num_tasks = _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
     loaded = model or load(metadata["model"]["name"], dtype="float32", device="cpu", language_model=is_text)
     network, lineage = rebuild_network(folder, num_tasks, loaded)
     return export_network(network, loaded.tokenizer, lineage, out, overwrite=overwrite)
 
 
-def _chosen(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
+def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
     """Find the run with a method and seed."""
     matching = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
     if len(matching) != 1:
@@ -55,7 +55,7 @@ def _chosen(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | N
     return matching[0]
 
 
-def _place(tasks: Sequence[str], task: int | str) -> int:
+def _find_position(tasks: Sequence[str], task: int | str) -> int:
     """Return a task's position, from 1."""
     if isinstance(task, str) and task in tasks:
         return list(tasks).index(task) + 1

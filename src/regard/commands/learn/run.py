@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
@@ -36,29 +35,15 @@ STATES = "states"
 PARTS, PRODUCTS = (STATES,), (MODELS,)
 """What a comparison makes in its work folder, beside the journal: what it goes on with, and what it keeps."""
 STREAM_FIELDS = (
-    "data",
-    "protocol",
-    "samples_per_class",
-    "max_eval_samples",
-    "task_type",
-    "missing_tasks",
-    "instructions",
+    *("data", "protocol", "samples_per_class", "max_eval_samples"),
+    *("task_type", "missing_tasks", "instructions"),
 )
 """Fields that select the rows of a named stream; a `Stream` object has its rows."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a comparison.
-
-    Attributes:
-        method: Name of the method.
-        seed: Seed of the run.
-        run: Number of the run, from 1.
-        runs: Number of runs.
-        tasks: Number of tasks in a run.
-        event: Progress within the run; its phase is `TASK_END` once a task is trained and scored.
-    """
+    """Progress in run number `run`, from 1, of `runs` over `tasks` tasks; its phase is `TASK_END` after each task."""
 
     method: str
     seed: int
@@ -66,6 +51,31 @@ class Progress:
     runs: int
     tasks: int
     event: ProgressEvent
+
+    @property
+    def num_finished(self) -> int:
+        """Number of finished tasks of all runs."""
+        return (self.run - 1) * self.tasks + self.event.task_index - (self.event.phase != TASK_END)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One method with one seed, over its stream."""
+
+    config: LearnConfig
+    stream: Stream
+
+    @property
+    def key(self) -> str:
+        """Name of the run, usable as a folder name."""
+        parts = (self.config.label, str(self.config.seed))
+        return "-".join("".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in parts)
+
+    @property
+    def columns(self) -> Row:
+        """Columns of all tables that are constant in the run."""
+        order = "-".join(map(str, self.stream.order))
+        return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
 
 
 def learn(
@@ -168,58 +178,51 @@ def learn(
         raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
     processes.join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
-        streams = {run_seed: _read_stream(run, own_stream) for run_seed, run in {c.seed: c for c in configs}.items()}
-        text = next(iter(streams.values())).text
-        loaded = _load_model(config, model, tokenizer, text=text)
+        streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
+        runs = [_Run(run_config, streams[run_config.seed]) for run_config in configs]
+        loaded = _load_model(config, model, tokenizer, text=runs[0].stream.text)
         if work.can_resume() and not work.resume:  # `start` deletes its state: check first
-            for run in configs[: len(by_method)]:
-                check_method(run, streams[run.seed], loaded)
-        work.start(_identity(config, loaded, streams))
-        results = {key: work.journal[key] for key in map(_key, configs) if key in work.journal}
-        for run in configs:
-            if _key(run) in results:
-                check_same_identity({"tasks": results[_key(run)]["tasks"]}, {"tasks": task_hashes(streams[run.seed])})
-        for index, run in enumerate(configs):
-            if _key(run) not in results:
-                run_stream = streams[run.seed]
-                report = _report_run(run, index, len(configs), len(run_stream), on_progress)
-                results[_key(run)] = _run_and_keep(
-                    run, run_stream, loaded, work, save_models=save_models, report=report
-                )
+            for run in runs[: len(by_method)]:
+                check_method(run.config, run.stream, loaded)
+        work.start(_identity(config, loaded, runs[0].stream))
+        results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
+        for run in runs:
+            if run.key in results:
+                check_same_identity({"tasks": results[run.key]["tasks"]}, {"tasks": task_hashes(run.stream)})
+        for number, run in enumerate(runs, 1):
+            if run.key not in results:
+                report = _report_run(run, number, len(runs), on_progress)
+                results[run.key] = _run_and_keep(run, loaded, work, save_models=save_models, report=report)
         models = work.folder / MODELS if save_models and work_dir is not None else None
-        tables, metadata = _tables(configs, streams, results), _metadata(config, configs, streams, loaded, results)
+        rows = {name: [run.columns | row for run in runs for row in results[run.key][name]] for name in TABLES}
+        tables = {name: make_table(name, table_rows) for name, table_rows in rows.items()}
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=metadata,
+            metadata=_describe(config, runs, loaded, results),
             models=models if models is not None and models.is_dir() else None,
         )
 
 
+def _report_run(
+    run: _Run, number: int, num_runs: int, on_progress: Callable[[Progress], None] | None
+) -> Callable[[ProgressEvent], None] | None:
+    if on_progress is None:
+        return None
+    config, num_tasks = run.config, len(run.stream)
+    return lambda event: on_progress(Progress(config.label, config.seed, number, num_runs, num_tasks, event))
+
+
 def _run_and_keep(
-    config: LearnConfig,
-    stream: Stream,
-    loaded: Loaded,
-    work: WorkDir,
-    *,
-    save_models: bool,
-    report: Callable[[ProgressEvent], None] | None,
+    run: _Run, loaded: Loaded, work: WorkDir, *, save_models: bool, report: Callable[[ProgressEvent], None] | None
 ) -> Row:
     """Run one method with one seed, write the result to the journal, and delete its states."""
-    key = _key(config)
-    result = run_method(
-        config,
-        stream,
-        loaded,
-        states=work.folder / STATES / key,
-        models=work.folder / MODELS / key if save_models else None,
-        resume=work.resume,
-        tell=report,
-    )
+    states, models = work.folder / STATES / run.key, work.folder / MODELS / run.key if save_models else None
+    result = run_method(run.config, run.stream, loaded, states=states, models=models, resume=work.resume, tell=report)
     with processes.raise_on_all_ranks():
-        result = work.journal.add(key, result)
+        result = work.journal.add(run.key, result)
     if is_main_process():
-        shutil.rmtree(work.folder / STATES / key, ignore_errors=True)
+        shutil.rmtree(states, ignore_errors=True)
     return result
 
 
@@ -230,21 +233,20 @@ def _make_config(
     changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
     if method is not None:
         changes["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
-    refused = [name for name in STREAM_FIELDS if isinstance(stream, Stream) and changes.get(name) is not None]
-    if refused:
-        option = refused[0].replace("_", "-")
-        raise UserError(f"{option} cannot be used with a Stream object, which has its own rows")
     if isinstance(model, str):
         changes["model"] = model
     if changes.get("order") is None:
         changes.pop("order", None)
-        changes |= {"order": AS_GIVEN} if isinstance(stream, Stream) else {}
     if isinstance(stream, LearnConfig):
         return stream.replace(**changes)
-    name = stream.name if isinstance(stream, Stream) else str(stream)
     if model is not None and not isinstance(model, str):
         changes["model"] = getattr(model, "name", None) or type(model).__name__
-    return LearnConfig.from_dict({"stream": name, **changes})
+    if not isinstance(stream, Stream):
+        return LearnConfig.from_dict({"stream": str(stream), **changes})
+    for name in STREAM_FIELDS:
+        if changes.get(name) is not None:
+            raise UserError(f"{name.replace('_', '-')} cannot be used with a Stream object, which has its own rows")
+    return LearnConfig.from_dict({"stream": stream.name, "order": AS_GIVEN, **changes})
 
 
 def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:
@@ -274,71 +276,22 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
     return stream
 
 
-def _identity(config: LearnConfig, loaded: Loaded, streams: Mapping[int, Stream]) -> dict[str, Any]:
+def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
-    return {"config": fields, "model": loaded.sha256, "tasks": tasks}
+    return {"config": fields, "model": loaded.sha256, "tasks": sorted(task.name for task in stream.tasks)}
 
 
-def _key(config: LearnConfig) -> str:
-    """Return the name of a run, usable as a folder name."""
-    return "-".join(
-        "".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in (config.label, str(config.seed))
-    )
-
-
-def _report_run(
-    config: LearnConfig, number: int, runs: int, tasks: int, on_progress: Callable[[Progress], None] | None
-) -> Callable[[ProgressEvent], None] | None:
-    if on_progress is None:
-        return None
-    return lambda event: on_progress(Progress(config.label, config.seed, number + 1, runs, tasks, event))
-
-
-def _tables(
-    configs: Sequence[LearnConfig], streams: Mapping[int, Stream], results: Mapping[str, Row]
-) -> dict[str, pd.DataFrame]:
-    """Concatenate the tables of all runs."""
-    return {
-        name: make_table(
-            name,
-            [
-                _run_columns(config, streams[config.seed]) | row
-                for config in configs
-                for row in results[_key(config)][name]
-            ],
-        )
-        for name in TABLES
-    }
-
-
-def _run_columns(config: LearnConfig, stream: Stream) -> Row:
-    """Return the columns that are constant in a run."""
-    return {"stream": stream.name, "method": config.label, "seed": config.seed, "order": _order(stream)}
-
-
-def _order(stream: Stream) -> str:
-    return "-".join(map(str, stream.order))
-
-
-def _metadata(
-    config: LearnConfig,
-    configs: Sequence[LearnConfig],
-    streams: Mapping[int, Stream],
-    loaded: Loaded,
-    results: Mapping[str, Row],
-) -> dict[str, Any]:
+def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
     """Return the provenance of the results."""
-    first_seed = configs[0].seed
-    run_results = [results[_key(run_config)] for run_config in configs]
+    first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
     return describe_run(
         replace(config, seed=first_seed),
         runs=[
-            _describe_one(run_config, streams[run_config.seed], result, is_first=run_config.seed == first_seed)
-            for run_config, result in zip(configs, run_results, strict=True)
+            _describe_one(run, result, is_first=run.config.seed == first_seed)
+            for run, result in zip(runs, run_results, strict=True)
         ],
-        stream=_describe_stream(streams[first_seed]),
+        stream=_describe_stream(runs[0].stream),
         model={"name": loaded.name, "sha256": loaded.sha256, "parameters": run_results[0]["parameters"]},
         cost={
             "seconds": round(sum(result["seconds"] for result in run_results), 1),
@@ -349,17 +302,15 @@ def _metadata(
     )
 
 
-def _describe_one(config: LearnConfig, stream: Stream, result: Row, *, is_first: bool) -> dict[str, Any]:
+def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
     """Return a run's metadata; warnings shared by all seeds only for the first."""
     return {
-        "key": _key(config),
-        "method": config.label,
-        "seed": config.seed,
-        "order": _order(stream),
-        "tasks": [task.name for task in stream.tasks],
+        "key": run.key,
+        **{name: run.columns[name] for name in ("method", "seed", "order")},
+        "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
-        "warnings": [*result["warnings"], *(config.unused_rate() if is_first else [])],
+        "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
     }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn import metrics as learn_metrics
 from regard.errors import UserError
 
 SCENARIOS = {"til": "TIL", "cil": "CIL"}
@@ -18,7 +17,10 @@ COLUMNS = {
     "matrix": ("stream", "method", "seed", "order", "after_task", "task_index", "task", "scenario", "score"),
     "metrics": ("method", "seed", "order", "scenario", "metric", "value"),
     "summary": ("method", "scenario", "metric", "n", "mean", "ci_low", "ci_high"),
-    "differences": ("method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "overlaps"),
+    "differences": (
+        *("method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "overlaps"),
+        "t_test_holm",
+    ),
     "cost": (
         *("method", "seed", "task_index", "seconds", "flops", "peak_memory_mib", "memory_bytes"),
         *("memory_examples", "examples_per_second"),
@@ -34,25 +36,35 @@ REQUIRED_TABLES = ("matrix", "metrics", "summary")
 """Tables without which there is no report; the others may be empty or missing."""
 
 RUN_KEYS = ["method", "seed", "order"]
+NUM_INKS, NUM_STROKES = 6, 3
 
 Tables = Mapping[str, pd.DataFrame]
+Cells = list[list[float | None]]
 
 
-def check_tables(tables: Tables) -> None:
-    """Check that tables and columns exist and scores are unique. Raises UserError."""
+def check_tables(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return all tables, those that are missing as empty ones, and without rows that have no value.
+
+    Raises:
+        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
+            score twice.
+    """
+    complete = {}
     for name, columns in COLUMNS.items():
         table = tables.get(name)
         if table is None or table.empty:
             if name in REQUIRED_TABLES:
                 problem = "the table is missing" if table is None else "the table is empty"
                 raise UserError(f"{name}: expected at least one row, {problem}")
-            continue
+            table = pd.DataFrame(columns=list(columns))
         missing = [column for column in columns if column not in table]
         if missing:
             raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
-    if len(get_table(tables, "differences")):
-        learn_metrics.find_p_column(tables["differences"])
-    _check_matrix(tables["matrix"])
+        complete[name] = table
+    _check_matrix(complete["matrix"])
+    for name in ("diagnostics", "gate", "pseudo"):
+        complete[name] = complete[name].dropna(subset=["value"]).astype({"value": "float64"})
+    return complete
 
 
 def _check_matrix(matrix: pd.DataFrame) -> None:
@@ -67,12 +79,6 @@ def _check_matrix(matrix: pd.DataFrame) -> None:
     if len(duplicates):
         values = ", ".join(f"{key} {duplicates.iloc[0][key]}" for key in keys)
         raise UserError(f"matrix: expected one row for each score, several are of {values}")
-
-
-def get_table(tables: Tables, name: str) -> pd.DataFrame:
-    """Return a table; with its columns and no rows if it is missing or empty."""
-    table = tables.get(name)
-    return pd.DataFrame(columns=list(COLUMNS[name])) if table is None or table.empty else table
 
 
 def method_names(matrix: pd.DataFrame) -> list[str]:
@@ -113,10 +119,9 @@ def task_names(matrix: pd.DataFrame) -> list[str]:
 
 def run_names(matrix: pd.DataFrame) -> dict[tuple[int, str], str]:
     """Name runs by seed and order, as in "seed 508, order 2-0-1"; the order only if there are several."""
-    pairs = matrix[["seed", "order"]].drop_duplicates()
-    runs = [(int(seed), str(order)) for seed, order in zip(pairs["seed"], pairs["order"], strict=True)]
-    multiple_orders = len({order for _, order in runs}) > 1
-    return {(seed, order): f"seed {seed}" + (f", order {order}" if multiple_orders else "") for seed, order in runs}
+    has_orders = matrix["order"].nunique() > 1
+    runs = dict.fromkeys(zip(matrix["seed"], matrix["order"], strict=True))
+    return {(seed, order): f"seed {seed}" + (f", order {order}" if has_orders else "") for seed, order in runs}
 
 
 def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
@@ -125,35 +130,42 @@ def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
     return [(str(run[0]), int(run[1]), int(after)) for run, after in last.items() if after < num_tasks]
 
 
-def compute_forgetting(matrix: pd.DataFrame, scenario: str) -> pd.DataFrame:
-    """Return how many points each old task of a finished run lost since it was trained.
+def compute_forgetting(matrix: pd.DataFrame) -> pd.DataFrame:
+    """Return how many points each old task of a finished run lost since it was trained; with TIL if available.
 
     Returns:
         Columns method, seed, order, task_index, task, forgetting.
     """
-    rows, num_tasks = select_trained(matrix, scenario), count_tasks(matrix)
+    rows, num_tasks = select_trained(matrix, *find_scenarios(matrix)[:1]), count_tasks(matrix)
     initial = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < num_tasks)]
-    final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]].rename(
-        columns={"score": "at_end"}
-    )
-    scores = initial.merge(final, on=[*RUN_KEYS, "task_index"])
-    return scores.assign(forgetting=scores["score"] - scores["at_end"])[[*RUN_KEYS, "task_index", "task", "forgetting"]]
+    final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]]
+    scores = initial.merge(final, on=[*RUN_KEYS, "task_index"], suffixes=("", "_at_end"))
+    return scores.assign(forgetting=scores["score"] - scores["score_at_end"])[
+        [*RUN_KEYS, "task_index", "task", "forgetting"]
+    ]
 
 
 def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Pearson's correlation; NaN for fewer than three pairs or a constant side."""
-    frame = pd.DataFrame({"x": list(x), "y": list(y)}, dtype="float64")
-    if len(frame) < 3 or frame.nunique().min() < 2:
-        return math.nan
-    return float(frame["x"].corr(frame["y"]))
+    frame = pd.DataFrame({"x": x, "y": y}, dtype="float64")
+    return float(frame["x"].corr(frame["y"])) if len(frame) > 2 and frame.nunique().min() > 1 else math.nan
 
 
-def assign_styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
+def average_statistic(rows: pd.DataFrame, statistic: str, *keys: str) -> dict[Any, float]:
+    """Average a statistic over runs, by the values of the columns `keys`."""
+    means: dict[Any, float] = rows[rows["statistic"] == statistic].groupby([*keys])["value"].mean().to_dict()
+    return means
+
+
+def make_cells(means: Mapping[Any, float], rows: Iterable[int], columns: Iterable[int]) -> Cells:
+    """Return means by row and column as nested lists, None where there are none."""
+    return [[round_value(means.get((row, column))) for column in columns] for row in rows]
+
+
+def assign_styles(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
     """Assign an ink and a stroke to each method, as far as they suffice."""
-    return [(name, i % NUM_INKS, i // NUM_INKS) for i, name in enumerate(names[: NUM_INKS * NUM_STROKES])]
-
-
-NUM_INKS, NUM_STROKES = 6, 3
+    names = method_names(matrix)[: NUM_INKS * NUM_STROKES]
+    return [(name, i % NUM_INKS, i // NUM_INKS) for i, name in enumerate(names)]
 
 
 def round_value(value: Any) -> float | None:

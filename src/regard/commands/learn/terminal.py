@@ -26,67 +26,52 @@ FUTURE_NOTE = "In parentheses: not yet trained."
 
 
 def learn_summary(tables: Tables, metadata: Mapping[str, Any]) -> Group:
-    """Summarize runs for a terminal of 80 columns: AP and FGT by method, and the matrix of a single run.
-
-    Raises:
-        UserError: As for `learn_page`.
-    """
-    learn_tables.check_tables(tables)
+    """Summarize runs for a terminal of 80 columns: AP and FGT by method, and the matrix of a single run."""
+    tables = learn_tables.check_tables(tables)
     matrix = tables["matrix"]
     lede, *outcomes = words.write_ledes(tables, metadata)
-    blocks = [_methods(tables), *_matrices(matrix)]
+    has_one_run = len(matrix[learn_tables.RUN_KEYS].drop_duplicates()) == 1
+    scenarios = learn_tables.find_scenarios(matrix) if has_one_run else []
+    matrices = [_matrix(matrix[matrix["scenario"] == name], SCENARIOS[name]) for name in scenarios]
     notes = [*outcomes, *words.write_warnings(tables, metadata)]
-    return summary(words.stream_name(matrix, metadata), [lede], blocks, notes)
+    return summary(words.stream_name(matrix, metadata), [lede], [_methods(tables), *matrices], notes)
 
 
 def _methods(tables: Tables) -> list[str]:
     """Format a line per method, highest AP first."""
-    estimates = [
-        (name, scenario, learn_metrics.final_estimates(tables["summary"], scenario, name))
-        for scenario in SCENARIOS
-        for name in METRICS
-    ]
-    estimates = [(name, scenario, scores) for name, scenario, scores in estimates if scores]
-    if not estimates:
+    columns: dict[str, Mapping[str, Estimate]] = {}
+    for scenario, scenario_name in SCENARIOS.items():
+        estimates = learn_metrics.make_estimates(tables["summary"], scenario)
+        for name in METRICS:
+            if name in estimates:
+                columns[f"{learn_metrics.get_metric(name).title} {scenario_name}"] = estimates[name]
+    if not columns:
         return []
-    methods = learn_metrics.rank_methods(learn_tables.method_names(tables["matrix"]), estimates[0][2])
-    columns = [["runs", *(str(_runs([scores.get(method) for _, _, scores in estimates])) for method in methods)]]
-    for name, scenario, scores in estimates:
-        title = f"{learn_metrics.get_metric(name).title} {SCENARIOS[scenario]}"
-        columns.append([title, *(learn_metrics.format_estimate(scores.get(method)) for method in methods)])
-    widths = [GAP + max(map(len, column)) for column in columns]
-    names = ["method", *map(plain, methods)]
-    name_width = min(max(map(len, names)), max(MIN_NAME_WIDTH, WIDTH - sum(widths)))
+    methods = learn_metrics.rank_methods(learn_tables.method_names(tables["matrix"]), next(iter(columns.values())))
+    rows = [["method", "runs", *columns]]
+    for method in methods:
+        runs = max((scores[method].n for scores in columns.values() if method in scores), default=0)
+        cells = [learn_metrics.format_estimate(scores.get(method)) for scores in columns.values()]
+        rows.append([plain(method), str(runs), *cells])
+    name_width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    widths = [GAP + width for width in widths]
+    name_width = min(name_width, max(MIN_NAME_WIDTH, WIDTH - sum(widths)))
     return [
         f"{_cut(name, name_width):<{name_width}}"
-        + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for name, *row in zip(names, *columns, strict=True)
+        + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for name, *cells in rows
     ]
-
-
-def _runs(estimates: Sequence[Estimate | None]) -> int:
-    return max((estimate.n for estimate in estimates if estimate is not None), default=0)
 
 
 def _cut(name: str, width: int) -> str:
     return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
-def _matrices(matrix: pd.DataFrame) -> list[list[str]]:
-    """Format the accuracy matrix of each scenario if there is one run."""
-    if len(matrix[learn_tables.RUN_KEYS].drop_duplicates()) > 1:
-        return []
-    return [
-        _matrix(matrix[matrix["scenario"] == scenario], SCENARIOS[scenario])
-        for scenario in learn_tables.find_scenarios(matrix)
-    ]
-
-
 def _matrix(rows: pd.DataFrame, scenario: str) -> list[str]:
     """Format a line per number of tasks trained, with scores of future tasks in parentheses."""
     num_tasks = learn_tables.count_tasks(rows)
     names = [plain(name) for name in learn_tables.task_names(rows)]
-    afters = sorted(int(after) for after in rows["after_task"].unique())
+    afters = learn_matrix.find_afters(rows)
     suffix = " " if len(learn_tables.select_trained(rows)) < len(rows) else ""
     width = max(SCORE, min(1 + max(map(len, names)) + len(suffix), (WIDTH - NAME) // num_tasks))
     lines = [_line(scenario, [name + suffix for name in shorten_names(names, width - 1 - len(suffix))], width)]

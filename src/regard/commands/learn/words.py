@@ -9,8 +9,11 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, format_fixed
-from regard.commands.learn.tables import SCENARIOS, Tables
+from regard.commands.learn.charts import MAX_TASK_PANELS
+from regard.commands.learn.differences import format_difference_interval
+from regard.commands.learn.matrix import omits_runs
+from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
+from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
 from regard.report.words import format_duration, format_signed, metadata_number
@@ -34,9 +37,8 @@ def write_ledes(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _write_run(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
-    num_runs = len(matrix[learn_tables.RUN_KEYS].drop_duplicates())
-    orders = [str(order) for order in matrix["order"].unique()]
-    parts = [pluralize(learn_tables.count_tasks(matrix), "task"), pluralize(matrix["method"].nunique(), "method")]
+    num_runs, orders = len(matrix[learn_tables.RUN_KEYS].drop_duplicates()), matrix["order"].unique()
+    parts = [pluralize(count_tasks(matrix), "task"), pluralize(matrix["method"].nunique(), "method")]
     parts += [pluralize(matrix["seed"].nunique(), "seed"), pluralize(num_runs, "run")]
     parts.append(f"order {orders[0]}" if len(orders) == 1 else f"{len(orders)} orders")
     model = labels.section(metadata, "model").get("name")
@@ -48,40 +50,43 @@ def _write_run(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
 
 def _write_outcome(tables: Tables, scenario: str) -> str:
     """Compare the methods in one scenario: AP, paired difference, forgetting, upper bound."""
-    scores = learn_metrics.final_estimates(tables["summary"], scenario)
-    competitors = _rank_competitors(scores)
+    estimates = learn_metrics.make_estimates(tables["summary"], scenario)
+    scores, forgetting = estimates.get("average_performance", {}), estimates.get("forgetting", {})
+    competitors = rank_competitors(scores)
     if not competitors:
         return ""
-    difference = _find_paired_difference(tables, scenario, competitors)
-    sentences = [_write_ranking(competitors, scores), *([_write_difference(difference)] if difference else [])]
-    sentences += _write_forgetting(tables, scenario, competitors)
+    sentences = [_write_ranking(competitors, scores)]
+    if len(find_ties(competitors, scores)) == 1:
+        sentences += _write_difference(tables, scenario, competitors)
+    clauses = _compare_forgetting(rank_competitors(forgetting), forgetting)
+    if "joint" in scores:
+        clauses.append(f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}")
+    sentences += [f"{'; '.join(clauses)}."] if clauses else []
     return f"{_SCENARIO_PHRASES[scenario]}: {' '.join(sentences)}"
 
 
-def _rank_competitors(scores: Mapping[str, Estimate]) -> list[str]:
+def rank_competitors(scores: Mapping[str, Estimate]) -> list[str]:
     """Rank the methods that learn task after task, highest mean first."""
-    return [method for method in learn_metrics.rank_methods(list(scores), scores) if method not in REFERENCES]
+    return learn_metrics.rank_methods([name for name in scores if name not in REFERENCES], scores)
 
 
 def _write_ranking(competitors: Sequence[str], scores: Mapping[str, Estimate]) -> str:
-    best, ties = scores[competitors[0]], learn_metrics.find_ties(competitors, scores)
+    name, ties = competitors[0], find_ties(competitors, scores)
     if len(competitors) == 1:
-        return f"{competitors[0]} ends at AP {learn_metrics.format_estimate(best)}."
-    next_best = "".join(
-        f", before {method} with {learn_metrics.format_estimate(scores[method])}"
-        for method in competitors[len(ties) :][:1]
-    )
+        return f"{name} ends at AP {format_estimate(scores[name])}."
+    following = competitors[len(ties) :][:1]
+    before = "".join(f", before {method} with {format_estimate(scores[method])}" for method in following)
     if len(ties) > 1:
-        return f"{join_names(ties)} end with the same AP, {format_fixed(best.mean)}{next_best}."
-    overlap = describe_overlap(best, scores[competitors[1]])
-    return f"{competitors[0]} has the highest AP, {learn_metrics.format_estimate(best)}{next_best}; {overlap}."
+        return f"{join_names(ties)} end with the same AP, {format_fixed(scores[name].mean)}{before}."
+    overlap = describe_overlap(scores[name], scores[competitors[1]])
+    return f"{name} has the highest AP, {format_estimate(scores[name])}{before}; {overlap}."
 
 
 def join_names(names: Sequence[str], max_names: int = 4) -> str:
     """Join names as in "a, b and c"; names beyond `max_names` are counted."""
     rest = len(names) - max_names
-    parts = [*names[:max_names], f"{rest} more"] if rest > 0 else list(names)
-    return " and ".join([*([", ".join(parts[:-1])] if parts[:-1] else []), parts[-1]])
+    *parts, last = [*names[:max_names], f"{rest} more"] if rest > 0 else names
+    return f"{', '.join(parts)} and {last}" if parts else last
 
 
 def describe_overlap(estimate: Estimate, other: Estimate) -> str:
@@ -91,46 +96,29 @@ def describe_overlap(estimate: Estimate, other: Estimate) -> str:
     return "the 95 % intervals overlap" if estimate.overlaps(other) else "the 95 % intervals do not overlap"
 
 
-def _find_paired_difference(tables: Tables, scenario: str, competitors: Sequence[str]) -> Difference | None:
-    """Find the difference of AP between the best method and the next one, else the first one; None at a tie."""
-    if len(learn_metrics.find_ties(competitors, learn_metrics.final_estimates(tables["summary"], scenario))) > 1:
-        return None
-    table = learn_tables.get_table(tables, "differences")
-    differences = learn_metrics.make_differences(table, scenario).get("average_performance", [])
+def _write_difference(tables: Tables, scenario: str, competitors: Sequence[str]) -> list[str]:
+    """Write the difference of AP between the best method and the next one, else the first one, if known."""
+    differences = learn_metrics.make_differences(tables["differences"], scenario).get("average_performance", [])
     best = competitors[0]
-    for other in (*competitors[1:2], learn_tables.method_names(tables["matrix"])[0]):
-        for difference in differences:
-            if {difference.method, difference.against} == {best, other} and difference.has_interval:
-                return difference if difference.method == best else difference.reverse()
-    return None
+    pairs = [{best, other} for other in (*competitors[1:2], learn_tables.method_names(tables["matrix"])[0])]
+    known = [item for pair in pairs for item in differences if {item.method, item.against} == pair]
+    return [_describe_difference(item, best) for item in known if item.has_interval][:1]
 
 
-def _write_difference(difference: Difference) -> str:
-    interval = f"{format_signed(difference.ci_low, 2)} to {format_signed(difference.ci_high, 2)}"
-    zero = "which contains 0" if difference.overlaps else "which does not contain 0"
-    value = format_signed(difference.value, 2)
-    return (
-        f"Paired by run, the difference to {difference.against} is {value} points (95 % interval {interval}, {zero})."
-    )
-
-
-def _write_forgetting(tables: Tables, scenario: str, competitors: Sequence[str]) -> list[str]:
-    """Say which methods forget most and least, and the AP of joint training."""
-    forgetting = learn_metrics.final_estimates(tables["summary"], scenario, "forgetting")
-    scores = learn_metrics.final_estimates(tables["summary"], scenario)
-    methods = learn_metrics.rank_methods([name for name in competitors if name in forgetting], forgetting)
-    clauses = _compare_forgetting(methods, forgetting)
-    if "joint" in scores:
-        clauses.append(f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}")
-    return [f"{'; '.join(clauses)}."] if clauses else []
+def _describe_difference(difference: Difference, method: str) -> str:
+    """Describe the difference of `method` against the other one."""
+    difference = difference if difference.method == method else difference.reverse()
+    zero = "which contains 0" if difference.contains_zero else "which does not contain 0"
+    interval = f"95 % interval {format_difference_interval(difference)}, {zero}"
+    value = format_signed(difference.mean, 2)
+    return f"Paired by run, the difference to {difference.against} is {value} points ({interval})."
 
 
 def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimate]) -> list[str]:
     """Name the methods that forget least and most; `methods` starts with the one that forgets most."""
     if not methods:
         return []
-    most = learn_metrics.find_ties(methods, forgetting)
-    least = learn_metrics.find_ties(methods[::-1], forgetting)
+    most, least = find_ties(methods, forgetting), find_ties(methods[::-1], forgetting)
     if len(most) == len(methods):
         same = "the same, " if most[1:] else ""
         return [f"{join_names(most)} {_forget(most)} {same}{format_fixed(forgetting[most[0]].mean)} points"]
@@ -152,34 +140,27 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     if unfinished:
         names = ", ".join(f"{method} with seed {seed} ({after})" for method, seed, after in unfinished[:3])
         more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
-        runs = pluralize(len(unfinished), "run")
-        notes.append(f"{runs} without a score after the last task (tasks trained): {names}{more}.")
+        num_runs = pluralize(len(unfinished), "run")
+        notes.append(f"{num_runs} without a score after the last task (tasks trained): {names}{more}.")
     if _max_runs(matrix) == 1:
         notes.append("One run of each method: there are no intervals, and differences may be chance.")
-    pairs = matrix.groupby("method", sort=False)[["seed", "order"]].apply(
-        lambda rows: frozenset(map(tuple, rows.values))
-    )
-    if pairs.nunique() > 1:
+    runs_by_method = matrix.groupby("method")[["seed", "order"]].apply(lambda rows: frozenset(map(tuple, rows.values)))
+    if runs_by_method.nunique() > 1:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
-    return [*notes, *_collect_run_warnings(metadata)]
+    warnings = [
+        f"{run['method']}, seed {run['seed']}: {text}"
+        for run in metadata.get("runs", [])
+        for text in run.get("warnings", [])
+    ]
+    rest = len(warnings) - MAX_WARNINGS
+    omitted = [f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else []
+    return [*notes, *warnings[:MAX_WARNINGS], *omitted]
 
 
 def _max_runs(matrix: pd.DataFrame) -> int:
     return int(matrix[learn_tables.RUN_KEYS].drop_duplicates().groupby("method").size().max())
-
-
-def _collect_run_warnings(metadata: Mapping[str, Any]) -> list[str]:
-    """Collect the warnings in the metadata of the runs, at most `MAX_WARNINGS`."""
-    warnings = [
-        f"{run.get('method')}, seed {run.get('seed')}: {warning}"
-        for run in metadata.get("runs") or []
-        if isinstance(run, Mapping)
-        for warning in run.get("warnings") or []
-    ]
-    rest = len(warnings) - MAX_WARNINGS
-    return [*warnings[:MAX_WARNINGS], *([f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else [])]
 
 
 def make_key_figures(tables: Tables, metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -188,45 +169,35 @@ def make_key_figures(tables: Tables, metadata: Mapping[str, Any]) -> list[KeyFig
     scenarios = learn_tables.find_scenarios(matrix)
     for scenario in scenarios:
         suffix = f", {SCENARIOS[scenario]}" if len(scenarios) > 1 else ""
+        estimates = learn_metrics.make_estimates(tables["summary"], scenario)
         for name, extreme in (("average_performance", "highest"), ("forgetting", "least")):
-            scores = learn_metrics.final_estimates(tables["summary"], scenario, name)
-            methods = _rank_competitors(scores)
-            if methods:
-                title = f"{learn_metrics.get_metric(name).title}{suffix}"
-                figures.append(_best_figure(title, extreme, methods[:: 1 if extreme == "highest" else -1], scores))
-    return [*figures, _size_figure(matrix, metadata), *_time_figures(metadata)]
+            scores = estimates.get(name, {})
+            methods = rank_competitors(scores)[:: 1 if extreme == "highest" else -1]
+            title = f"{learn_metrics.get_metric(name).title}{suffix}"
+            figures += [_best_figure(title, extreme, methods, scores)] if methods else []
+    classes = {str(label) for task in task_records(metadata) for label in task.get("labels", [])}
+    note = pluralize(len(classes), "class", "classes") if classes else ""
+    return [*figures, KeyFigure("Tasks", str(count_tasks(matrix)), note), *_time_figures(metadata)]
 
 
 def _best_figure(title: str, extreme: str, methods: Sequence[str], scores: Mapping[str, Estimate]) -> KeyFigure:
     """Make the figure of the first method, or of all that tie with it."""
-    ties = learn_metrics.find_ties(methods, scores)
+    ties, best = find_ties(methods, scores), scores[methods[0]]
     label = f"{title}, {extreme}" if len(ties) < len(methods) else title
     if len(ties) == 1:
-        return KeyFigure(label, learn_metrics.format_estimate(scores[methods[0]]), methods[0])
-    return KeyFigure(label, format_fixed(scores[methods[0]].mean), f"the same: {join_names(ties)}")
-
-
-def _size_figure(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> KeyFigure:
-    names = class_names(metadata)
-    note = pluralize(len(names), "class", "classes") if names else ""
-    return KeyFigure("Tasks", str(learn_tables.count_tasks(matrix)), note)
-
-
-def class_names(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the classes of all tasks, each once."""
-    return list(dict.fromkeys(str(label) for task in task_records(metadata) for label in task.get("labels") or []))
+        return KeyFigure(label, format_estimate(best), methods[0])
+    return KeyFigure(label, format_fixed(best.mean), f"the same: {join_names(ties)}")
 
 
 def task_records(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the metadata of each task."""
-    tasks = labels.section(metadata, "stream").get("tasks") or []
-    return [task for task in tasks if isinstance(task, Mapping)]
+    return list(labels.section(metadata, "stream").get("tasks", []))
 
 
 def score_name(metadata: Mapping[str, Any]) -> str:
     """Return the name of the score of all tasks, "Score" where they differ."""
-    metrics = {str(task.get("metric") or "accuracy") for task in task_records(metadata)} or {"accuracy"}
-    return SCORE_NAMES.get(next(iter(metrics)), "Score") if len(metrics) == 1 else "Score"
+    names = {str(task.get("metric") or "accuracy") for task in task_records(metadata)} or {"accuracy"}
+    return SCORE_NAMES.get(names.pop(), "Score") if len(names) == 1 else "Score"
 
 
 def _time_figures(metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -239,25 +210,25 @@ def _time_figures(metadata: Mapping[str, Any]) -> list[KeyFigure]:
     return [KeyFigure("Time", format_duration(seconds), ", ".join(notes))]
 
 
-def describe_matrix(matrix: pd.DataFrame, score: str, *, omits_runs: bool) -> str:
+def describe_matrix(matrix: pd.DataFrame, score: str) -> str:
     """Describe rows, columns and shading of the matrices; `score` names their unit."""
-    positions = ""
-    if not learn_tables.has_one_order(matrix):
-        positions = " Orders differ between runs: the mean is by position in the stream."
+    one_order = learn_tables.has_one_order(matrix)
+    positions = "" if one_order else " Orders differ between runs: the mean is by position in the stream."
     future = " Faint cells: tasks not yet trained." if len(learn_tables.select_trained(matrix)) < len(matrix) else ""
-    means = " The page holds only means, to stay small; matrix.parquet has every run." if omits_runs else ""
+    means = " The page holds only means, to stay small; matrix.parquet has every run." if omits_runs(matrix) else ""
     return f"{score} in per cent. Rows: tasks trained so far. Columns: the task scored.{future}{positions}{means}"
 
 
-def describe_curves(matrix: pd.DataFrame, max_tasks: int, max_methods: int) -> str:
+def describe_curves(matrix: pd.DataFrame) -> str:
     """Describe lines and bands of the curves, and which tasks and methods they leave out."""
-    num_methods, num_old_tasks = matrix["method"].nunique(), learn_tables.count_tasks(matrix) - 1
+    num_methods, num_old_tasks = matrix["method"].nunique(), count_tasks(matrix) - 1
     band = "; band: 95 % interval (Student’s t)" if num_methods <= learn_tables.NUM_INKS else ""
     parts = [f"Means over runs{band}." if _max_runs(matrix) > 1 else "One run of each method."]
-    if num_old_tasks > max_tasks:
-        parts.append(f"{max_tasks} of the {num_old_tasks} old tasks are drawn, spread evenly.")
-    if num_methods > max_methods:
-        parts.append(f"Only the first {max_methods} of {num_methods} methods are drawn.")
+    if num_old_tasks > MAX_TASK_PANELS:
+        parts.append(f"{MAX_TASK_PANELS} of the {num_old_tasks} old tasks are drawn, spread evenly.")
+    num_drawn = len(learn_tables.assign_styles(matrix))
+    if num_methods > num_drawn:
+        parts.append(f"Only the first {num_drawn} of {num_methods} methods are drawn.")
     return " ".join(parts)
 
 

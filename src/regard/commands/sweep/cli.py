@@ -38,14 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the trials, print, write. Everything that can be refused is refused before one begins."""
-    from regard.commands.sweep.commands import COMMANDS
+    from regard.commands.sweep.commands import find_command
     from regard.commands.sweep.run import sweep
     from regard.commands.sweep.terminal import sweep_summary
     from regard.runs.command_line import print_summary
 
-    if args.verb not in COMMANDS:
-        raise UserError(f"expected one of {', '.join(COMMANDS)} to sweep, got {args.verb!r}")
-    command = COMMANDS[args.verb]()
+    command = find_command(args.verb)
     options = make_parser(command).parse_args(args.rest)
     if options.name is not None and options.config is not None:
         raise UserError(f"--config: expected a name or a file, got both '{options.name}' and {options.config}")
@@ -126,24 +124,21 @@ def folder_arguments(command: Command, options: argparse.Namespace) -> list[str]
 
 def parse_vary(command: Command, texts: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each field, each once, from texts such as `weight_decay=0,0.1`. Raises UserError."""
+    from regard.commands.sweep.commands import check_varied_field
+
     vary: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, listed = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
         if not equals:
             raise UserError(f"vary: expected FIELD=VALUE,VALUE, got {text!r}")
-        if name == "seed":
-            raise UserError("vary: seeds are given by --seeds, as 0,7")
-        if name not in command.config.field_names():
-            allowed = ", ".join(sorted(command.config.field_names()))
-            raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
+        check_varied_field(command, name)
         parts = [part.strip() for part in listed.split(",")]
         if not all(parts):
             raise UserError(f"vary: expected values with commas between them for {name}, got {listed!r}")
-        values = vary.setdefault(name, [])
         for value in (command.config.parse_field(name, part) for part in parts):
-            if value not in values:
-                values.append(value)
+            if value not in vary.setdefault(name, []):
+                vary[name].append(value)
     return vary
 
 
@@ -151,24 +146,16 @@ class PrintProgress:
     """Prints how each trial ended on standard error: of all on a terminal, else of those that failed."""
 
     def __init__(self) -> None:
-        self._all = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, progress: SweepProgress) -> None:
-        line = _describe_event(progress)
-        if line and (self._all or progress.event.kind != "finished"):
+        event = progress.event
+        results = {"failed": f"failed, tried again ({event.error})", "given up": f"failed ({event.error})"}
+        if self._is_terminal:
+            results["finished"] = f"finished in {event.seconds:.0f} s"
+        if event.kind in results:
+            line = f"[{progress.finished}/{progress.trials}] {progress.trial}: {results[event.kind]}"
             print(line, file=sys.stderr, flush=True)
-
-
-def _describe_event(progress: SweepProgress) -> str:
-    """Return how a trial ended, in a line; "" for one that started."""
-    event, trial = progress.event, f"[{progress.finished}/{progress.trials}] {progress.trial}:"
-    lines = {
-        "started": "",
-        "finished": f"{trial} finished in {event.seconds:.0f} s",
-        "failed": f"{trial} failed, tried again ({event.error})",
-        "given up": f"{trial} failed ({event.error})",
-    }
-    return lines[event.kind]
 
 
 def _describe_failures(result: SweepResult) -> str:

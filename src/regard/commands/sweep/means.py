@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,10 +39,10 @@ METRICS = {
         )
     },
 }
-"""What is told of each combination: the column, its title, its unit."""
+"""Metrics of a combination: the column, its title, its unit."""
 
 TIMED = ("tokens_per_second",)
-"""Metrics of the machine: seeds are no sample of them, so no difference is told."""
+"""Metrics of the machine: seeds are no sample of them, so no difference is reported."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Combination:
 
     name: str
     rows: pd.DataFrame
-    planned: int
+    num_planned: int
 
 
 @dataclass(frozen=True)
@@ -72,89 +73,88 @@ class Difference:
     paired: bool
 
     @property
-    def sure(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether there is an interval."""
         return math.isfinite(self.low)
 
     @property
     def overlaps(self) -> bool:
-        """Whether the interval holds 0."""
+        """Whether the interval contains 0."""
         return self.low <= 0 <= self.high
 
 
-def check_trials(trials: pd.DataFrame, record: Mapping[str, Any]) -> None:
-    """Nothing, or a UserError: there is no trial at all, a column is missing, or a trial is told twice."""
-    if trials.empty:
-        if not record.get("trials"):
+@dataclass(frozen=True)
+class Comparison:
+    """What a report on a sweep compares.
+
+    Attributes:
+        trials: A row for each finished trial.
+        record: The metadata in `sweep.json`.
+        combinations: The combinations in the order that they were planned in.
+        metrics: Titles and units of the metrics that at least one trial has, by column.
+        unfinished: The planned trials without a result: name of the combination, seed, and record.
+    """
+
+    trials: pd.DataFrame
+    record: Mapping[str, Any]
+    combinations: Sequence[Combination]
+    metrics: Mapping[str, tuple[str, str]]
+    unfinished: Sequence[tuple[str, str, Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, trials: pd.DataFrame, record: Mapping[str, Any]) -> Comparison:
+        """Compare trials. Raises UserError if there is no trial, a column is missing, or a trial is repeated."""
+        planned = record.get("trials", [])
+        if trials.empty and not planned:
             raise UserError("trials: expected at least one trial, the table is empty")
-        return
-    missing = [name for name in ("key", "seed") if name not in trials]
-    if missing:
-        raise UserError(f"trials: expected the columns key, seed, …; missing: {', '.join(missing)}")
-    twice = trials.loc[trials["key"].duplicated(), "key"]
-    if len(twice):
-        raise UserError(f"trials: expected one row for each trial, several are of {twice.iloc[0]}")
+        missing = [name for name in ("key", "seed") if name not in trials]
+        if missing:
+            raise UserError(f"trials: expected the columns key, seed, …; missing: {', '.join(missing)}")
+        repeated = trials.loc[trials["key"].duplicated(), "key"]
+        if len(repeated):
+            raise UserError(f"trials: expected one row for each trial, several are of {repeated.iloc[0]}")
+        names = {trial["key"]: name_combination(trial["values"]) for trial in planned}
+        combinations = [
+            Combination(name, trials[trials["key"].map(names) == name], count)
+            for name, count in Counter(names.values()).items()
+        ]
+        keys = set(trials["key"])
+        unfinished = [(names[t["key"]], f"seed {format_value(t['seed'])}", t) for t in planned if t["key"] not in keys]
+        return cls(trials, record, combinations, _find_metrics(trials), unfinished)
+
+    def differences(self, metric: str) -> list[tuple[str, Difference]]:
+        """Return the differences to the first combination, by name, of the combinations that have one."""
+        first, *others = self.combinations
+        by_name = [(item.name, difference(first.rows, item.rows, metric)) for item in others if metric not in TIMED]
+        return [(name, value) for name, value in by_name if value is not None]
 
 
-def combinations(trials: pd.DataFrame, record: Mapping[str, Any]) -> list[Combination]:
-    """The combinations in the order that they were planned in, those without a finished trial as well."""
-    planned = [one for one in record.get("trials") or [] if isinstance(one, Mapping)]
-    names = {str(one.get("key")): name_of(labels.section(one, "values")) for one in planned}
-    fields = [field for field in labels.section(record, "vary") if field in trials]
-    every = [] if trials.empty else [_own_name(row, names, fields) for row in trials.to_dict("records")]
-    own = pd.Series(every, index=trials.index, dtype="object")
-    found = []
-    for name in dict.fromkeys([*names.values(), *every]):
-        rows = trials[own == name]
-        found.append(Combination(name, rows, max(len(rows), sum(other == name for other in names.values()))))
-    return found
+def name_combination(values: Mapping[str, Any]) -> str:
+    """Name a combination, as in "sigmoid, weight decay 0.1"; a value that is a word needs no field."""
+    return ", ".join(_name_value(field, value) for field, value in values.items()) or "the recipe"
 
 
-def _own_name(row: Mapping[Any, Any], names: Mapping[str, str], fields: Sequence[str]) -> str:
-    key = str(row["key"])
-    return names[key] if key in names else name_of({field: row[field] for field in fields}) if fields else key
+def _name_value(field: str, value: Any) -> str:
+    text = "none" if value is None else format_value(value)
+    is_word = isinstance(value, str) and value.lower() not in ("none", "")
+    return text if is_word else f"{field.replace('_', ' ')} {text}"
 
 
-def name_of(values: Mapping[str, Any]) -> str:
-    """The combination in words, as in "sigmoid, weight decay 0.1"; a value that is a word needs no field."""
-    return ", ".join(_said(field, value) for field, value in values.items()) or "the recipe"
-
-
-def _said(field: str, value: Any) -> str:
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
-        value = None
-    words = "none" if value is None else format_value(value)
-    alone = isinstance(value, str) and value.lower() not in ("none", "")
-    return words if alone else f"{field.replace('_', ' ')} {words}"
-
-
-def unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The planned trials that the table has no row of."""
-    there = set() if trials.empty else {str(key) for key in trials["key"]}
-    planned = [one for one in record.get("trials") or [] if isinstance(one, Mapping)]
-    return [one for one in planned if str(one.get("key")) not in there]
-
-
-def metrics(trials: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """The metrics that at least one trial has: their titles and units by column."""
+def _find_metrics(trials: pd.DataFrame) -> dict[str, tuple[str, str]]:
     names = domains(trials)
-    own = {f"{DOMAIN}{name}": (f"Validation loss, {name}", "") for name in (names if len(names) > 1 else [])}
-    first = {"valid_loss": METRICS["valid_loss"]}
-    return {
-        key: told for key, told in {**first, **own, **METRICS}.items() if np.isfinite(numeric_column(trials, key)).any()
-    }
+    by_domain = {f"{DOMAIN}{name}": (f"Validation loss, {name}", "") for name in (names if len(names) > 1 else [])}
+    metrics = {"valid_loss": METRICS["valid_loss"], **by_domain, **METRICS}
+    return {key: title for key, title in metrics.items() if np.isfinite(numeric_column(trials, key)).any()}
 
 
 def mean(rows: pd.DataFrame, metric: str) -> Mean:
-    """The mean of the trials that have the metric, with its standard error s/√n."""
+    """Average the trials that have the metric, with the standard error s/√n."""
     values = numeric_column(rows, metric)
-    return of_values(values[np.isfinite(values)])
+    return average(values[np.isfinite(values)])
 
 
-def of_values(values: Floats) -> Mean:
-    """The mean of the values and its standard error."""
+def average(values: Floats) -> Mean:
+    """Average values, with the standard error."""
     n = len(values)
     if n == 0:
         return Mean(0, math.nan, math.nan)
@@ -163,22 +163,23 @@ def of_values(values: Floats) -> Mean:
 
 
 def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Difference | None:
-    """How much more of the metric `rows` have than `first`, None where one of them has none.
+    """Return how much more of the metric `rows` have than `first`, None where one of them has none.
 
-    With two seeds or more in common the differences are taken seed by seed (Student's t); else the interval is Welch's,
-    its degrees of freedom rounded down, for which both need two seeds.
+    With two seeds or more in common the differences are paired by seed (Student's t); else the interval is Welch's, its
+    degrees of freedom rounded down, for which both need two seeds.
     """
-    ours, theirs = (_by_seed(table, metric) for table in (rows, first))
-    if not ours or not theirs:
+    values, first_values = (_by_seed(table, metric) for table in (rows, first))
+    if not values or not first_values:
         return None
-    common = sorted(set(ours) & set(theirs))
-    if len(common) > 1:
-        pairs = of_values(np.array([ours[seed] - theirs[seed] for seed in common]))
-        half = t_half_width(pairs.n, pairs.error * math.sqrt(pairs.n))
-        return Difference(pairs.value, pairs.value - half, pairs.value + half, paired=True)
-    a, b = (of_values(np.array(list(values.values()))) for values in (ours, theirs))
-    half = welch_half_width(a.n, a.error, b.n, b.error)
-    return Difference(a.value - b.value, a.value - b.value - half, a.value - b.value + half, paired=False)
+    common = sorted(set(values) & set(first_values))
+    paired = len(common) > 1
+    if paired:
+        pairs = average(np.array([values[seed] - first_values[seed] for seed in common]))
+        value, half = pairs.value, t_half_width(pairs.n, pairs.error * math.sqrt(pairs.n))
+    else:
+        a, b = (average(np.array(list(by_seed.values()))) for by_seed in (values, first_values))
+        value, half = a.value - b.value, welch_half_width(a.n, a.error, b.n, b.error)
+    return Difference(value, value - half, value + half, paired)
 
 
 def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
@@ -187,8 +188,8 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
     return {seed: float(value) for seed, value in zip(seeds, values, strict=True) if math.isfinite(value)}
 
 
-def shown(value: Mean, unit: str = "") -> str:
-    """The mean and its standard error, to the error's second digit or five digits; to three where there is no error."""
+def format_mean(value: Mean, unit: str = "") -> str:
+    """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error."""
     text = labels.number(value.value, 3)
     if value.error > _ROUNDING * abs(value.value):
         places = min(decimals(value.error), max(0, 4 - _power(value.value)))
@@ -201,7 +202,7 @@ _ROUNDING = 1e-9
 
 
 def decimals(error: float) -> int:
-    """How many decimals show two digits of an error; at most 6."""
+    """Return how many decimals show two digits of an error; at most 6."""
     return min(6, max(0, 1 - _power(error)))
 
 

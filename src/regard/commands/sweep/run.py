@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from regard.commands.sweep.commands import COMMANDS
+from regard.commands.sweep.commands import check_varied_field, find_command
 from regard.commands.sweep.page import sweep_page
-from regard.commands.sweep.state import TRIALS, SweepState, add_trials, check_sweep_dir, trial_key
+from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
 from regard.errors import UserError, check_choice
 from regard.runs.command import Command
 from regard.runs.config import Config
@@ -104,7 +104,7 @@ def sweep(
     Raises:
         UserError: A combination cannot be, or the folder holds something else; nothing was run.
     """
-    command = _find_command(command)
+    command = command if isinstance(command, Command) else find_command(command)
     folder = Path(out).resolve()
     fields = config.to_dict() if isinstance(config, Config) else dict(config or {})
     trials = make_trials(command, vary, folder=folder, fields=fields, seeds=_list_seeds(seeds, num_seeds))
@@ -114,7 +114,7 @@ def sweep(
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
         state = SweepState.open(folder, command.name)
-        add_trials(state, {trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
+        state.add({trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
         failed = _run_trials(command, trials, state, engine, retries, arguments, on_progress)
         return _collect(command, state, failed)
 
@@ -129,11 +129,7 @@ def make_trials(
 ) -> list[Trial]:
     """Return every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
     for name, values in vary.items():
-        if name == "seed":
-            raise UserError("vary: seeds are given by --seeds, as 0,7")
-        if name not in command.config.field_names():
-            allowed = ", ".join(sorted(command.config.field_names()))
-            raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
+        check_varied_field(command, name)
         if not values:
             raise UserError(f"vary: expected at least one value of {name}, got none")
     if not vary:
@@ -174,13 +170,6 @@ def _list_gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return tuple(visible.split(",")[:count] if visible else map(str, range(count)))
-
-
-def _find_command(command: str | Command) -> Command:
-    if isinstance(command, Command):
-        return command
-    check_choice("sweep", command, COMMANDS)
-    return COMMANDS[command]()
 
 
 def _list_seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
@@ -238,7 +227,7 @@ def _run_trials(
 
 
 def _make_job(command: Command, trial: Trial, state: SweepState, arguments: Sequence[str]) -> Job:
-    """Return the process of a trial, with the log of its complaints."""
+    """Return the process of a trial, with the log of its errors."""
     line = (*command.arguments(state.path(trial.key), trial.folder), *arguments)
     return Job(trial.key, line, directory=str(Path.cwd()), log=str(trial.folder.with_name(f"{trial.key}.log")))
 
@@ -246,18 +235,17 @@ def _make_job(command: Command, trial: Trial, state: SweepState, arguments: Sequ
 def _collect(command: Command, state: SweepState, failed: dict[str, str]) -> SweepResult:
     """Write the table and the page of all finished trials in the folder."""
     folders = {key: state.folder / TRIALS / key for key in state.trials}
-    finished = [key for key in folders if command.is_finished(folders[key], state.fields[key])]
-    vary = tuple(state.varied_fields())
+    finished = {key: path for key, path in folders.items() if command.is_finished(path, state.fields[key])}
+    record = state.record()
     rows = [
-        {"key": key, "seed": state.fields[key]["seed"]}
-        | {name: state.fields[key][name] for name in vary}
-        | command.final_metrics(folders[key])
-        for key in finished
+        {"key": key, **{name: state.fields[key][name] for name in ("seed", *record["vary"])}}
+        | command.final_metrics(path)
+        for key, path in finished.items()
     ]
-    table, record = make_table(rows, vary), state.record()
+    table = make_table(rows, tuple(record["vary"]))
     if finished:
         _write_table(state.folder / TABLE, table)
-    page = sweep_page(table, record, {key: command.curves(folders[key]) for key in finished})
+    page = sweep_page(table, record, {key: command.curves(path) for key, path in finished.items()})
     write_file(state.folder / PAGE, page)
     return SweepResult(state.folder, table, record, failed)
 

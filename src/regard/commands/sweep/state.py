@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,16 +86,19 @@ class SweepState:
         """Return the file of a trial's fields."""
         return self.folder / TRIALS / f"{key}.json"
 
-    def add(self, key: str, fields: Mapping[str, Any]) -> None:
-        """Add a trial that has not begun, unless it is there."""
-        if key not in self.trials:
-            write_file(self.path(key), json.dumps(fields, indent=1) + "\n")
-            self.trials[key] = {"key": key, "seed": fields["seed"], "state": "waiting", "attempts": 0, "error": ""}
-            self.fields[key] = dict(fields)
-
-    def forget(self, key: str) -> None:
-        """Leave a trial out of the record. Its files stay, and are used if it is added again."""
-        del self.trials[key], self.fields[key]
+    def add(self, trials: Mapping[str, Mapping[str, Any]], vary: Sequence[str], command_line: str) -> None:
+        """Add trials by their fields, and forget those of earlier sweeps that are not finished, but not their files."""
+        self.write()  # which marks the folder as that of a sweep
+        for key in list(self.trials):
+            if self.trials[key]["state"] != "finished" and key not in trials:
+                del self.trials[key], self.fields[key]
+        for key, fields in trials.items():
+            if key not in self.trials:
+                write_file(self.path(key), json.dumps(fields, indent=1) + "\n")
+                self.trials[key] = {"key": key, "seed": fields["seed"], "state": "waiting", "attempts": 0, "error": ""}
+                self.fields[key] = dict(fields)
+        self.vary, self.command_line = tuple(vary), command_line
+        self.write()
 
     def update(self, key: str, **changes: Any) -> None:
         """Record what happened to a trial."""
@@ -129,29 +132,13 @@ class SweepState:
     def varied_fields(self) -> dict[str, list[Any]]:
         """Return the values of the fields in `vary`, and of all others in which trials differ."""
         names = dict.fromkeys([*self.vary, *(name for fields in self.fields.values() for name in fields)])
-        values = {name: _unique(fields.get(name) for fields in self.fields.values()) for name in names}
-        return {
-            name: different
-            for name, different in values.items()
-            if name != "seed" and (name in self.vary or len(different) > 1)
-        }
+        vary = {}
+        for name in names:
+            values = {json.dumps(fields.get(name)): fields.get(name) for fields in self.fields.values()}
+            if name != "seed" and (name in self.vary or len(values) > 1):
+                vary[name] = list(values.values())
+        return vary
 
     def write(self) -> None:
         """Write `sweep.json`, whole or not at all."""
         write_file(self.folder / STATE, json.dumps(seal(self.record()), indent=1) + "\n")
-
-
-def _unique(values: Iterable[Any]) -> list[Any]:
-    """Return the values, each once, in the order they appear."""
-    return list({json.dumps(value): value for value in values}.values())
-
-
-def add_trials(state: SweepState, trials: Mapping[str, Mapping[str, Any]], vary: Sequence[str], line: str) -> None:
-    """Add trials to a record, beside those that earlier sweeps in this folder have finished; others are forgotten."""
-    state.write()  # which marks the folder as that of a sweep
-    for key in [key for key, trial in state.trials.items() if trial["state"] != "finished" and key not in trials]:
-        state.forget(key)
-    for key, fields in trials.items():
-        state.add(key, fields)
-    state.vary, state.command_line = tuple(vary), line
-    state.write()
