@@ -35,6 +35,7 @@ def errors(jobs: Sequence[Job], *, workers: int = 2, retries: int = 0, devices: 
 # -- how jobs end -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "code,error",
     [
@@ -345,6 +346,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.exhaustive
 @needs_ray
 @pytest.mark.slow
 def test_an_interrupted_cluster_of_our_own_lets_its_trials_keep_what_they_have(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> 
     assert found.summary() is not None
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "name, content, told",
     [
