@@ -154,7 +154,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @needs_kernels
 @given(case=cases(), blocks=st.sampled_from((SQUARE, WIDE, TALL)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_both_kernels_equal_the_whole_matrix(case: Case, blocks: Tiling) -> None:
     case.check(blocks)
 

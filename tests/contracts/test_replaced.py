@@ -218,7 +218,7 @@ def test_constants_of_another_model_are_refused(build: Callable) -> None:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    with pytest.raises(regard.UserError, match="another one of the same shape"):
+    with pytest.raises(regard.UserError, match="of another one: their weights"):
         regard.replaced(other, constants)
     assert regard.replaced(other, constants, any_model=True) is not None
     half = copy.deepcopy(bert).half()

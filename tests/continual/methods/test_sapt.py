@@ -31,6 +31,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
+    if config.get("gate") != "published":
+        config = {"router_warmup_steps": 60} | config
     method = Sapt(SaptConfig(r=2, **config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
