@@ -58,7 +58,6 @@ def test_large_vocabularies_take_four_bytes(plain: Any, tmp_path: Path) -> None:
     assert made.rows(torch.tensor([0])).max() > 65_535
 
 
-@pytest.mark.exhaustive
 def test_a_vocabulary_of_65_536_takes_two_bytes(plain: Any, tmp_path: Path) -> None:
     plain.add_tokens([f"extra{number}" for number in range(65_536 - len(plain))])
     assert pack(["w1 w1 w1"], plain, 3, tmp_path / "two").metadata.dtype == "uint16"
