@@ -393,3 +393,7 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
     }
     found = learn(small_text_tasks.stream(4, 2), "separate", small_text_tasks.loaded(), **given)
     assert len(found.accuracy_matrix) == 3
+
+
+def test_the_score_to_beat_is_that_of_the_most_frequent_label() -> None:
+    assert majority_score([0, 1, 1, 2, 1]) == 60
