@@ -100,7 +100,7 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
 
     AttentionInterface.register("by_hand", attention)
     AttentionMaskInterface.register("by_hand", sdpa_mask)
-    before = [(config, config._attn_implementation_internal) for config in find_configs(model)]
+    before = [(config, config._attn_implementation_internal) for config, _ in find_configs(model)]
     attend = RegardAttention._attend
     try:
         RegardAttention._attend = ours

@@ -111,7 +111,7 @@ def by_hand(model: nn.Module, name: str, wanted: Callable[[Any], bool]) -> Itera
 
     AttentionInterface.register("by_hand", attention)
     AttentionMaskInterface.register("by_hand", sdpa_mask)
-    before = [(config, config._attn_implementation_internal) for config in find_configs(model)]
+    before = [(config, config._attn_implementation_internal) for config, _ in find_configs(model)]
     try:
         for config, _ in before:
             config._attn_implementation_internal = "by_hand"

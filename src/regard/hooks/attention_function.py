@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
@@ -21,13 +21,8 @@ from regard.hooks.registration import hint
 class Observer:
     """Told of every attention call of the modules it observes."""
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """Return the call with what is known of its queries, and the reductions to compute; None to skip it.
-
-        `causal_site` says that the layer is causal, also where this call needs no causal mask.
-        """
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
+        """Return the call with what is known of its queries, and the reductions to compute; None to skip it."""
         return None
 
     def after_attention(
@@ -44,6 +39,15 @@ EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 """The only observer that is told of calls, if there is one."""
 
 
+OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "softcap")
+"""Options of a host that say what its attention computes."""
+IGNORED = (
+    "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "labels", "max_length_k",
+    "max_length_q", "num_items_in_batch", "position_ids", "seq_idx",
+)  # fmt: skip
+"""Options that do not: the mask says it already, or they are meant for other parts of the model."""
+
+
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -53,22 +57,49 @@ def attention_function(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    *,
+    is_eager_host: bool = False,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Return the output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
 
-    A module that knows what it computes passes the whole `AttentionCall` as the option `described`.
+    A module that knows what it computes passes the whole `AttentionCall` as the option `described`. A host without
+    SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal.
+
+    Raises:
+        UserError: The host passes a tensor of which nobody knows what it does to the weights.
     """
-    causal_site = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    if unknown := [name for name in options if name not in OBEYED + IGNORED and isinstance(options[name], Tensor)]:
+        raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
     call = options.get("described")
     if call is None:
-        call = _read_call(query, key, value, attention_mask, scaling, causal_site, options)
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = bool(causal) and attention_mask is None and not is_eager_host
+        call = _read_call(query, key, value, attention_mask, scaling, causal, options)
     if dropout:
         call = replace(call, dropout=dropout)
-    return dispatch(module, call, causal_site).transpose(1, 2).contiguous(), None
+    return dispatch(module, call).transpose(1, 2).contiguous(), None
 
 
-def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tensor:
+def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
+    """Return whether no query of a layer sees a later key, or only within a prefix. Reads the mask of the call.
+
+    A call of one token does not say it; then the module does, as it does for a prefix and for windows.
+    """
+    if call.causal:
+        return True
+    declared = getattr(module, "is_causal", None)
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    if queries == 1 or queries != keys:
+        is_decoder = getattr(getattr(module, "config", None), "is_decoder", True)
+        return bool(is_decoder if declared is None else declared)
+    visible = visible_mask(call)
+    if not bool(visible.triu(1).any()):
+        return bool(visible.tril(-1).any()) or declared is not False  # else each token sees itself alone
+    return declared is True and not torch.equal(visible, visible.mT)
+
+
+def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
     """Return the output of a call (batch, head, query, width), and show it to the observers of the module.
 
     The module's constants and its other operation are put into the call first, if it has any.
@@ -85,7 +116,7 @@ def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tenso
     for observer in OBSERVERS.get(module, ()):
         if EXCLUSIVE.get() not in (None, observer):
             continue
-        answer = observer.before_attention(module, call, causal_site)
+        answer = observer.before_attention(module, call)
         if answer is not None:
             call, request = answer
             names, num_first_keys = names | request.names, max(num_first_keys, request.num_first_keys)
@@ -102,18 +133,22 @@ def _read_call(
     value: Tensor,
     mask: Tensor | None,
     scaling: float | None,
-    causal_site: bool,
+    is_causal: bool,
     options: dict[str, Any],
 ) -> AttentionCall:
     """Read the host's arguments into a call."""
     if options.get("cache") is not None:
         raise UserError("cannot observe attention over a paged cache; generate without continuous batching")
     queries, keys = query.shape[2], key.shape[2]
-    causal = mask is None and causal_site and queries > 1
+    causal = is_causal and queries > 1
     if causal and keys > queries:
         key, value = key[:, :, :queries], value[:, :, :queries]
         keys = queries
     masks = _read_mask(mask, keys)
+    if options.get("indices") is not None:  # of the keys that each query (batch, query) selects
+        selected = torch.zeros(len(query), queries, keys, dtype=torch.bool, device=query.device)
+        selected = selected.scatter(-1, options["indices"].long(), True)[:, None]
+        masks["keep"] = selected & masks["keep"] if "keep" in masks else selected
     bias = options.get("position_bias")
     if bias is not None:
         bias = bias[..., :keys]

@@ -53,9 +53,7 @@ class _Reader(Observer):
     def __init__(self) -> None:
         self.captured: list[CapturedWeights] = []
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest]:
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest]:
         return call, ReductionRequest()
 
     def after_attention(

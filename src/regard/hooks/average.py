@@ -184,9 +184,7 @@ class _AttentionSums(Observer):
         self._forwards[path] = forward
         self._uses.clear()
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest]:
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest]:
         use = self._uses.get(module, 0)
         self._uses[module] = use + 1
         self._layer = self._layers[module, use]

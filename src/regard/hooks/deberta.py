@@ -60,7 +60,7 @@ def _forward(
         keep=attention_mask.bool(),
         dropout=module.dropout.p if module.training else 0.0,
     )
-    return torch.flatten(dispatch(module, call, causal_site=False).transpose(1, 2), 2), None
+    return torch.flatten(dispatch(module, call).transpose(1, 2), 2), None
 
 
 def _project_v1(module: Any, hidden: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float, int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.attention_function import Observer
+from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
 from regard.hooks.modules import Stack, attention_kind, find_stacks
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
@@ -132,12 +132,14 @@ class _Tracer(Observer):
         if isinstance(output, Tensor):
             self._outputs[module] = output
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest] | None:
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         stack, path = self.locations[module]
         kind = attention_kind(path)
-        role = self._role(stack, causal_site) if kind == "self" else self._roles.get(stack.path, "decoder")
+        role = (
+            self._role(stack, is_causal_layer(module, call))
+            if kind == "self"
+            else self._roles.get(stack.path, "decoder")
+        )
         site = "cross" + role.removeprefix("decoder") if kind == "cross" else role
         self.layers.append(
             AttentionLayer(

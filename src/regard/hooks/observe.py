@@ -17,7 +17,7 @@ from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
 from regard.hooks.accumulate import REDUCTIONS
-from regard.hooks.attention_function import Observer
+from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.hidden_reductions import find_hidden_input, find_hidden_output
@@ -189,9 +189,7 @@ class Watch(Observer):
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest] | None:
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         sequences, path = self.locations[module]
         forward = sequences.forward
         if forward is None:
@@ -200,7 +198,7 @@ class Watch(Observer):
         index = forward.calls[kind]
         forward.calls[kind] += 1
         if kind == "self" and index == 0:
-            sequences.role = sequences.role or ("decoder" if causal_site else "encoder")
+            sequences.role = sequences.role or ("decoder" if is_causal_layer(module, call) else "encoder")
             sequences.read_first_attention(call)
             if self._is_observed(EMBEDDING_LAYER):
                 self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)

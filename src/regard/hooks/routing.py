@@ -16,7 +16,7 @@ from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import NAME, find_configs, register
+from regard.hooks.registration import find_configs, register
 
 
 def check_observable(model: nn.Module) -> None:
@@ -123,7 +123,7 @@ def route_permanently(model: nn.Module) -> None:
 
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
-    configs = [(config, "_attn_implementation_internal", NAME) for config in find_configs(model)]
+    configs = [(config, "_attn_implementation_internal", name) for config, name in find_configs(model)]
     forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
     return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]
 

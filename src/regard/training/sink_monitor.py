@@ -188,9 +188,7 @@ class _VirtualSinkObserver(Observer):
     def __init__(self, length: int) -> None:
         self.length, self.has_virtual_sink = length, False
 
-    def before_attention(
-        self, module: nn.Module, call: AttentionCall, causal_site: bool
-    ) -> tuple[AttentionCall, ReductionRequest] | None:
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.has_virtual_sink = self.has_virtual_sink or column or longer or call.sink is not None

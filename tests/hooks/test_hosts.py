@@ -1,0 +1,118 @@
+"""Hosts that read masks in ways of their own: what Regard computes is what their eager attention computes."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from regard.attention.call import AttentionCall
+from regard.errors import UserError
+from regard.hooks import Watch, find_attention_layers, watching
+from regard.hooks.attention_function import attention_function, is_causal_layer
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 16, "index_topk": 8,
+}  # fmt: skip
+ENCODERS = {"Splinter": {"question_token_id": 4}, "ClapText": {}, "AlignText": {}, "LayoutLM": {}}
+
+
+def model_of(name: str, task: str, **sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SMALL, **sizes)
+    return getattr(transformers, f"{name}{task}")._from_config(config, attn_implementation="eager").eval()
+
+
+def ids(rows: int = 2, tokens: int = 20) -> Tensor:
+    return torch.randint(5, 99, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def assert_equal_to_eager(model: Any, **inputs: Any) -> Watch:
+    """Logits or states, and the mean mass of each key, are those of the host's eager attention."""
+    expected = model(**inputs, output_attentions=True)
+    with watching(model, ["column_mass", "alpha"]) as watch:
+        output = model(**inputs)
+    torch.testing.assert_close(output[0], expected[0], rtol=1e-4, atol=1e-5)
+    for layer, weights in enumerate(expected.attentions):
+        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(weights.shape[1], -1)
+        torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5)
+    return watch
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_without_sdpa_sees_later_keys(name: str, padded: bool) -> None:
+    """Its modules do not say that they are not causal, and its mask is not left out."""
+    model = model_of(name, "Model", **ENCODERS[name])
+    mask = torch.ones(2, 20, dtype=torch.long)
+    if padded:
+        mask[1, 12:] = 0
+        with torch.no_grad():
+            expected = model(ids(), attention_mask=mask)[0]
+            with watching(model, "column_mass"):
+                output = model(ids(), attention_mask=mask)[0]
+        torch.testing.assert_close(output[0], expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output[1, :12], expected[1, :12], rtol=1e-4, atol=1e-5)
+    else:
+        watch = assert_equal_to_eager(model, input_ids=ids(), attention_mask=mask)
+        assert set(watch.frame()["site"]) == {"encoder"}
+        assert watch.frame("alpha")["value"].max() <= 1
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])
+def test_keys_that_an_indexer_selects_are_all_that_is_seen(name: str) -> None:
+    assert_equal_to_eager(model_of(name, "ForCausalLM", **LATENT), input_ids=ids())
+
+
+def test_masks_that_a_host_extends_by_its_own_bias_stay_what_they_are() -> None:
+    model = model_of("DeepseekV4", "ForCausalLM", num_key_value_heads=1, head_dim=16, q_lora_rank=16, index_topk=8,
+                     moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, o_groups=2, o_lora_rank=8,
+                     qk_rope_head_dim=8, index_n_heads=2, index_head_dim=16)  # fmt: skip
+    with torch.no_grad():
+        expected = model(ids(tokens=40)).logits
+        with watching(model, "row_sum"):
+            output = model(ids(tokens=40)).logits
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_option_that_may_change_the_weights_is_refused() -> None:
+    query = torch.randn(1, 2, 4, 8)
+    with pytest.raises(UserError, match="Identity: its attention has the unknown option block_indices"):
+        attention_function(nn.Identity(), query, query, query, None, block_indices=torch.zeros(1))
+
+
+def test_which_layers_are_causal_is_read_from_the_mask() -> None:
+    """A prefix and a window leave the word to the module, everything else does not need it."""
+    declared, undeclared = nn.Identity(), nn.Identity()
+    declared.is_causal = True
+    query = torch.randn(1, 1, 6, 4)
+    full = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    causal = full.tril()
+    masks = {"full": full, "causal": causal, "prefix": causal | (torch.arange(6) < 3), "window": causal.triu(-2)}
+    masks["both sides"] = full.tril(1).triu(-1)
+    sides = {}
+    for name, keep in masks.items():
+        call = AttentionCall(query=query, key=query, value=query, scale=1.0, keep=keep)
+        sides[name] = (is_causal_layer(declared, call), is_causal_layer(undeclared, call))
+    assert sides == {
+        "full": (False, False),
+        "causal": (True, True),
+        "prefix": (True, False),
+        "window": (True, True),
+        "both sides": (False, False),
+    }
+
+
+@pytest.mark.parametrize("name", ["Llama", "GptOss", "Bert"])
+def test_layers_of_common_models_are_what_they_were(name: str) -> None:
+    sizes = {"num_local_experts": 2, "head_dim": 8, "num_key_value_heads": 4} if name == "GptOss" else {}
+    layers = find_attention_layers(model_of(name, "Model", **sizes))
+    assert [layer.site for layer in layers] == [("encoder" if name == "Bert" else "decoder")] * 2
