@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import packing as module
-from regard.data.blocks import TokenBlocks
-from regard.data.packing import pack, split_sections
+from regard.data import blocks as module
+from regard.data.blocks import TokenBlocks, pack, split_sections
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 

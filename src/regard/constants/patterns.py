@@ -42,9 +42,6 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
     * "diagonal": the band otherwise.
 
     `separators` are special columns beside the first; negative ones count from the end.
-
-    Raises:
-        UserError: Entries are not finite, or a separator is no column.
     """
     shares, uniform = _shares(matrices, separators)
     excess = {

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from regard.data.blocks import BLOCKS, TokenBlocks, check_num_blocks, is_packed
+from regard.data.blocks import BLOCKS, BlockPacker, TokenBlocks, check_num_blocks, is_packed, pack
 from regard.data.corpus_sources import Source, identify_source, read_source
-from regard.data.packing import BlockPacker, pack
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 

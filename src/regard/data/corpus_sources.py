@@ -9,11 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.data.documents import SUFFIXES, Document, find_suffix, read_documents
+from regard.data.blocks import split_sections
 from regard.data.hub import HubSplit
-from regard.data.packing import split_sections
 from regard.data.tables import check_columns
-from regard.data.texts import load_python_documentation, load_standard_library
+from regard.data.texts import (
+    SUFFIXES,
+    Document,
+    find_suffix,
+    load_python_documentation,
+    load_standard_library,
+    read_documents,
+)
 from regard.errors import UserError
 
 PYTHON, HUB = "python", "hub:"
@@ -32,20 +38,13 @@ class Source:
     * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder with such files, also nested;
     * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; the split is
       `train` by default.
-
-    Attributes:
-        name: Name of the domain.
-        where: Location of the text.
-        weight: Sampling weight of the domain.
-        valid: Location of separate validation text, or None.
-        tokens: Maximum number of tokens to read; None for all.
     """
 
     name: str
-    where: str = PYTHON
-    weight: float = 1.0
-    valid: str | None = None
-    tokens: int | None = None
+    where: str = PYTHON  # location of the text
+    weight: float = 1.0  # sampling weight
+    valid: str | None = None  # location of separate validation text
+    tokens: int | None = None  # maximum number of tokens to read; None for all
 
     @classmethod
     def parse(cls, text: str) -> Source:
@@ -90,11 +89,7 @@ def read_source(where: str) -> Iterator[Document]:
 
 
 def identify_source(where: str) -> str:
-    """Return what changes when the text of a location changes.
-
-    For files the SHA-256 over names and bytes, for Python its version. The hub has only its name, since the text is not
-    known before it is streamed.
-    """
+    """Return the SHA-256 over names and bytes of files, the version of Python, or the name of a data set of the hub."""
     if where == PYTHON:
         return f"{PYTHON} {platform.python_implementation()} {platform.python_version()}"
     if where.startswith(HUB):

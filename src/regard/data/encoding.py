@@ -29,25 +29,16 @@ _CHUNK_ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Examples as model inputs: N rows of T columns.
+    """Examples as model inputs: N rows of T columns."""
 
-    Attributes:
-        input_ids: int64 of shape (N, T).
-        attention_mask: bool of shape (N, T), False at padding.
-        token_type_ids: int64 of shape (N, T); None for tokenizers without token types.
-        labels: Shape (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label.
-        separators: Columns with a special token in every row; empty for the layout "natural".
-        truncated: Number of examples that lost tokens.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_type_ids: Tensor | None
-    labels: Tensor
+    input_ids: Tensor  # int64 of shape (N, T)
+    attention_mask: Tensor  # bool of shape (N, T), False at padding
+    token_type_ids: Tensor | None  # int64 of shape (N, T); None for tokenizers without token types
+    labels: Tensor  # (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label
     layout: SpecialTokenLayout
     length: int
-    separators: tuple[int, ...]
-    truncated: int
+    separators: tuple[int, ...]  # columns with a special token in every row; empty for the layout "natural"
+    truncated: int  # number of examples that lost tokens
 
     def __len__(self) -> int:
         return len(self.input_ids)

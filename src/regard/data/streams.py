@@ -16,9 +16,8 @@ from regard.data.instructions import (
     read_hub_task,
     read_instruction_task,
 )
-from regard.data.protocols import compare_splits
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
-from regard.data.splits import DEV_FRACTION, clean_splits, sample_balanced, sample_proportional
+from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stdlib_texts import read_stdlib_tasks
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
@@ -47,7 +46,7 @@ def read_stream(
 
     Rows are sampled by the seed; fewer rows are a subset of more. `metadata["overlaps"]` counts what the splits have in
     common, and for tasks with instructions `metadata["files"]` says what their files contain and
-    `metadata["protocols"]` what each protocol makes of them (see `regard.data.protocols`).
+    `metadata["protocols"]` what each protocol makes of them (see `regard.data.splits`).
 
     Args:
         name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.

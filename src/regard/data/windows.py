@@ -18,21 +18,13 @@ BOS: tuple[Bos, ...] = ("keep", "drop", "add")
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of token ids.
+    """Windows of token ids."""
 
-    Attributes:
-        input_ids: int64 of shape (samples, length).
-        special: True at the special tokens around the text, of shape (samples, length).
-        document_of: Index of each window's document; empty if the windows come from no documents.
-        documents: Number of documents that were read.
-        too_short: Number of these that are shorter than a window.
-    """
-
-    input_ids: Tensor
-    special: Tensor
-    document_of: tuple[int, ...] = ()
-    documents: int = 0
-    too_short: int = 0
+    input_ids: Tensor  # int64 of shape (samples, length)
+    special: Tensor  # True at the special tokens around the text, of shape (samples, length)
+    document_of: tuple[int, ...] = ()  # index of each window's document; empty if they come from no documents
+    documents: int = 0  # number of documents that were read
+    too_short: int = 0  # number of these that are shorter than a window
 
     @property
     def tokens(self) -> int:

@@ -110,7 +110,7 @@ def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
     The differences between the stream's protocols become a note.
     """
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
-    from regard.data.protocols import format_protocol_differences
+    from regard.data.splits import format_protocol_differences
 
     clock = Clock()
 

@@ -28,8 +28,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
-from regard.data.protocols import describe_protocol_differences
-from regard.data.splits import check_disjoint
+from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
