@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from regard.data.texts import Document
 from regard.data.tokenizers import check_eos_token, tokenizer_hash
-from regard.errors import UserError
+from regard.errors import UserError, check_int
 
 BLOCKS = "blocks"
 
@@ -147,14 +146,11 @@ def pack(
     most 65,536 tokens, else uint32.
 
     Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
-    Files are written to a temporary folder and moved, so `folder` never holds incomplete blocks. With several processes
-    let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
+    Files are written to a temporary folder and moved, so `folder`, which holds the blocks alone, never has incomplete
+    ones. With several processes let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
 
-    `folder` holds the blocks alone. `source` is kept in the metadata. `fingerprint` changes when the documents change;
-    "" always packs. Reading stops at `max_tokens`, and `on_progress` gets the number of tokens so far.
-
-    Raises:
-        UserError: Too little text for one block, a tokenizer without EOS, or a folder that cannot be written.
+    `source` is kept in the metadata. `fingerprint` changes when the documents change; "" always packs. Reading stops at
+    `max_tokens`, and `on_progress` gets the number of tokens so far.
     """
     expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
     if fingerprint and is_packed(folder, [BLOCKS], expected):
@@ -204,8 +200,7 @@ class BlockPacker:
     """Writes blocks to a temporary folder, which `finish` moves to its place and an exception removes."""
 
     def __init__(self, folder: str | Path, tokenizer: Any, length: int, *, source: str, fingerprint: str) -> None:
-        if length < 1:
-            raise UserError(f"length: expected at least 1 token, got {length}")
+        check_int("length", length, least=1)
         check_eos_token(tokenizer)
         self.folder = Path(folder)
         self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
@@ -226,9 +221,7 @@ class BlockPacker:
             self.temporary.mkdir(parents=True)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for writer in self.writers.values():
             with contextlib.suppress(OSError):  # a full disk has been reported before
                 writer.file.close()
@@ -279,15 +272,8 @@ class BlockPacker:
                 raise
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            verbose=False,
-        )["input_ids"]
+        options = dict.fromkeys(("add_special_tokens", "padding", "truncation", "return_attention_mask"), False)
+        ids: list[list[int]] = self.tokenizer(texts, split_special_tokens=True, verbose=False, **options)["input_ids"]
         return ids
 
     def _writer(self, split: str) -> _BlockWriter:

@@ -30,9 +30,9 @@ def read_dataset(name: str, folder: Path | None) -> DatasetRows:
         raise UserError(f"stream: expected a folder with the files of {name}, there is no {folder}")
     for files in spec.files:
         places = [folder / below for below in files.folders] + [folder] * (folder.name in files.folders)
-        if paths := find_split_files(places, files.train, files.test, STREAM):
+        if paths := find_split_files(places, (files.train,), (files.test,), STREAM):
             return _read_files(spec, files, *paths)
-    candidates = "; ".join(f"{' or '.join(files.folders)} with {' or '.join(files.train)}" for files in spec.files)
+    candidates = "; ".join(f"{' or '.join(files.folders)} with {files.train}" for files in spec.files)
     expected = f"the files of {name} in {folder}, packed with .gz or not: {candidates}"
     raise UserError(f"stream: expected {expected}; none is there")
 
@@ -89,16 +89,12 @@ def _read_csv(path: Path, files: DatasetFiles) -> Table:
 
 
 def _read_sentences(path: Path, files: DatasetFiles) -> Table:
-    """Read the rows of GLUE, or of .jsonl with the same columns."""
     assert files.columns is not None, "files of sentences have column names"
     return read_sentences(path, files.columns, STREAM)
 
 
 def _read_instructions(path: Path, files: DatasetFiles) -> Table:
-    """Read inputs of lines "Part: text", whose output is the class; missing parts are "".
-
-    Rows labeled "-" are dropped.
-    """
+    """Read inputs of lines "Part: text", whose output is the class, not "-"; missing parts are ""."""
     assert files.columns is not None, "files of instructions name the parts of an input"
     parts = files.columns.texts
     pattern = re.compile("".join(rf"(?:{re.escape(part)}: (.*?)\s*)?" for part in parts) + r"\Z", re.DOTALL)

@@ -35,9 +35,6 @@ def sample_instruction_tasks(
 
     The folder has one file per task (task*.json, with a Definition and Instances), or a folder of train, dev and test
     per task. `max_eval_samples` and `protocol` are those of `regard.data.streams.read_stream`.
-
-    Raises:
-        UserError: There are too few tasks, or a file has another format.
     """
     check_seed(seed)
     check_int("tasks", count, least=1)
@@ -104,12 +101,7 @@ def split_classes(
     If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
     rows are divided evenly in each split. No two tasks have the same classes, and classes are used as evenly as their
     rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
-    class.
-
-    Each task has `classes` classes, with at least `min_rows` rows per class and split.
-
-    Raises:
-        UserError: There are too few classes or rows.
+    class. Each task has `classes` classes, with at least `min_rows` rows per class and split.
     """
     check_seed(seed)
     for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
@@ -207,13 +199,7 @@ def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dic
 
 
 def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:
-    """Return the stream without some tasks, and these, which are evaluated but never trained on.
-
-    `metadata["unseen"]` names them.
-
-    Raises:
-        UserError: A name is unknown, or the names are none or all of the tasks.
-    """
+    """Return the stream without some tasks (`metadata["unseen"]`), and these, which are never trained on."""
     all_names = [task.name for task in stream.tasks]
     unknown = [name for name in names if name not in all_names]
     if unknown or not names or len(set(names)) == len(all_names):

@@ -92,11 +92,7 @@ class Texts:
 
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
-    """Read the documents of all files, in order; "-" is standard input, one document.
-
-    Raises:
-        UserError: A file is missing, empty, not UTF-8, or not what its suffix says.
-    """
+    """Read the documents of all files, in order; "-" is standard input, one document."""
     if not paths:
         raise UserError(f"texts: expected at least one file ({', '.join(SUFFIXES)}) or -, got none")
     texts = [document for path in paths for document in _read(path)]
