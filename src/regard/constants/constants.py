@@ -20,10 +20,8 @@ from torch import Tensor
 
 from regard.errors import UserError, check_choice
 
-Layer = tuple[str, int]
-"""Site and index of a layer: ("encoder", 0)."""
-Head = tuple[str, int, int]
-"""Site, layer and index of a head."""
+Layer = tuple[str, int]  # site and index of a layer: ("encoder", 0)
+Head = tuple[str, int, int]  # site, layer and index of a head
 FORMAT, HEADER = 1, "regard.constants"
 MIN_SIMILARITY = 0.9
 """Least cosine similarity of the weights of two models for the constants of one to be used in the other."""

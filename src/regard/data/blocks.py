@@ -165,27 +165,21 @@ def pack(
 def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
     """Split a document into sections of at most `size` characters.
 
-    Cuts are before a line end or space that follows a letter, where byte-level tokenizers cut as well.
+    Cuts are before a line end, or else a space, that follows a letter, where byte-level tokenizers cut as well.
     """
     rest = ""
     for piece in [document] if isinstance(document, str) else document:
         rest += piece
         start = 0
         while len(rest) - start > size:
-            cut = _find_cut(rest, start + size // 2, start + size)
+            middle, end = start + size // 2, start + size
+            match = _LINE_END.search(rest, middle, end) or _SPACE.search(rest, middle, end)
+            cut = match.start() if match else end
             yield rest[start:cut]
             start = cut
         rest = rest[start:]
     if rest:
         yield rest
-
-
-def _find_cut(text: str, low: int, high: int) -> int:
-    """Return the first line end between two positions, else the first space, else the last position."""
-    for pattern in (_LINE_END, _SPACE):
-        if match := pattern.search(text, low, high):
-            return match.start()
-    return high
 
 
 class _Section(NamedTuple):
@@ -264,7 +258,10 @@ class BlockPacker:
         """Replace older blocks; if several processes packed the same, the first one wins."""
         if self.metadata["fingerprint"] and is_packed(self.folder, splits, self.metadata):
             return
-        _remove_blocks(self.folder)
+        if self.folder.exists():
+            if not self.folder.is_dir() or {file.suffix for file in self.folder.iterdir()} - {".bin", ".json"}:
+                raise UserError(f"blocks: expected a new folder or one of blocks, {self.folder} holds something else")
+            shutil.rmtree(self.folder)
         try:
             os.replace(self.temporary, self.folder)
         except OSError as error:
@@ -273,8 +270,7 @@ class BlockPacker:
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         options = dict.fromkeys(("add_special_tokens", "padding", "truncation", "return_attention_mask"), False)
-        ids: list[list[int]] = self.tokenizer(texts, split_special_tokens=True, verbose=False, **options)["input_ids"]
-        return ids
+        return self.tokenizer(texts, split_special_tokens=True, verbose=False, **options)["input_ids"]
 
     def _writer(self, split: str) -> _BlockWriter:
         if split not in self.writers:
@@ -317,15 +313,6 @@ class _BlockWriter:
             "documents": self.documents,
             "sha256": self.digest.hexdigest(),
         }
-
-
-def _remove_blocks(folder: Path) -> None:
-    """Remove a folder of blocks. Raise UserError if it holds anything else."""
-    if not folder.exists():
-        return
-    if not folder.is_dir() or {file.suffix for file in folder.iterdir()} - {".bin", ".json"}:
-        raise UserError(f"blocks: expected a new folder or one of blocks, {folder} holds something else")
-    shutil.rmtree(folder)
 
 
 def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:

@@ -23,8 +23,7 @@ from regard.errors import UserError, check_int
 TRAIN, VALID = "train", "valid"
 _PURPOSES = {TRAIN: "train", VALID: "validate"}
 FEW_DOCUMENTS = 200
-OnProgress = Callable[[str, int], None]
-"""Called with the name of a domain and its number of packed tokens."""
+OnProgress = Callable[[str, int], None]  # called with the name of a domain and its number of packed tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,7 @@ from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, Tex
 from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
 
-MIN_ROWS = 20
-"""Tasks of a folder with fewer rows are skipped."""
+MIN_ROWS = 20  # tasks of a folder with fewer rows are skipped
 
 
 def sample_instruction_tasks(
@@ -39,9 +38,16 @@ def sample_instruction_tasks(
     check_seed(seed)
     check_int("tasks", count, least=1)
     names = _list_tasks(Path(folder))
+    raw: list[RawTask] = []
     skipped: list[str] = []
-    order = sorted(names, key=lambda name: hash_rank("tasks", seed, name))
-    raw = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
+    for name in sorted(names, key=lambda name: hash_rank("tasks", seed, name)):
+        if len(raw) == count:
+            break
+        task = read_instruction_task(name, find_task_files(Path(folder), SUPER_NI, name), SUPER_NI)
+        if sum(map(len, task.by_split().values())) < MIN_ROWS:
+            skipped.append(name)
+        else:
+            raw.append(task)
     if len(raw) < count:
         available = f"{len(names)} of which {len(raw)} have at least {MIN_ROWS} rows" if skipped else len(raw)
         raise UserError(f"tasks: expected {count} tasks in {folder}, there are {available}")
@@ -70,16 +76,6 @@ def _list_tasks(folder: Path) -> list[str]:
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[RawTask]:
-    """Read tasks; those with too few rows are added to `skipped`."""
-    for name in names:
-        task = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
-        if sum(len(rows) for rows in (task.train, task.dev or (), task.test)) < MIN_ROWS:
-            skipped.append(name)
-        else:
-            yield task
-
-
 class _ClassRows(NamedTuple):
     """Rows of a class by split, the number of tasks they are enough for, their source and their stream."""
 
@@ -89,8 +85,7 @@ class _ClassRows(NamedTuple):
     stream: str
 
 
-_ClassPool = dict[str, _ClassRows]
-"""Classes of a stream by name, all with the same number of texts per row."""
+_ClassPool = dict[str, _ClassRows]  # classes of a stream by name, all with the same number of texts per row
 
 
 def split_classes(

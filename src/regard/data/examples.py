@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-IGNORE_INDEX = -100
-"""The label of positions without one, as `torch.nn.functional.cross_entropy` ignores it by default."""
+IGNORE_INDEX = -100  # the label of positions without one, as `torch.nn.functional.cross_entropy` ignores it by default
 
 TaskKind = Literal["sequence", "token", "mlm"]
 KINDS: tuple[TaskKind, ...] = ("sequence", "token", "mlm")

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from regard.data.tables import TASK, Columns, Table, TableRow, check_columns
 from regard.errors import UserError
 
-CLIENTS = ("httpx2", "httpx", "requests")
-"""HTTP packages of huggingface_hub; which one it uses depends on its version."""
+CLIENTS = ("httpx2", "httpx", "requests")  # HTTP packages of huggingface_hub; which one it uses depends on its version
 
 
 class HubSplit(NamedTuple):

@@ -14,8 +14,7 @@ from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, hash_t
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
-DEV_FRACTION = 0.1
-"""Fraction of each class that is held out of training rows if there is no dev split."""
+DEV_FRACTION = 0.1  # fraction of each class that is held out of training rows if there is no dev split
 
 
 def check_disjoint(task: ClassificationTask | TextTask) -> None:
@@ -88,8 +87,7 @@ def clean_splits(
     return [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
 
 
-_Owners = Mapping[str, set[str]]
-"""Names of the tasks that have a text in one of their splits, by the text's key."""
+_Owners = Mapping[str, set[str]]  # names of the tasks that have a text in one of their splits, by the text's key
 _COUNTS = (
     "train_in_dev",
     "train_in_test",

@@ -51,8 +51,7 @@ class _StreamTask(Generic[Rows]):
 
     def split(self, name: Split) -> Rows:
         """Return the rows of a split."""
-        rows: Rows = getattr(self, name)
-        return rows
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)

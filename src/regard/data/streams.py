@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskType
-from regard.data.dataset_files import read_dataset
+from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import (
     candidate_folders,
     check_labels,
@@ -18,7 +18,6 @@ from regard.data.instructions import (
 )
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
-from regard.data.stdlib_texts import read_stdlib_tasks
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes

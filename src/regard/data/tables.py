@@ -18,8 +18,7 @@ import pyarrow.parquet
 
 from regard.errors import UserError
 
-NO_GOLD_LABEL = "-"
-"""How GLUE and MultiNLI mark examples whose annotators disagree."""
+NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
 TASK, STREAM = "task", "stream"
 CHUNK_BYTES = 1 << 20
 
@@ -166,8 +165,7 @@ def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line:
     return TableRow(texts, str(label), line)
 
 
-Records = Iterator[tuple[int, dict[str, Any]]]
-"""Line number (for .parquet the row number, from 1) and values by column."""
+Records = Iterator[tuple[int, dict[str, Any]]]  # line number (for .parquet the row number, from 1) and values by column
 
 
 def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:

@@ -19,8 +19,7 @@ from typing import IO
 from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
 from regard.errors import UserError
 
-Document = str | Iterable[str]
-"""A text, or the pieces of a text too long for memory, which can be read once."""
+Document = str | Iterable[str]  # a text, or the pieces of a text too long for memory, which can be read once
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -151,14 +150,9 @@ def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
     texts = []
     for path in sorted(library.glob(pattern)):
         if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(library).parts):
-            nodes = ast.walk(_parse(path))
-            docstrings = [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
+            with warnings.catch_warnings():  # of the parser
+                warnings.simplefilter("ignore")
+                module = ast.parse(path.read_bytes())
+            docstrings = [ast.get_docstring(node) for node in ast.walk(module) if isinstance(node, kinds)]
             texts.append("\n\n".join(docstring for docstring in docstrings if docstring))
     return [text for text in texts if text]
-
-
-def _parse(path: Path) -> ast.Module:
-    """Parse a module without the parser's warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(path.read_bytes())

@@ -11,8 +11,7 @@ from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
 """What a column or a file may call a split, and which split it is."""
-DEV_AND_TEST_FRACTIONS = (0.1, 0.2)
-"""Fractions of each class for dev and test in a table without splits."""
+DEV_AND_TEST_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
 
 
 def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
@@ -90,14 +89,8 @@ def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> Raw
         }
     train = splits.get("train", ())
     train_labels = {row.label for row in train}
-    return RawTask(
-        name=name,
-        labels=tuple(label for label in labels if label in train_labels),
-        train=train,
-        dev=splits.get("dev"),
-        test=splits.get("test", ()),
-        source=source,
-    )
+    classes = tuple(label for label in labels if label in train_labels)
+    return RawTask(name, classes, train, splits.get("dev"), splits.get("test", ()), source)
 
 
 def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[tuple[LabeledRow, dict[str, Any], str]]:

@@ -151,10 +151,9 @@ def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
 
 def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
     """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
-    ids: list[int] = tokenizer(
+    return tokenizer(
         text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
     )["input_ids"]
-    return ids
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
