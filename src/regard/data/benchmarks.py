@@ -21,7 +21,7 @@ class InstructionTask:
     pattern: str  # regular expression of an input with a group for each part
     texts: tuple[str, ...] = ("{0}", "{1}")  # one or two texts that an encoder reads, as templates of the parts
     hub_labels: tuple[str, ...] = ()  # class names on the hub, if not `labels`
-    hub_texts: tuple[str, ...] = ()  # templates for the columns of the hub, if not `texts`
+    hub_texts: tuple[str, ...] = ()  # templates of the text columns of the hub, if not `texts`
     hub_test: str = "the development set"  # what the hub's test rows are
     match_last_part: bool = False  # rows with the same last part are the same row
     shares_first_part: bool = False  # several rows have the same first part, such as a passage

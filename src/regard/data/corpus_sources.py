@@ -23,7 +23,6 @@ from regard.data.texts import (
 from regard.errors import UserError
 
 PYTHON, HUB = "python", "hub:"
-SYNTAX = "[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]"
 _NAMED = re.compile(r"(?P<name>[\w.-]*)(@(?P<weight>[^=]*))?=(?P<rest>.+)")
 _OPTION = re.compile(r"(?P<rest>.+),(?P<key>valid|tokens)=(?P<value>[^,]*)")
 
@@ -54,9 +53,13 @@ class Source:
         The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
         """
         match = _NAMED.fullmatch(text)
-        where, options = _split_options(match["rest"] if match else text)
+        where = match["rest"] if match else text
+        options: dict[str, str] = {}
+        while option := _OPTION.fullmatch(where):
+            options.setdefault(option["key"], option["value"])
+            where = option["rest"]
         if not where.strip():
-            raise UserError(f"data: expected {SYNTAX}, got '{text}'")
+            raise UserError(f"data: expected [NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N], got '{text}'")
         return cls(
             match["name"] if match and match["name"] else _default_name(where),
             where,
@@ -147,15 +150,6 @@ def _parse_hub_split(where: str) -> HubSplit:
         raise UserError(f"data: expected hub:NAME[:CONFIG[:SPLIT]], got '{where}'")
     repository, config, split = (*parts, "", "")[:3]
     return HubSplit(repository, config or None, split or "train")
-
-
-def _split_options(text: str) -> tuple[str, dict[str, str]]:
-    """Split a location from the options after it."""
-    options: dict[str, str] = {}
-    while match := _OPTION.fullmatch(text):
-        options.setdefault(match["key"], match["value"])
-        text = match["rest"]
-    return text, options
 
 
 def _default_name(where: str) -> str:

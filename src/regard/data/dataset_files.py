@@ -199,7 +199,8 @@ def _iterate_modules(name: str) -> Iterator[ModuleType]:
 def _iterate_objects(module: ModuleType, owner: str) -> Iterator[tuple[str, Any]]:
     """Iterate over names and objects of functions and classes that a module defines, and of methods."""
     for name, value in sorted(vars(module).items()):
-        if not (inspect.isclass(value) or inspect.isroutine(value)) or not _is_defined_in(value, owner):
+        origin = str(getattr(value, "__module__", None)).lstrip("_")
+        if not (inspect.isclass(value) or inspect.isroutine(value)) or not f"{origin}.".startswith(f"{owner}."):
             continue
         yield name, value
         if inspect.isclass(value):
@@ -207,9 +208,3 @@ def _iterate_objects(module: ModuleType, owner: str) -> Iterator[tuple[str, Any]
                 function = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
                 if method != "__doc__" and (inspect.isroutine(function) or isinstance(function, property)):
                     yield method, function
-
-
-def _is_defined_in(value: Any, owner: str) -> bool:
-    """Whether an object is defined in a module, or below it."""
-    module = getattr(value, "__module__", None)
-    return isinstance(module, str) and f"{module.lstrip('_')}.".startswith(f"{owner}.")

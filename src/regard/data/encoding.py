@@ -307,15 +307,11 @@ def arrange_special_tokens(
     length: int,
     pad: int,
 ) -> ArrangedTokens:
-    """Move the special tokens of each row to the same columns.
-
-    * Special tokens before the texts stay; the last one after the texts goes to column `length` − 1.
-    * The first special token between two texts goes to column `length` // 2, the others follow (RoBERTa has two).
-    * Each text starts after the special tokens on its left and is padded on its right.
+    """Move the special tokens of each row to the columns of the layout "paper" of `encode`.
 
     One text may fill all other columns. Of two, the first has the columns before `length` // 2 and the second those
     after; each loses its own end. Token types move with their tokens, and padding gets the type of the special token
-    that ends its text. A tokenizer without special tokens after the texts (GPT-2) leaves the text on the left.
+    that ends its text.
 
     The rows are as the tokenizer builds them, padded on the right to (row, width). `special` is True at special tokens,
     `count` is from `count_special_tokens`, `length` is the number of columns of the result, and `pad` fills these.

@@ -41,8 +41,8 @@ class DatasetSpec:
     """A published data set; `regard.data.hub.HUB_DATASETS` has it under the same name."""
 
     labels: tuple[str, ...]  # in the order of their indices
-    test_rows: str  # what the test rows are
     files: tuple[DatasetFiles, ...]  # in the order in which they are looked for
+    test_rows: str = "official test"  # what the test rows are
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other names of classes
     match_last_text: bool = False  # rows with the same last text are the same row, whatever their titles
 
@@ -69,7 +69,7 @@ class StreamSpec:
     benchmark: Benchmark | None = None  # of instruction tasks
 
 
-def _zhang_files(*folders: str, text_columns: tuple[int, ...]) -> DatasetFiles:
+def _zhang_files(*folders: str, text_columns: tuple[int, ...] = (1, 2)) -> DatasetFiles:
     return DatasetFiles(folders, "train.csv", "test.csv", "csv", text_columns=text_columns, first_class=1)
 
 
@@ -89,19 +89,14 @@ _STAR_SYNONYMS = {"2 star": "2 stars"} | dict(zip(SENTIMENT, _STARS, strict=True
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
         ("World", "Sports", "Business", "Sci/Tech"),
-        "official test",
-        (
-            _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
-            _instruction_files("agnews", "Title", "Text"),
-        ),
+        (_zhang_files("agnews", "ag_news_csv", "ag_news"), _instruction_files("agnews", "Title", "Text")),
         synonyms={"Science or Technology": "Sci/Tech"},
         match_last_text=True,
     ),
     "dbpedia": DatasetSpec(
         DBPEDIA_CLASSES,
-        "official test",
         (
-            _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
+            _zhang_files("dbpedia_csv", "dbpedia"),
             DatasetFiles(
                 ("dbpedia14",),
                 "train.jsonl",
@@ -118,7 +113,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yahoo": DatasetSpec(
         YAHOO_CLASSES,
-        "official test",
         (
             _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
             _instruction_files("yahoo", "Title", "Answer"),
@@ -126,7 +120,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yelp": DatasetSpec(
         _STARS,
-        "official test",
         (
             _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
             _instruction_files("yelp", "Text"),
@@ -135,25 +128,22 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "amazon": DatasetSpec(
         _STARS,
+        (_zhang_files("amazon_review_full_csv", "amazon_review_full"), _instruction_files("amazon", "Title", "Text")),
         "official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
-        (
-            _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
-            _instruction_files("amazon", "Title", "Text"),
-        ),
         synonyms=_STAR_SYNONYMS,
     ),
-    "sst2": DatasetSpec(("negative", "positive"), "GLUE dev", (_glue_files("SST-2", "sentence"),)),
-    "rte": DatasetSpec(("entailment", "not_entailment"), "GLUE dev", (_glue_files("RTE", "sentence1", "sentence2"),)),
+    "sst2": DatasetSpec(("negative", "positive"), (_glue_files("SST-2", "sentence"),), "GLUE dev"),
+    "rte": DatasetSpec(("entailment", "not_entailment"), (_glue_files("RTE", "sentence1", "sentence2"),), "GLUE dev"),
     "mrpc": DatasetSpec(
-        ("not_equivalent", "equivalent"), "GLUE dev", (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),)
+        ("not_equivalent", "equivalent"), (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),), "GLUE dev"
     ),
     "mnli": DatasetSpec(
         ("entailment", "neutral", "contradiction"),
-        "GLUE dev, matched",
         (
             _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),
             _instruction_files("mnli", "sentence 1", "sentence 2"),
         ),
+        "GLUE dev, matched",
     ),
 }
 

@@ -110,11 +110,9 @@ def common_tokens(tokenizer: Any) -> frozenset[int]:
     """
     ids = set(tokenizer.all_special_ids)
     for token, token_id in tokenizer.get_vocab().items():
-        if not any(map(str.isalnum, token)) and _is_punctuation(tokenizer.convert_tokens_to_string([token])):
-            ids.add(token_id)
+        if not any(map(str.isalnum, token)):
+            text = tokenizer.convert_tokens_to_string([token]).strip()
+            letters = text.replace("#", "").strip() or text
+            if letters and all(unicodedata.category(letter).startswith("P") for letter in letters):
+                ids.add(token_id)
     return frozenset(ids)
-
-
-def _is_punctuation(text: str) -> bool:
-    letters = text.replace("#", "").strip() or text.strip()
-    return bool(letters) and all(unicodedata.category(letter).startswith("P") for letter in letters)
