@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regard.data.texts import Document
+from regard.data.texts import Document, split_sections
 from regard.data.tokenizers import check_eos_token, tokenizer_hash
 from regard.errors import UserError, check_int
 
@@ -122,10 +121,7 @@ def check_num_blocks(metadata: BlocksMetadata | None, length: int, source: str, 
         raise UserError(f"data: expected text for {blocks} of {length} tokens, {available}")
 
 
-_SECTION_SIZE = 1 << 15
 _BATCH_CHARACTERS, _BATCH_SECTIONS = 1 << 20, 1 << 10
-_LINE_END = re.compile(r"(?<=\S)(?=\n)")
-_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 def pack(
@@ -160,26 +156,6 @@ def pack(
         metadata = packer.finish()
     check_num_blocks(metadata.get(BLOCKS), length, source or "the text")
     return TokenBlocks.load(folder)
-
-
-def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
-    """Split a document into sections of at most `size` characters.
-
-    Cuts are before a line end, or else a space, that follows a letter, where byte-level tokenizers cut as well.
-    """
-    rest = ""
-    for piece in [document] if isinstance(document, str) else document:
-        rest += piece
-        start = 0
-        while len(rest) - start > size:
-            middle, end = start + size // 2, start + size
-            match = _LINE_END.search(rest, middle, end) or _SPACE.search(rest, middle, end)
-            cut = match.start() if match else end
-            yield rest[start:cut]
-            start = cut
-        rest = rest[start:]
-    if rest:
-        yield rest
 
 
 class _Section(NamedTuple):
@@ -281,8 +257,6 @@ class BlockPacker:
 
 
 class _BlockWriter:
-    """Writes full blocks of one split."""
-
     def __init__(self, file: BinaryIO, folder: Path, dtype: str, length: int) -> None:
         self.file, self.folder, self.dtype, self.length = file, folder, dtype, length
         self.rest: list[int] = []
@@ -316,7 +290,6 @@ class _BlockWriter:
 
 
 def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:
-    """Iterate over the sections of all documents that are not blank."""
     for document in documents:
         split, pending, has_text = "", "", False
         for section in split_sections(document):
@@ -344,7 +317,6 @@ def _batch_sections(sections: Iterable[_Section]) -> Iterator[list[_Section]]:
 
 @contextlib.contextmanager
 def _report_write_errors(folder: Path) -> Iterator[None]:
-    """Turn a failure to write into a UserError."""
     try:
         yield
     except OSError as error:

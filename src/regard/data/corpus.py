@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.data.blocks import BLOCKS, BlockPacker, TokenBlocks, check_num_blocks, is_packed, pack
-from regard.data.corpus_sources import Source, identify_source, read_source
+from regard.data.texts import Source, identify_source, read_source
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError, check_int
 
@@ -109,8 +109,6 @@ def prepare_corpus(
 
 @dataclass(frozen=True, eq=False)
 class _SourcePacker:
-    """Packs the text of one source."""
-
     source: Source
     tokenizer: Any
     length: int
@@ -131,7 +129,6 @@ class _SourcePacker:
         return Domain(source.name, source.weight, train, valid, str(source), split)
 
     def _pack_all(self, where: str, fingerprint: str, max_tokens: int | None) -> TokenBlocks:
-        """Pack a text without splitting it."""
         return pack(
             read_source(where),
             self.tokenizer,
@@ -181,7 +178,6 @@ def _choose_split(section: str, valid_fraction: float | None) -> str:
 
 
 def _split_at_end(blocks: TokenBlocks, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks]:
-    """Split off the last blocks for validation."""
     count = min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
     indices = torch.arange(len(blocks))
     return blocks.select(indices[: len(blocks) - count]), blocks.select(indices[len(blocks) - count :])
@@ -241,7 +237,6 @@ class BatchSampler:
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK_ROWS :][: stop - start]
 
     def _sample_domains(self, chunk: int) -> Tensor:
-        """Sample the domains of one chunk of rows."""
         if not len(self._limits):
             return torch.zeros(_CHUNK_ROWS, dtype=torch.int64)
         uniform = torch.rand(_CHUNK_ROWS, dtype=torch.float64, generator=make_generator("domain", self.seed, chunk))

@@ -140,8 +140,6 @@ _EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
 
 
 class _RowEncoder:
-    """Encodes rows of sequence and token tasks."""
-
     def __init__(
         self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
     ) -> None:

@@ -112,7 +112,6 @@ def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:
 
 
 def _count_shared(rows: LabeledRows, task: str, owners: _Owners) -> int:
-    """Count the rows that a split of the same task has."""
     return sum(task in owners.get(row.key, ()) for row in rows)
 
 
@@ -176,7 +175,6 @@ def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> Labele
 
 
 def _drop_repeated(rows: Iterable[LabeledRow]) -> LabeledRows:
-    """Keep the first row of each text."""
     first: dict[str, LabeledRow] = {}
     for row in rows:
         first.setdefault(row.key, row)
@@ -198,7 +196,6 @@ def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
 
 
 def _hash_texts(rows: Examples | TextPairs) -> list[str]:
-    """Hash the text of each row."""
     texts = rows.texts if isinstance(rows, Examples) else tuple((text,) for text in rows.inputs)
     return [hash_text(row) for row in texts]
 

@@ -155,7 +155,6 @@ def _class_groups(dataset: str, *groups: str) -> tuple[StreamTaskSpec, ...]:
 
 
 def _all_classes(*names: str) -> tuple[StreamTaskSpec, ...]:
-    """Make one task of each data set."""
     return tuple(StreamTaskSpec(name, name, DATASETS[name].labels, all_rows=name == "rte") for name in names)
 
 

@@ -192,7 +192,6 @@ def _resolve_order(
 
 
 def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
-    """Read a user's table or folder."""
     path = Path(name)
     if not (path.exists() or is_table(name)):
         allowed = f"{', '.join(STREAMS)}, a file ({list_suffixes()}) or a folder with a folder for each task"
@@ -269,7 +268,6 @@ def _count_classes(task: RawTask) -> dict[str, dict[str, int]]:
 
 
 def _describe_dev(raw: Sequence[RawTask], protocol: Protocol, dev_is_test: bool) -> str:
-    """Say where the dev split comes from."""
     if all(task.dev is not None for task in raw):
         return "a split of its own"
     if protocol == "paper" and dev_is_test:

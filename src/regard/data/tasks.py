@@ -191,7 +191,6 @@ def read_task(
 
 
 def _parse_columns(text: str | None, label: str | None) -> Columns:
-    """Parse the columns of a user's table."""
     texts = tuple(part.strip() for part in (text or "text").split(","))
     if len(texts) > 2 or not all(texts):
         raise UserError(f"text: expected one column or two apart by a comma, got '{text}'")
@@ -246,7 +245,6 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
 
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> Table:
-    """Read the rows of one published file."""
     if spec.kind == "token":
         return read_conll(path, name)
     if spec.kind == "mlm":
@@ -271,7 +269,6 @@ def _index_labels(labels: tuple[str, ...] | None, train: Table) -> tuple[tuple[s
 
 
 def _split_label(row: TableRow) -> tuple[str, ...]:
-    """Return the labels of a row: one, one per word, or none."""
     return (row.label,) if isinstance(row.label, str) else row.label or ()
 
 

@@ -50,7 +50,6 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
 
 
 def _read_folder(path: Path) -> list[RawTask]:
-    """Read the tasks of a folder with a folder for each."""
     tasks = []
     for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
         files = _find_split_files(folder)
@@ -65,7 +64,6 @@ def _read_folder(path: Path) -> list[RawTask]:
 
 
 def _find_split_files(folder: Path) -> dict[str, Path]:
-    """Find the files of a task by split."""
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         split = SPLIT_NAMES.get(file.name.split(".")[0])
@@ -130,7 +128,6 @@ def _parse_name(value: Any, expected: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is nothing but a number."""
     try:
         float(text)
     except ValueError:

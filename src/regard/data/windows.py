@@ -144,7 +144,6 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
 
 
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
-    """Sample token ids uniformly from the vocabulary without special tokens."""
     ids = ordinary_tokens(tokenizer)
     return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig
 from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
-from regard.data.corpus_sources import Source, identify_source, sample_texts
 from regard.data.examples import IGNORE_INDEX
+from regard.data.texts import Source, identify_source, sample_texts
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, train_tokenizer
 from regard.errors import UserError
 from regard.runs.output_dir import atomic_folder
