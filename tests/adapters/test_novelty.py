@@ -81,7 +81,7 @@ def test_the_order_of_rows_and_the_units_of_features_do_not_matter() -> None:
     assert 0.02 < found.p < 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("many, kept, width", [(100, 20, 384), (40, 40, 384), (8, 8, 16), (20, 30, 1024)])
 def test_false_alarms_are_as_many_as_is_said(many: int, kept: int, width: int) -> None:
     """Of 200 portions of the kind that is kept, 10 are expected at .05 and 40 at .2: bounds of three deviations."""
@@ -98,6 +98,7 @@ def test_what_is_of_another_kind_is_found_to_be(many: int, kept: int) -> None:
     assert min(one.statistic for one in found) > 0.01
 
 
+@pytest.mark.exhaustive
 def test_of_many_kinds_each_is_recognised_and_a_new_one_is_not() -> None:
     kept = [kind(one)(40, one) for one in range(12)]
 

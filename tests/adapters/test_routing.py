@@ -8,6 +8,7 @@ import transformers
 from torch.testing import assert_close
 from transformers.modeling_outputs import BaseModelOutput
 
+from regard.adapters.lora import MixedLayer
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import (
@@ -88,6 +89,19 @@ def test_forced_is_one_block_alone(family: str) -> None:
     with adapters.use_only("task1"):
         found = logits(adapters, batch)
     assert_close(found, logits(merged(family, adapters, torch.tensor([0.0, 1.0, 0.0])), batch), atol=1e-4, rtol=1e-3)
+
+
+def test_weights_hold_again_after_an_inner_block() -> None:
+    """Also for a layer that is called alone, outside of a call of the model."""
+    adapters = filled("llama")
+    mixed = next(module for module in adapters.model.modules() if isinstance(module, MixedLayer))
+    states = torch.randn(1, 4, mixed.adapters.inputs)
+    with adapters.use_weights(torch.tensor([0.0, 1.0, 0.0])):
+        expected = mixed(states)
+        with adapters.use_weights(None):
+            assert torch.equal(mixed(states), mixed.base_layer(states))
+        assert torch.equal(mixed(states), expected)
+    assert not torch.allclose(expected, mixed.base_layer(states))
 
 
 @pytest.mark.parametrize("family", DECODERS)

@@ -68,6 +68,7 @@ def test_training_lowers_the_loss_and_close_freezes_all() -> None:
     assert blocks_of(adapters)[0].trained == (0,)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["bert", "t5", "bart", "llama", "gpt2"])
 def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
     adapters = filled(family).train()

@@ -134,6 +134,7 @@ def test_slopes_may_be_learned() -> None:
 LOW: list[dict[str, Any]] = [{"slopes": "", "sink": ""}, {"extra_key": "own", "extra_value": "own"}, {"slopes": ""}]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("learned", LOW)
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_sixteen_bits_are_as_near_as_they_can_be_far_into_a_sequence(learned: dict[str, Any], device: str) -> None:

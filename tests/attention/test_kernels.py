@@ -154,11 +154,12 @@ def cases(draw: st.DrawFn) -> Case:
 
 @needs_kernels
 @given(case=cases(), blocks=st.sampled_from((SQUARE, WIDE, TALL)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_both_kernels_equal_the_whole_matrix(case: Case, blocks: Tiling) -> None:
     case.check(blocks)
 
 
+@pytest.mark.sample(1)
 @needs_kernels
 @pytest.mark.parametrize("width", [24, 64, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -219,6 +220,7 @@ def test_nothing_in_gives_nothing_out(queries: int, keys: int, batch: int) -> No
     assert found["mass"].shape == (batch, 1, keys)
 
 
+@pytest.mark.exhaustive
 @needs_kernels
 def test_strides_do_not_matter() -> None:
     apart = Case(
@@ -241,6 +243,7 @@ def test_strides_do_not_matter() -> None:
     assert torch.equal(column_statistics(apart.query, apart.key, lse, **shared, **options)[0], expected["mass"])
 
 
+@pytest.mark.sample(4)
 @needs_kernels
 @pytest.mark.parametrize(
     "options, blocks",

@@ -185,3 +185,17 @@ def test_first_keys_outside_of_a_call_have_no_mass(causal: bool) -> None:
     expected[0, ..., 2], expected[1], expected[2, ..., :2] = matrix[0, ..., 0], matrix[1, ..., :3], matrix[2, ..., 4:]
     torch.testing.assert_close(mass, expected, rtol=1e-9, atol=1e-9)
     assert_same(reduce_dense(call, request), {"first_mass": expected}, 1e-9)
+
+
+def test_dropout_of_the_whole_matrix_zeroes_weights_and_scales_the_others() -> None:
+    """Values are rows of the identity, so that the output is the matrix itself."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 2, 12, 4, generator=generator, dtype=torch.float64)
+    value = torch.eye(12, dtype=torch.float64).expand(1, 2, 12, 12)
+    call = AttentionCall(query=query, key=query, value=value, scale=0.5, causal=True)
+    expected = reference.weights(call) / 0.75
+    torch.manual_seed(0)
+    dropped = reference.attend(dataclasses.replace(call, dropout=0.25))
+    zeros = (dropped == 0) & (expected > 0)
+    assert 10 < zeros.sum() < 60  # of 156 visible pairs
+    torch.testing.assert_close(dropped, expected.masked_fill(zeros, 0.0))

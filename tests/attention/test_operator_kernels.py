@@ -38,6 +38,7 @@ def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bo
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "causal, offset, padded, softcap, sink",
     [

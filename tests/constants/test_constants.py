@@ -14,12 +14,13 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForTokenClassification, BertModel
+from transformers import BartConfig, BartForConditionalGeneration, BertConfig, BertForTokenClassification, BertModel
 
 import regard
 from regard.constants import Constants, Origin, make_data_free, to_length
+from regard.constants.sources import identity, toeplitz, zeros
 from regard.errors import UserError
-from regard.hooks import model_fingerprint, watching
+from regard.hooks import average_attention, model_fingerprint, watching
 from regard.statistics.dependence import InputDependence
 
 LENGTH, SAMPLES = 14, 10
@@ -340,3 +341,28 @@ def test_a_file_that_cannot_be_written_leaves_nothing(constants: Constants, tmp_
 def test_matrices_of_no_use_are_refused(matrices: Any, what: str) -> None:
     with pytest.raises(UserError, match=what):
         Constants(matrices=matrices, origin=Origin(source="test"))
+
+
+def test_constants_without_data_are_those_of_the_paper() -> None:
+    half, third = 1 / 2, 1 / 3
+    assert identity(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert zeros(2, 3).tolist() == [[0, 0, 0], [0, 0, 0]]
+    torch.testing.assert_close(toeplitz(2, 3), torch.tensor([[1, half, third], [half, 1, half]]))
+
+
+def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
+    """Its inputs are the labels, shifted by one; it does not see those that are ignored."""
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, init_std=0.5,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config).eval()
+    ids = torch.randint(4, 60, (2, 6))
+    labels = torch.tensor([[7, 8, 9, 10, 11], [12, 13, -100, -100, -100]])
+    start, pad = config.decoder_start_token_id, config.pad_token_id
+    decoder_ids = torch.tensor([[start, 7, 8, 9, 10], [start, 12, 13, pad, pad]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    read = {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}
+    averages = [average_attention(model, [{"input_ids": ids} | more], 6) for more in ({"labels": labels}, read)]
+    assert_same(*averages)

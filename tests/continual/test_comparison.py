@@ -74,6 +74,7 @@ def test_one_run_has_no_interval() -> None:
     assert all(math.isnan(found[name]) for name in ("std", "ci_low", "ci_high"))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20, deadline=None)
 @given(st.lists(POINTS, min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_the_order_of_the_seeds_is_nothing(values: list[float], chance: Any) -> None:
@@ -179,6 +180,7 @@ def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[
     )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(POINTS, POINTS), min_size=2, max_size=8))
 def test_turned_round_a_difference_changes_its_sign(values: list[tuple[float, float]]) -> None:

@@ -54,6 +54,7 @@ def test_a_gradient_of_the_memory_is_counted() -> None:
     assert half[1] == pytest.approx(1.5 * plain[1], rel=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_counting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither weights nor scores: what is done at a step is done once more, and forgotten."""
     counted = {name: learnt(name, stream()) for name in ("agem", "migu")}

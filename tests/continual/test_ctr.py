@@ -328,6 +328,7 @@ def test_the_loss_counts_free_neurons_that_are_capacity_used() -> None:
         assert float(method.loss(learner, network, rows)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_what_a_run_changes_and_what_not() -> None:
     learner, method = begun()
     states: list[dict[str, Tensor]] = []
@@ -390,6 +391,7 @@ def test_all_that_is_trained_gets_a_gradient() -> None:
         method.after_task(learner, task)
 
 
+@pytest.mark.exhaustive
 def test_it_learns() -> None:
     """A linear head over random attention cannot tell three classes; plug-ins beside that attention can."""
     model = loaded(dropout=0.0)

@@ -166,6 +166,7 @@ def compared(family: str, left: bool) -> tuple[dict[tuple[str, int | None], tupl
 CASES = [(family, False) for family in FAMILIES] + [("Bert", True), ("Llama", True)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family, left", CASES)
 def test_every_number_is_that_of_its_plain_definition(family: str, left: bool) -> None:
     expected, table = compared(family, left)

@@ -130,6 +130,7 @@ def test_methods_streams_and_settings_are_kept_apart() -> None:
     assert [each.drop for each in check(frame, scenario="cil")] == [80]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5), st.floats(0, 30))
 def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tuple[int, int]], margin: float) -> None:

@@ -92,6 +92,7 @@ def check_same(found: RunState, expected: RunState) -> None:
 # -- scores -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     learner = cast(TextLearner, make_learner(stream(), made("finetune"), lively(kind), BUDGET, seed=1))
@@ -126,7 +127,7 @@ def test_a_task_outside_the_stream() -> None:
         )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).rows["matrix"]
@@ -144,7 +145,7 @@ def test_the_matrix(name: str) -> None:
 # -- learning ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tasks_are_learnt(kind: Kind) -> None:
     """All at once, with no word of which task a prompt is of but its own."""
@@ -158,6 +159,7 @@ def test_the_tasks_are_learnt(kind: Kind) -> None:
     assert min(scores.values()) >= ENOUGH, scores
 
 
+@pytest.mark.exhaustive
 def test_what_is_learnt_last_is_known_best() -> None:
     method = made("finetune")
     ran = run_stream(
@@ -173,7 +175,7 @@ def test_what_is_learnt_last_is_known_best() -> None:
     assert scores[2, 1] < ENOUGH / 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning(name: str) -> None:
     found = []
@@ -197,7 +199,7 @@ def test_a_memory_has_each_answer() -> None:
     assert ran.rows["cost"][-1]["memory_bytes"] == sum(4 * ran.learner.length(item) + 4 for item in kept)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name, kind", [*((name, "t5") for name in NAMES), ("finetune", "llama")])
 def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
     found = []
@@ -220,7 +222,7 @@ def test_operations_are_counted_for_each_token() -> None:
 # -- the same numbers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["replay", "ewc", "separate"])
 def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     def stop(learner: Learner, many: int) -> None:
@@ -234,7 +236,7 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
     check_same(run_stream(learner_of(method), method, folder=tmp_path, resume=True), learnt(name))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     def kill(told: ProgressEvent) -> None:
@@ -262,6 +264,7 @@ def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
 # -- what each task has changed -----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 @pytest.mark.parametrize("name", ["finetune", "separate", "joint"])
 def test_the_network_after_each_task(name: str, lora: Any, tmp_path: Path) -> None:

@@ -251,6 +251,7 @@ def test_rows_as_they_are_have_the_plain_loss() -> None:
 # -- the whole ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_it_learns_and_keeps_its_share() -> None:
     budget = dataclasses.replace(BUDGET, num_epochs=6, learning_rate=3e-3, batch_size=8)
     method = Idbr(IdbrConfig(memory_fraction=0.1, replay_interval=5, hidden_size=16))
@@ -284,6 +285,7 @@ def test_without_replay_nothing_is_kept() -> None:
     assert set(method.previous_spaces) == set(learner.items(2))
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
     learner, method = begun(dropout=0.1)
     whole = run_stream(learner, method)

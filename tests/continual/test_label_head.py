@@ -61,7 +61,7 @@ def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> Non
     assert learner.network.eval()(rows).shape == (3, 7)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TAKE_IT)
 def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]
@@ -84,6 +84,7 @@ def test_methods_that_train_a_head_refuse_it(name: str) -> None:
         run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels"), method)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["finetune", "sapt"])
 def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) -> None:
     method, deltas, seen = METHODS[name](), TaskDeltas(tmp_path), []

@@ -112,6 +112,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 # -- scores and memory ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]
@@ -199,7 +200,7 @@ def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
 # -- the same numbers: each run that goes on is a second one of the same seed -----------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     def stop(learner: Learner, learnt: int) -> None:
@@ -214,7 +215,7 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
     check_same(found, learnt(name))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     method = made(name)
@@ -248,7 +249,7 @@ def whole(name: str) -> RunState:
         return exact(name)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(name: str) -> None:
     check_close(name, collect_tensors(exact(name, micro_batch=3).network), collect_tensors(whole(name).network))

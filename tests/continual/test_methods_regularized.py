@@ -294,6 +294,7 @@ def test_there_is_no_penalty_where_the_weights_are_the_tasks_own() -> None:
     assert method.penalty(learner.network) > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_the_first_task_is_fine_tuning_and_so_is_all_without_strength() -> None:
     assert differing(learnt("ewc", tasks=1), learnt("finetune", tasks=1)) == []
     assert differing(learnt("ewc", ewc_lambda=0.0), learnt("finetune")) == []
@@ -433,6 +434,7 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 # -- both -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warmup_head": True})])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:
     def made() -> tuple[Learner, Method]:

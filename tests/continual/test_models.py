@@ -56,6 +56,7 @@ def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     return after
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
     """Bit for bit."""
@@ -153,6 +154,7 @@ def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
         rebuild_network(tmp_path, task, loaded())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["prescale", "lwf", "mbpa++", "idbr", "l2p", "ctr"])
 def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     learnt(name, tmp_path / "deltas")
@@ -174,6 +176,7 @@ def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
         load_network(tmp_path / "nowhere")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["idbr", "l2p", "ctr"])
 def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None:
     """Which would answer something else than the network does."""

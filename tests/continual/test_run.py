@@ -257,6 +257,7 @@ def unbroken() -> RunState:
     return run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1), method)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbroken: RunState, tmp_path: Path) -> None:
     """But for the time: steps before it was broken off count as the others."""
@@ -282,6 +283,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "task-0001"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change, told",
     [

@@ -7,6 +7,8 @@ import torch
 
 from regard.hooks import watching
 
+pytestmark = pytest.mark.sample(9)
+
 CHANGED = 6
 PER_QUERY = ("entropy", "distance", "row_sum", "virtual_sink_mass", "head_output_norm", "hidden_norm", "key_norm")
 

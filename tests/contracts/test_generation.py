@@ -36,7 +36,7 @@ def whole(family: Any, given: dict[str, Tensor], generated: Tensor) -> dict[str,
     return {"input_ids": fed, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -57,7 +57,7 @@ def test_generation(
     assert seen.samples == 3
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("new", [1, NEW])
@@ -92,7 +92,7 @@ def test_without_a_cache_every_step_is_a_batch(families: Any, build: Any, inputs
     assert seen.samples == 12
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("statistics", ["all", "first_mass"])
 def test_from_a_prompt_of_one_token(
     causal: Any, statistics: str, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any

@@ -11,6 +11,8 @@ import regard
 from regard.constants import Constants, Origin
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 
+pytestmark = pytest.mark.sample(9)
+
 
 def constants_for(model: Any, length: int = 24) -> Constants:
     here = find_attention_layers(model)

@@ -7,6 +7,8 @@ import torch
 
 from regard.hooks import watching
 
+pytestmark = pytest.mark.sample(12)
+
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from regard.hooks import watching
 
+pytestmark = pytest.mark.sample(6)
+
 LENGTHS = (9, 14, 5)
 # Of a packed row the matrices of its sequences are not told apart.
 NOT_PACKED = ("spectral_bound", "input_dependence", "first_mass")

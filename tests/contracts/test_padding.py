@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from regard.hooks import watching
+
+pytestmark = pytest.mark.sample(9)
 
 # Only samples of one length enter input dependence, and in a batch only those without padding: told in its docstring.
 OF_ONE_LENGTH = ("input_dependence",)

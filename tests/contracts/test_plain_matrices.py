@@ -16,6 +16,8 @@ from torch import Tensor
 from regard.hooks import watching
 from regard.models.layers import RegardAttention
 
+pytestmark = pytest.mark.sample(12)
+
 EPSILON, MINIMUM_QUERIES, FIRST = 0.3, 8, 4
 
 

@@ -21,6 +21,8 @@ from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
 from tests.contracts.families import CASES, FAMILIES
 
+pytestmark = pytest.mark.sample(9)
+
 LENGTH = 24
 
 

@@ -10,6 +10,8 @@ from torch import nn
 from regard.hooks import watching
 from regard.hooks.attention_function import OBSERVERS
 
+pytestmark = pytest.mark.sample(9)
+
 
 def state(model: nn.Module) -> list[Any]:
     """Everything of a model that a watch might leave changed."""
@@ -98,6 +100,7 @@ def test_the_implementation_may_be_anything_before(build: Any, inputs: Any, fami
         assert model.config._attn_implementation == implementation
 
 
+@pytest.mark.exhaustive
 def test_watches_nest(families: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any) -> None:
     for name in ("GPT2", "T5", "DebertaV2"):
         family, model = families[name], build(name)

@@ -12,6 +12,8 @@ import regard.attention.operator
 from regard.errors import UserError
 from regard.hooks import watching
 
+pytestmark = pytest.mark.sample(9)
+
 
 def test_other_implementations_give_the_same(
     family: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from regard.hooks import watching
 
+pytestmark = pytest.mark.sample(8)
+
 
 @contextmanager
 def training(model: Any, dropout: float) -> Iterator[None]:

@@ -49,6 +49,7 @@ def test_the_digest_is_of_the_bytes_on_disk(plain: Any, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["blocks.bin", "blocks.json", "packed"]
 
 
+@pytest.mark.exhaustive
 def test_large_vocabularies_take_four_bytes(plain: Any, tmp_path: Path) -> None:
     plain.add_tokens([f"extra{number}" for number in range(66_000)])
     made = pack(["extra65999 w1"], plain, 3, tmp_path / "packed")

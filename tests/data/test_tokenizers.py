@@ -75,6 +75,7 @@ def test_the_most_frequent_pairs_are_merged() -> None:
     assert list(map(tuple, merges)) == pairs_by_hand(documents, 8)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=60))
 def test_every_text_is_told_apart_and_comes_back(text: str) -> None:

@@ -253,6 +253,7 @@ def test_published_numbers_are_of_known_rows() -> None:
 # -- the page --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_every_stream_row_and_number(tmp_path: Path) -> None:
     work = work_of(tmp_path / "work")
     work_of(work, {row: SCORES[row] for row in ("finetune", "prescale")}, "stdlib-split")
@@ -292,6 +293,7 @@ OWN: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_pictures_are_small_and_the_same_each_time(tables: Tables, tmp_path: Path) -> None:
     figures = prescale_figures.make_figures(tables, OWN)
     first, second = (save_figures(figures, tmp_path / name) for name in ("one", "two"))

@@ -110,6 +110,7 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     assert tables.mean(stream, "separate") is None
 
 
+@pytest.mark.exhaustive
 def test_differences_are_paired_by_seed_and_order(both: Tables) -> None:
     """Order 4 has two seeds: five pairs in all, those of the orders apart beside them."""
     assert both.streams == ["orders 3 and 4", "order 3", "order 4"]
@@ -211,6 +212,7 @@ def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:
 # -- findings --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_findings_follow_the_numbers(tables: Tables) -> None:
     assert find_verdict(tables, "SAPT performs better at the end").word == AS_PUBLISHED
     assert find_verdict(tables, "SAPT is at most 3 points").word == AS_PUBLISHED
@@ -227,6 +229,7 @@ def test_findings_follow_the_numbers(tables: Tables) -> None:
     assert order.claim.published.startswith("sequential-lora 46.0, incremental-lora 64.7")
 
 
+@pytest.mark.exhaustive
 def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
     scores = {
         "sapt": (30.0, 31.0, 32.0),
@@ -273,6 +276,7 @@ def test_published_numbers_are_of_known_rows() -> None:
 # -- the page --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> None:
     tables.save(tmp_path / "results")
     page = PAPER.page(tmp_path / "results")
@@ -292,6 +296,7 @@ def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> No
     assert "{" not in text
 
 
+@pytest.mark.exhaustive
 def test_orders_and_analyses_are_in_the_tables(both: Tables, tmp_path: Path) -> None:
     both.save(tmp_path / "results")
     page = PAPER.page(tmp_path / "results")
@@ -318,6 +323,7 @@ def test_pages_of_few_rows_can_be_made(tmp_path: Path) -> None:
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_pictures_are_small_and_the_same_each_time(both: Tables, tmp_path: Path) -> None:
     figures = sapt_figures.make_figures(both)
     first, second = (save_figures(figures, tmp_path / name) for name in ("one", "two"))

@@ -90,6 +90,7 @@ def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
     assert [case for case, _ in ANALYSES[name](GIVEN)] == cases
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name, case",
     [
@@ -184,7 +185,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", list(sapt_decoder.STANDING))
 def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sapt_decoder, "load_decoder", lambda work, seed: small_pseudo.writer())
@@ -214,6 +215,7 @@ def test_portions_share_a_tasks_rows_and_come_again() -> None:
         assert (first.test, second.dev) == (task.test, task.dev)
 
 
+@pytest.mark.exhaustive
 def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made("noticed", "sapt, a block a portion")
     assert found["blocks"] == 4
@@ -259,6 +261,7 @@ def test_two_tasks_are_told_with_their_weights() -> None:
     assert sum(of_second) == pytest.approx(1)
 
 
+@pytest.mark.exhaustive
 def test_many_tasks_are_told_by_their_number() -> None:
     found = placed("fifty", "sapt, 3 tasks")
     for name in ("seconds a step", "average_performance by tasks", "own_adapter_weight by tasks", "entropy by tasks"):
@@ -290,6 +293,7 @@ def test_what_is_not_known_is_no_number() -> None:
     assert make_number("x", 1, 2.0) == [{"measure": "x", "x": 2.0, "value": 1.0}]
 
 
+@pytest.mark.exhaustive
 def test_the_command_keeps_cases_and_makes_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

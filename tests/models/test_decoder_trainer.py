@@ -70,6 +70,7 @@ def _losses(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ["softmax", "sink-token"])
 def test_the_trainer_takes_the_same_steps_however_batches_are_split(attention: str, tmp_path: Path) -> None:
     whole = _trained(tmp_path, attention, per_device_train_batch_size=8)
@@ -80,6 +81,7 @@ def test_the_trainer_takes_the_same_steps_however_batches_are_split(attention: s
         torch.testing.assert_close(split.model.get_parameter(name), parameter, rtol=1e-2, atol=1e-3, msg=name)
 
 
+@pytest.mark.exhaustive
 def test_the_callback_watches_it_and_checkpoints_change_nothing(tmp_path: Path) -> None:
     callback = SinkCallback(_ids(4, 12), every=1, samples=4)
     plain = _trained(tmp_path, "kv-bias", per_device_train_batch_size=8)

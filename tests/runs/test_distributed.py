@@ -150,6 +150,7 @@ def test_the_first_process_alone_writes(together: Any) -> None:
     assert sorted(os.listdir(folder)) == ["both stacks", "fewer samples than processes", "uneven"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["uneven", "both stacks", "fewer samples than processes"])
 def test_the_numbers_are_those_of_one_process(name: str, together: Any, alone: Path) -> None:
     shared, single = (MeasureResult.load(folder / name) for folder in (together[0], alone))

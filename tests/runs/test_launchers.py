@@ -35,6 +35,7 @@ def errors(jobs: Sequence[Job], *, workers: int = 2, retries: int = 0, devices: 
 # -- how jobs end -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "code,error",
     [
@@ -268,6 +269,21 @@ def test_the_environment_is_as_it_was_where_ray_is_missing_or_a_block_fails(monk
     assert dict(os.environ) == before
 
 
+def test_an_engine_that_ends_asks_its_tasks_and_kills_those_that_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is asked is interrupted, and keeps what it has; only what is left after a while is killed."""
+    fake, cancelled = FakeRay(), []
+    faked(monkeypatch, fake)
+    fake.remote = lambda **_: lambda _run: SimpleNamespace(remote=lambda job, _threads: f"task of {job.key}")
+    fake.cancel = lambda task, force: cancelled.append((task, force))
+    fake.wait = lambda tasks, **_: ([tasks[0]], tasks[1:])
+    with Ray() as engine:
+        for key in ("quick", "deaf"):
+            engine.start(job(tmp_path, "pass", key))
+    assert cancelled == [("task of quick", False), ("task of deaf", False), ("task of deaf", True)]
+
+
 def test_ray_is_imported_with_its_environment_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of it Ray reads then and never again."""
     before = faked(monkeypatch, FakeRay())
@@ -345,6 +361,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.exhaustive
 @needs_ray
 @pytest.mark.slow
 def test_an_interrupted_cluster_of_our_own_lets_its_trials_keep_what_they_have(tmp_path: Path) -> None:

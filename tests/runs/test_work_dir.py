@@ -96,6 +96,7 @@ with open_work_dir(Path({str(folder)!r}), command="test", parts={PARTS}) as work
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_earlier_run_comes_back_if_the_next_one_did_nothing(tmp_path: Path, killed: bool) -> None:
     folder = tmp_path / "w"

@@ -111,7 +111,7 @@ def assert_same(found: Statistic, expected: Statistic, by_place: Callable[..., d
         assert found.tokens() == expected.tokens()
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @everywhere
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
@@ -144,6 +144,7 @@ def test_stepwise_is_at_once_is_merged_in_any_order(
     assert_same(processes[0], at_once, by_place)
 
 
+@pytest.mark.sample(14)
 @everywhere
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
@@ -173,7 +174,7 @@ def test_rows_are_well_formed(
             assert row.n > 1
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @averages
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())

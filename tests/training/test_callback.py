@@ -84,6 +84,7 @@ def test_it_measures_at_the_first_step_and_at_every_second_one_and_at_the_last(t
     assert sorted(p.name for p in (tmp_path / "sinks").iterdir()) == ["history.parquet", "sinks.parquet"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attached", [False, True])
 def test_training_is_the_same_with_it_and_without(tmp_path: Path, attached: bool) -> None:
     plain = trainer_in(tmp_path / "a")
@@ -125,6 +126,7 @@ def test_a_resumed_training_goes_on_with_what_was_found(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(resumed.frame(), whole.frame())
 
 
+@pytest.mark.exhaustive
 def test_a_second_training_begins_afresh(tmp_path: Path) -> None:
     callback = SinkCallback(rows(4), every=5)
     trainer_in(tmp_path / "a", callback).train()
@@ -133,6 +135,7 @@ def test_a_second_training_begins_afresh(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(callback.frame(), once)
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_is_stopped_early_is_measured_at_its_end(tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -60,6 +60,7 @@ def alone(rows: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     return {name: one.detach() for name, one in model.named_parameters()}, result.history
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, rows",
     [

@@ -50,6 +50,7 @@ def test_the_margin_decides(regard: Regard, run: Callable[..., Path]) -> None:
     assert regard("check", folder, "--margin", 0.5, "--scenario", "cil").code == 1
 
 
+@pytest.mark.exhaustive
 def test_several_methods_are_told_apart_one_after_the_other(regard: Regard, run: Callable[..., Path]) -> None:
     ended = regard("check", run("prescale", "finetune", "joint"))
     assert ended.code == 1
@@ -65,6 +66,7 @@ def test_where_there_is_nothing_to_check_it_says_why_with_code_0(regard: Regard,
     assert ended.out == "nothing to check: no run has learnt a second task, the most is 1\n"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "options,said",
     [

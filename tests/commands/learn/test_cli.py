@@ -75,6 +75,7 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ..
     assert len(list(found.models.iterdir())) == 4
 
 
+@pytest.mark.exhaustive
 def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
     ended = regard(*line, "--seeds", "1", "--order", "paper", "--no-save-models", "--out", "run")
     assert ended.code == 0, ended.err
@@ -97,6 +98,7 @@ def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
     return ("learn", *named, "--model", words / "model", "--method", "finetune", *SMALL, "--no-save-models", *sizes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
 def test_what_the_protocols_differ_in_is_told_once_and_recorded(
     protocol: str, regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
@@ -117,6 +119,7 @@ def test_what_the_protocols_differ_in_is_told_once_and_recorded(
     assert "identical files" in page
 
 
+@pytest.mark.exhaustive
 def test_a_stream_that_leaks_nothing_says_nothing(
     regard: Regard, leaking: tuple[Any, ...], line: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_stream_that_leaks_nothing_says_nothing(
     assert "protocols" not in record(tmp_path / "run1")["stream"]
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_records_the_same_difference(
     stopped: Callable[..., str], regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -177,6 +181,7 @@ def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
     assert clock.describe(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
 
 
+@pytest.mark.exhaustive
 def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
     assert regard(*line, "--seeds", "39,123", "--out", "one").code == 0
     ended = regard("learn", "--config", "one", "--method", "finetune", "--out", "two")
@@ -395,6 +400,7 @@ def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
     assert os.listdir(tmp_path) == ["run.work"]
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
     line = (*line, "--method", "finetune", "--out", "run")
     assert regard(*line, "--resume").code == 0  # or begins

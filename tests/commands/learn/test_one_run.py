@@ -50,6 +50,7 @@ def gated() -> LearnResult:
 # -- gates ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_table_of_gates(gated: LearnResult) -> None:
     """All tasks so far after each task; scored are the one just learnt and, at the end, all."""
     table = gated.gate
@@ -124,6 +125,7 @@ def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: LearnResult) -> N
     assert (before != after).all()
 
 
+@pytest.mark.exhaustive
 def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> None:
     """Of every task, beside its rows; a run without any has none, and what was found is read again."""
     for task in stream().tasks:
@@ -281,6 +283,7 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["l2p", "mbpa++"])
 def test_others_learn_with_the_words_of_labels(method: str) -> None:
     small = {
@@ -337,6 +340,7 @@ def line(folder: Path, *more: Any) -> list[str]:
     return [str(part) for part in (*given, *small, *written, *more)]
 
 
+@pytest.mark.exhaustive
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert main(line(instructed, "--method", "sapt,separate", "--set", "r=2", "router_warmup_steps=20")) == 0
     found = LearnResult.load(instructed / "run")
@@ -354,6 +358,7 @@ def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert zero["value"].tolist() == before["score"].tolist(), "nothing is taken off for guessing"
 
 
+@pytest.mark.exhaustive
 def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) -> None:
     assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2", "router_warmup_steps=20")) == 0
     plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
@@ -388,3 +393,7 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
     }
     found = learn(small_text_tasks.stream(4, 2), "separate", small_text_tasks.loaded(), **given)
     assert len(found.accuracy_matrix) == 3
+
+
+def test_the_score_to_beat_is_that_of_the_most_frequent_label() -> None:
+    assert majority_score([0, 1, 1, 2, 1]) == 60

@@ -83,6 +83,7 @@ def test_every_part_is_there(parsed: Parsed) -> None:
     assert {*boxes, "interference-grids", "gate-grids", "gate-lines", "pseudo-dots"} <= ids(parsed)
 
 
+@pytest.mark.exhaustive
 def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
     own = len(learn_page(TABLES, learned.record())) - len(libraries())
     assert own < 150_000
@@ -100,6 +101,7 @@ def test_ledes_say_who_keeps_most_and_whether_intervals_overlap(parsed: Parsed) 
     assert "4 tasks · 3 methods · 3 seeds · 9 runs · order 2-0-1-3 · minilm · protocol clean" in parsed.text
 
 
+@pytest.mark.exhaustive
 def test_overlapping_intervals_are_called_so() -> None:
     scores = TABLES["matrix"].copy()
     scores.loc[scores["method"] == "prescale", "score"] -= 10.4 * (scores["after_task"] == 4)
@@ -188,6 +190,7 @@ def test_the_lines_of_a_gate_are_by_task(parsed: Parsed) -> None:
     assert [point["task_index"] for point in panels[1]["points"]] == [1, 2, 3, 4] * 2
 
 
+@pytest.mark.exhaustive
 def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
     """Those with another block too, at both times: there was none yet when the first task was learnt."""
     head = "Task Routed, after Own adapter, after Other adapter, after Routed, end Own adapter, end Other adapter, end"
@@ -251,6 +254,7 @@ def test_pseudo_samples_are_a_table_and_dots_beside_forgetting(parsed: Parsed) -
     assert "r = −1.00" in panels[0]["note"]
 
 
+@pytest.mark.exhaustive
 def test_without_pseudo_samples_there_is_no_such_section(tmp_path: Path) -> None:
     """Nor where the table was saved without rows, and its columns have no type."""
     pd.DataFrame([], columns=TABLES["pseudo"].columns).to_parquet(tmp_path / "pseudo.parquet")
@@ -276,6 +280,7 @@ def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "metrics, told",
     [((None,), "Accuracy"), (("rouge-l",), "Rouge-L"), (("exact-match",), "Exact match"), (("rouge-l", None), "Score")],
@@ -308,6 +313,7 @@ def test_fields_offer_methods_runs_and_settings(parsed: Parsed) -> None:
     assert chosen[:2] == ["prescale", "finetune"]
 
 
+@pytest.mark.exhaustive
 def test_where_orders_differ_means_are_by_place() -> None:
     scores = learned.matrix(orders=True)
     page = Parsed(learn_page(learned.tables(scores), learned.record()))
@@ -349,6 +355,7 @@ def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     assert "warning" not in {attributes.get("class") for _, attributes in parsed.tags}
 
 
+@pytest.mark.exhaustive
 def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     many = learned.matrix([f"m{i}" for i in range(20)], (1, 2, 3), [f"t{i}" for i in range(16)], ("til",))
     page = Parsed(learn_page(learned.tables(many), {}))
@@ -361,6 +368,7 @@ def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     assert len(page.data["matrix"]["cells"]["til"]) == 20
 
 
+@pytest.mark.exhaustive
 def test_a_large_comparison_keeps_the_means_only() -> None:
     tasks = 40
     runs = MAX_NUMBERS // (tasks * (tasks + 1)) + 1
@@ -395,6 +403,7 @@ def test_differences_stand_against_the_first_method(parsed: Parsed) -> None:
     assert "Learning accuracy, TIL" in parsed.text[parsed.text.index("FGT, CIL") :]
 
 
+@pytest.mark.exhaustive
 def test_corrected_tests_are_told_where_there_are_some() -> None:
     table = TABLES["differences"].assign(t_test_holm=0.0321)
     page = Parsed(learn_page({**TABLES, "differences": table}, learned.record()))
@@ -434,6 +443,7 @@ def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
     assert {point["series"]: point["x"] for point in kept["points"]}["prescale"] == 4
 
 
+@pytest.mark.exhaustive
 def test_unknown_costs_stay_unknown() -> None:
     found = sum_costs(TABLES["cost"].assign(flops=None))
     assert found["flops"].isna().all()
@@ -452,6 +462,7 @@ def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:
     assert "vectors, densities and texts made of rows count as Stored only" in parsed.text
 
 
+@pytest.mark.exhaustive
 def test_zero_shot_is_told_as_it_is_computed() -> None:
     """Of two tasks the second one alone counts, less 50 for its two classes."""
     scores = learned.matrix(("prescale",), (39,), ("first", "second"), ("til",))
@@ -525,6 +536,7 @@ def with_protocols(**told: Any) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.exhaustive
 def test_what_the_protocols_differ_in_is_a_table_of_the_tasks_in_which_they_do() -> None:
     text = Parsed(learn_page(TABLES, with_protocols(one=APART, two=ALIKE, three=APART))).text
     same = "tested on the test file identical files 10 1 1 41, 10, 10 36, 4, 10 1 \n"
@@ -536,6 +548,7 @@ def test_what_the_protocols_differ_in_is_a_table_of_the_tasks_in_which_they_do()
     assert_accessible(Parsed(learn_page(TABLES, with_protocols(one=APART))))
 
 
+@pytest.mark.exhaustive
 def test_protocols_that_are_alike_or_not_known_are_no_table() -> None:
     for record in (learned.record(), with_protocols(), with_protocols(two=ALIKE), with_protocols(two=None)):
         assert "Protocols" not in Parsed(learn_page(TABLES, record)).text
@@ -575,6 +588,7 @@ def test_hostile_texts_are_escaped() -> None:
 # -- what may be missing
 
 
+@pytest.mark.exhaustive
 def test_scores_and_their_means_are_enough() -> None:
     tables = {name: TABLES[name] for name in ("matrix", "metrics", "summary")}
     page = Parsed(learn_page(tables, {}))

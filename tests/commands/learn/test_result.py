@@ -35,6 +35,15 @@ def test_metrics_are_of_the_matrix(found: LearnResult) -> None:
     assert not found.differences.empty
 
 
+def test_zero_shot_transfer_is_above_chance_in_percent(found: LearnResult) -> None:
+    tasks = found.metadata["stream"]["tasks"]
+    run = found.accuracy_matrix.query("method == 'probe' and seed == 1 and scenario == 'til'")
+    scores = run.set_index(["after_task", "task"])["score"]
+    gains = [scores[number, task["name"]] - 100 / len(task["labels"]) for number, task in enumerate(tasks[1:], start=1)]
+    metric = found.metrics.query("method == 'probe' and seed == 1 and scenario == 'til'").set_index("metric")["value"]
+    assert metric["zero_shot_transfer"] == pytest.approx(sum(gains) / len(gains))
+
+
 def test_a_table_has_all_its_columns() -> None:
     one = make_table("diagnostics", [{"statistic": "sink_deviation", "layer": None, "value": 0.5}])
     assert tuple(one) == COLUMNS["diagnostics"]
@@ -51,6 +60,7 @@ def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> 
     assert found.summary() is not None
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "name, content, told",
     [

@@ -28,6 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found.save(place / "run")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["finetune", "prescale"])
 @pytest.mark.parametrize("task", [1, 2, "run-sit"])
 def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_path: Path) -> None:

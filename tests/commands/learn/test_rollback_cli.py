@@ -48,6 +48,7 @@ def score(folder: Path, task: str) -> float:
     return float((found == torch.tensor(of.test.labels)).double().mean()) * 100
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["finetune", "prescale"])
 def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Regard, tmp_path: Path) -> None:
     matrix = LearnResult.load(learnt).accuracy_matrix

@@ -150,6 +150,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert done == [1, 2, 3]
 
 
+@pytest.mark.exhaustive
 def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     fields = {**FIELDS, "diagnostic_samples": 0, "search_learning_rates": "1e-9,5e-3", "num_epochs": 12}
     found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1, 2], **fields)
@@ -167,6 +168,7 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     assert said == [[], [told], [], []], "once for all seeds"
 
 
+@pytest.mark.exhaustive
 def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     """It is trained as without, and says so; that of the scale is not spoken of."""
     fields = {**FIELDS, "diagnostic_samples": 0, "set": ("num_virtual_tokens=1", "learning_rate=0.01")}
@@ -180,6 +182,7 @@ def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     assert not any(line.startswith("learning-rate") for line in plain.metadata["runs"][0]["warnings"])
 
 
+@pytest.mark.exhaustive
 def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     """The record says which, and the numbers of the tasks in it."""
     fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
@@ -319,6 +322,7 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "changes",
     [{"num_epochs": 0}, {"method": "oblivion"}, {"order": "2-0"}, {"method": "lfpt5"}],
@@ -374,6 +378,7 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change, told",
     [

@@ -227,6 +227,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     _equal(resumed, finished)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", ["delete", "empty", "flip"])
 def test_a_damaged_journal_of_sinks_is_noticed(small: PretrainConfig, cache: Path, tmp_path: Path, damage: str) -> None:
     stopped_run(small, cache, tmp_path)
@@ -304,7 +305,7 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert cache_dir("elsewhere") == Path("elsewhere")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -233,6 +233,7 @@ def test_summary_keeps_the_smallest_fraction_of_many() -> None:
 # -- figures
 
 
+@pytest.mark.exhaustive
 def test_figures_draw_the_means() -> None:
     scores, heads, _, record = TABLES
     drawn = replace_figure("fractions", scores, heads, record, {})

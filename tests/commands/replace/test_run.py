@@ -284,6 +284,7 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+@pytest.mark.exhaustive
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     one = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence")
     one.save(tmp_path / "run")
@@ -347,6 +348,7 @@ def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
     assert values.drop(constant).min() > 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
@@ -449,6 +451,7 @@ def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:
         regard.replace(loaded.model, str(reviews), tokenizer="minilm")
 
 
+@pytest.mark.exhaustive
 def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """As an object; without a work folder; and its order of heads goes into `replaced`."""
     task = read_task(str(reviews), rows=(24, 12))

@@ -145,6 +145,7 @@ def test_failed_trials_are_named_and_the_others_compared(
     assert (tmp_path / "o" / "report.html").exists()
 
 
+@pytest.mark.exhaustive
 def test_many_failures_are_counted(regard_sweep: Callable[..., tuple[str, str]]) -> None:
     options = ("--num-seeds", "7", "--retries", "0", "--workers", "1", "--out", "o")
     with pytest.raises(UserError, match=r"^7 trials failed: .*seed=4 and 2 more \(the disk is full\); the same"):
@@ -179,6 +180,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_says_how_to_go_on(environment: dict[str, str], tmp_path: Path) -> None:
     arguments = ["sweep", "fake", "--vary", "rate=1", "--gate", "never", "--num-seeds", "1", "--out", "o"]
     environment = {**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}:{ROOT}"}

@@ -140,6 +140,7 @@ def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.exhaustive
 def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp_path: Path) -> None:
     swept(tmp_path, {"name": ["softmax", "elu"]}, num_seeds=2)
     found = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=1, config={"width": 8, "name": "elu"})
@@ -162,6 +163,7 @@ def test_values_of_several_kinds_become_text_in_the_table() -> None:
     assert list(make_table([{"width": "wide"}, {"width": 8}], ["width"])["width"]) == ["wide", "8"]
 
 
+@pytest.mark.exhaustive
 def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp_path: Path) -> None:
     keys = list(swept(tmp_path, {"rate": [0.0, 1.0, 2.0]}).table["key"])
     (tmp_path / "trials" / keys[0] / "results.json").write_text('{"command": "fake", "config": {')
@@ -173,6 +175,7 @@ def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp
 # -- failures -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
     found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_progress=events.append)
@@ -246,6 +249,7 @@ def test_trials_of_something_else_are_left_alone(tmp_path: Path) -> None:
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_path: Path) -> None:
     """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
     vary = {"method": ["finetune", "prescale"]}

@@ -184,6 +184,7 @@ def test_settings_that_cannot_be() -> None:
         EpiConfig(shrinkage=2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:
     method = Epi(EpiConfig(r=2, shrinkage=0.1))

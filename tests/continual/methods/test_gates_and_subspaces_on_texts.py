@@ -42,6 +42,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     return before, collect_tensors(run_stream(learner, method).network)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("name", OWN)
 def test_texts_are_learnt_by_what_is_theirs_however_batches_are_split(name: str, kind: Any) -> None:

@@ -178,6 +178,7 @@ def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() 
         torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Path) -> None:
     class Broken(Exception):
         pass

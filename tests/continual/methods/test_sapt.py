@@ -31,6 +31,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
+    if config.get("gate") != "published":
+        config = {"router_warmup_steps": 60} | config
     method = Sapt(SaptConfig(r=2, **config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
@@ -301,6 +303,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
     assert measure_gate(learner, plain, 1) == []
 
 
+@pytest.mark.exhaustive
 def test_the_open_gate_learns_the_words() -> None:
     method = Sapt(SaptConfig(r=4, memory_size=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
@@ -421,6 +424,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     assert choose_initial_adapter(learner, 1, 1, 64) is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) ->
     return learner, method, network
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
     learner, _, network = learnt(kind)
@@ -74,6 +75,7 @@ def test_the_answer_has_no_part_in_the_weights() -> None:
     assert torch.equal(network.vectors(rows), network.vectors(other))
 
 
+@pytest.mark.exhaustive
 def test_how_batches_are_split_does_not_matter() -> None:
     _, _, whole = learnt("t5", exact=True)
     _, _, split = learnt("t5", micro_batch=3, exact=True)
@@ -81,6 +83,7 @@ def test_how_batches_are_split_does_not_matter() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9, msg=name)
 
 
+@pytest.mark.exhaustive
 def test_the_gate_of_texts_is_looked_at() -> None:
     learner, method, _ = learnt("t5")
     found = measure_gate(learner, method, 2, rows=2)

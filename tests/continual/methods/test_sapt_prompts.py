@@ -123,7 +123,7 @@ def states_of(network: SaptNetwork) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in network.state_dict().items()}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
     def learner_of() -> tuple[Learner, Sapt]:
@@ -145,6 +145,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
         assert torch.equal(again.learner.network.state_dict()[name], value), name
 
 
+@pytest.mark.exhaustive
 def test_the_gate_of_prompts_is_looked_at() -> None:
     method = Sapt(SaptConfig(**SMALL))
     ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)

@@ -132,6 +132,7 @@ def test_at_most_so_many_rows_are_compared() -> None:
     assert told["p"] == [found.p]
 
 
+@pytest.mark.exhaustive
 def test_where_all_is_new_it_is_sapt() -> None:
     learner, method = begun(stream(ROWS))
     ours = run_stream(learner, method)
@@ -260,7 +261,7 @@ def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
 # -- runs that go on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path) -> None:
     class Broken(Exception):

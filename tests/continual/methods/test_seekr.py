@@ -200,6 +200,7 @@ def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
     assert len(method.state.tensors) == 2 * len(items) + 1
 
 
+@pytest.mark.exhaustive
 def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
     def drift(attention: float) -> float:
         method, learner, network = second(attention_distillation_weight=attention, memory_size=3)

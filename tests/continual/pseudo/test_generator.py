@@ -61,6 +61,7 @@ def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input()
     assert asked == {QUESTION}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
 def test_the_network_is_as_it_was(kind: Any) -> None:
     learner = started(kind)
@@ -87,6 +88,7 @@ def test_the_network_is_as_it_was(kind: Any) -> None:
         assert torch.equal(network.eval()(rows), logits)
 
 
+@pytest.mark.exhaustive
 def test_the_network_is_as_it_was_when_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = started()
     names = [name for name, _ in learner.network.named_parameters()]
@@ -144,7 +146,7 @@ def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
         )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_what_is_written_is_a_function_of_the_seed(kind: Any) -> None:
     first, second = (generate_inputs(started(kind), 0, 3, RECIPE) for _ in range(2))
