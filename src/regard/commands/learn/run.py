@@ -201,7 +201,6 @@ def _run_and_keep(
 def _make_config(
     stream: str | Stream | LearnConfig, method: Any, model: Any, arguments: Mapping[str, Any]
 ) -> LearnConfig:
-    """Return the configuration that the arguments of `learn` make."""
     changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
     if method is not None:
         changes["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
@@ -255,7 +254,6 @@ def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, 
 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the provenance of the results."""
     first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
     return describe_run(
         replace(config, seed=first_seed),
@@ -287,7 +285,6 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
-    """Return the stream's metadata."""
     return {
         "name": stream.name,
         "protocol": stream.protocol,
