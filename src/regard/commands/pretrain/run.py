@@ -17,7 +17,7 @@ from regard.commands.pretrain.text import Text, cache_dir, prepare_text, vocab_s
 from regard.data.examples import IGNORE_INDEX
 from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
-from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
@@ -29,6 +29,7 @@ PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
 
 
+@describe_options(PretrainConfig)
 def pretrain(  # noqa: D417 - the options are described in the configuration
     config: str | PretrainConfig = "nano",
     *,
