@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import Any
 
 from regard.report import colors
-from regard.report.key_figure import KeyFigure
 from regard.report.libraries import libraries
 from regard.report.words import format_value
 
@@ -165,6 +164,16 @@ class Section:
 
     def __bool__(self) -> bool:
         return any(self.parts)
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One number worth a headline: what it is, the number, where or how sure it is, the site if there are several."""
+
+    label: str
+    value: str
+    note: str
+    site: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 import regard
+from regard.commands.replace.config import RANKINGS
 from regard.commands.replace.ranking import (
-    RANKINGS,
     HeadRanking,
     rank_by_gate,
     rank_by_input_dependence,

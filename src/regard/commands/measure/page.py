@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.measure.key_figures import key_figures
-from regard.commands.measure.tokens import top_tokens
+from regard.commands.measure.key_figures import key_figures, top_tokens
 from regard.report import labels
 from regard.report.arrays import Measure, measures
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset

@@ -12,8 +12,7 @@ import pandas as pd
 from rich.console import Group
 from rich.text import Text
 
-from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
-from regard.commands.measure.tokens import top_tokens
+from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest, top_tokens
 from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.commands.replace.config import RANKINGS
 from regard.constants import Constants, Head
 from regard.errors import UserError, check_choice
 from regard.hooks import watching
@@ -73,9 +74,6 @@ def rank_by_gate(gates: Mapping[Any, Tensor]) -> HeadRanking:
     return HeadRanking.by(
         {(*site_layer, head): float(gate) for site_layer, layer in gates.items() for head, gate in enumerate(layer)}
     )
-
-
-RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
 
 
 def rank_heads(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
+from regard.report.page import KeyFigure
 from regard.report.words import join, pluralize, run_time
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
