@@ -27,6 +27,7 @@ from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.layers import eval_mode
 from regard.hooks.operation import parse_attention
 from regard.runs.journal import Journal
+from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
 
 TIMED = 5
@@ -113,12 +114,10 @@ class HeadEvaluation:
             return constants
         self.step(step)
         constants, part = compute(), path.with_name(f"{UNFINISHED}{path.name}")
-        try:
+        with readable_errors(path, note="finished work is kept"):
             path.parent.mkdir(parents=True, exist_ok=True)
             constants.save(part)
             part.replace(path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}; finished work is kept") from error
         self.journal.add(entry, constants.sha256)
         return constants
 
@@ -153,10 +152,8 @@ class HeadEvaluation:
             return [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)]
 
         entry = f"output-norm {_key(averages.sha256, ())}"
-        *heads, values = zip(*self._stored_rows(entry, "ranking heads, output-norm", measure), strict=True)
-        return HeadRanking(
-            tuple((site, int(layer), int(head)) for site, layer, head in zip(*heads, strict=True)), values
-        )
+        rows = self._stored_rows(entry, "ranking heads, output-norm", measure)
+        return HeadRanking(tuple((site, layer, head) for site, layer, head, _ in rows), tuple(row[3] for row in rows))
 
     def _stored_rows(self, entry: str, step: str, compute: Callable[[], list[list[Any]]]) -> list[list[Any]]:
         """Return the rows of a journal entry, computed once."""

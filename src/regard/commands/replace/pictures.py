@@ -42,18 +42,12 @@ class Picture:
 
 def pictures(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int = MOST) -> list[Picture]:
     """Make images of the heads of each pattern that become constant first, pattern by pattern in turn."""
-    images = [_picture(row, matrices) for row in _chosen(heads, matrices, max_images)]
-    return sorted(images, key=lambda image: (image.site, image.layer, image.head))
-
-
-def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int) -> list[dict[Hashable, Any]]:
-    known = heads[[f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]]
-    if known.empty:
-        return []
-    ordered = known.sort_values("rank", ascending=False, na_position="last", kind="stable")
+    is_known = [f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]
+    ordered = heads.loc[is_known].sort_values("rank", ascending=False, na_position="last", kind="stable")
     turn = ordered.groupby(ordered["pattern"].fillna("").astype(str), sort=False).cumcount()
     selected = ordered.assign(turn=turn).sort_values("turn", kind="stable").head(max_images)
-    return selected.to_dict("records")
+    images = [_picture(row, matrices) for row in selected.to_dict("records")]
+    return sorted(images, key=lambda image: (image.site, image.layer, image.head))
 
 
 def _picture(row: Mapping[Hashable, Any], matrices: Mapping[str, Tensor]) -> Picture:

@@ -203,13 +203,11 @@ def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: Ta
     max_length = models.maximum_length(loaded.model, tokenizer)
     if max_length is not None and length > max_length:
         raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
-    splits = [
-        encode(read.kind, split, tokenizer, length, config.special_token_layout)
-        for split in (read.train, read.validation)
-    ]
+    examples, layout = (read.train, read.validation), config.special_token_layout
+    train, validation = (encode(read.kind, split, tokenizer, length, layout) for split in examples)
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
-        splits = [mask_tokens(split, tokenizer, seed) for seed, split in enumerate(splits)]
-    return splits[0], splits[1]
+        return mask_tokens(train, tokenizer, 0), mask_tokens(validation, tokenizer, 1)
+    return train, validation
 
 
 def read_other_source(
@@ -293,12 +291,6 @@ def _describe(
     )
 
 
-def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
-    start = TRAINED.get(name, name)
-    constants = make_data_free(start, averages) if start in SOURCES else averages
-    return evaluation.train_constants(constants, 0, name) if name in TRAINED else constants
-
-
 def _scores(
     evaluation: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
@@ -307,9 +299,8 @@ def _scores(
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:
-        rows.extend(
-            (model, task, constants, ranking, fraction, seed, metric, value) for seed, value in scores_by_seed.items()
-        )
+        names = (model, task, constants, ranking, fraction)
+        rows.extend((*names, seed, metric, value) for seed, value in scores_by_seed.items())
 
     if 1.0 in config.shares:
         evaluation.step("scoring the model as it is")
@@ -319,7 +310,10 @@ def _scores(
         add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        constants = _source(evaluation, averages, name)
+        start = TRAINED.get(name, name)
+        constants = make_data_free(start, averages) if start in SOURCES else averages
+        if name in TRAINED:
+            constants = evaluation.train_constants(constants, 0, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
                 evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
