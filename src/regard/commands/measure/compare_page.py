@@ -39,8 +39,7 @@ def comparison(runs: Runs) -> pd.DataFrame:
     Raises:
         UserError: There is no run, a table is empty, or a run is named like a column.
     """
-    _check_names(list(runs))
-    frame = _frame({name: measures(table) for name, (table, _) in runs.items()})
+    frame = _frame(_measures(runs))
     frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
     return frame
 
@@ -66,8 +65,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def comparison_page(runs: Runs) -> str:
     """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
-    _check_names(list(runs))
-    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
+    measures_by_run = _measures(runs)
     records = {name: metadata for name, (_, metadata) in runs.items()}
     described: dict[str, Any] = {}
     for metadata in reversed(records.values()):
@@ -99,12 +97,14 @@ _TABLE = (
 )
 
 
-def _check_names(names: Sequence[str]) -> None:
-    if not names:
+def _measures(runs: Runs) -> dict[str, list[Measure]]:
+    """Return the measures of each run, after a check of the names."""
+    if not runs:
         raise UserError("expected at least one run to compare; none came")
-    reserved = sorted(set(names) & {*KEYS, *ADDED})
+    reserved = sorted(set(runs) & {*KEYS, *ADDED})
     if reserved:
         raise UserError(f"expected run names other than {', '.join(KEYS + ADDED)}; got {', '.join(reserved)}")
+    return {name: measures(table) for name, (table, _) in runs.items()}
 
 
 def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:

@@ -75,8 +75,7 @@ def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any])
 
 def lede(metadata: Mapping[str, Any]) -> str:
     """Describe what was measured, in one line."""
-    time = f"measured in {seconds}" if (seconds := run_time(metadata)) else ""
-    return join([labels.model_size(metadata), labels.samples(metadata), time], " · ")
+    return join([labels.model_size(metadata), labels.samples(metadata), run_time(metadata, "measured in")], " · ")
 
 
 def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:

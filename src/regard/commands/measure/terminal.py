@@ -40,8 +40,8 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
         [line for measure in all_measures for line in _smoothing(measure, name)],
         _norms(all_measures, name),
     ]
-    time = f"in {seconds}" if (seconds := run_time(metadata)) else ""
-    return terminal.summary(labels.model_name(metadata), [join([labels.samples(metadata), time])], [*maps, *lines])
+    lede = join([labels.samples(metadata), run_time(metadata, "in")])
+    return terminal.summary(labels.model_name(metadata), [lede], [*maps, *lines])
 
 
 def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:

@@ -18,12 +18,8 @@ REQUIRED = ("step", "loss")
 GREY = 4
 """Ink of reference lines."""
 
-SHOWN_LAYERS = 5
-"""Layers with a curve, at most."""
-SHOWN_STEPS = 4
-"""Steps with a profile over layers, at most."""
-MAP_STEPS = 60
-"""Steps of a map, at most."""
+SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
+"""The most layers with a curve, steps with a profile over layers, and steps of a map."""
 
 
 def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:

@@ -126,7 +126,8 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             watchers=[losses, sinks],
             on_progress=report,
         )
-        return _result(config, text, model, trained, sinks, name=name, preset=preset)
+        origin = {"name": name, "config_defaults": preset.to_dict()}
+        return _result(config, text, model, trained, sinks, origin)
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
@@ -181,17 +182,14 @@ def _result(
     model: RegardForCausalLM,
     trained: training.TrainResult,
     sinks: JournaledSinkMonitor,
-    *,
-    name: str | None,
-    preset: PretrainConfig,
+    origin: Mapping[str, Any],
 ) -> PretrainResult:
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model = model.device, _whole(model)
     history = make_history([_rename_items(row) for row in trained.history])
     metadata = describe_run(
         config,
-        name=name,
-        config_defaults=preset.to_dict(),
+        **origin,
         model={
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "parameters_without_embeddings": model.parameters_without_embeddings,

@@ -69,21 +69,19 @@ def _picture(row: Mapping[Hashable, Any], matrices: Mapping[str, Tensor]) -> Pic
 def payload(images: list[Picture]) -> list[dict[str, Any]]:
     """Encode images for the page's script: shades 0–255 as base64, row by row."""
     multiple_sites = len({image.site for image in images}) > 1
-    return [
-        {
-            "caption": f"Layer {image.layer}, head {image.head}"
-            + (f", {labels.site(image.site)}" if multiple_sites else ""),
-            "note": _note(image),
-            "size": list(image.weights.shape),
-            "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
-        }
-        for image in images
-    ]
-
-
-def _note(image: Picture) -> str:
-    rank = "" if image.rank is None else f"rank {image.rank}"
-    return join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"])
+    encoded = []
+    for image in images:
+        site = labels.site(image.site) if multiple_sites else ""
+        rank = "" if image.rank is None else f"rank {image.rank}"
+        encoded.append(
+            {
+                "caption": join([f"Layer {image.layer}, head {image.head}", site]),
+                "note": join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"]),
+                "size": list(image.weights.shape),
+                "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
+            }
+        )
+    return encoded
 
 
 def _shades(weights: NDArray[np.float64]) -> NDArray[np.uint8]:

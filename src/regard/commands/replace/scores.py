@@ -29,15 +29,6 @@ GROUP = ["model", "task", "metric"]
 KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
 
-def check_scores(scores: pd.DataFrame) -> None:
-    """Check that scores are present, complete and unique. Raises UserError."""
-    check_table("scores", scores, COLUMNS)
-    duplicates = scores[scores.duplicated([*KEYS, "seed"])]
-    if len(duplicates):
-        values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
-        raise UserError(f"scores: expected one row for each run, several are of {values}")
-
-
 def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the original model and of constant heads."""
     return scores[scores["rank_heads_by"] != ATTENTION]
@@ -48,7 +39,11 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
 
     The interval is Student's t with n − 1 degrees of freedom, null for one seed. Null scores are left out.
     """
-    check_scores(scores)
+    check_table("scores", scores, COLUMNS)
+    duplicates = scores[scores.duplicated([*KEYS, "seed"])]
+    if len(duplicates):
+        values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
+        raise UserError(f"scores: expected one row for each run, several are of {values}")
     grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
     means = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
     margins = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]

@@ -50,7 +50,7 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
     parts = [
         labels.model_size(metadata),
         *(pluralize(outcome.scores[name].nunique(), name) for name in ("task", "seed")),
-        f"run in {time}" if (time := run_time(metadata)) else "",
+        run_time(metadata, "run in"),
     ]
     return [join(parts, " · "), join([_write_drops(outcome), _write_costs(cost)], " "), _write_operations(outcome)]
 
