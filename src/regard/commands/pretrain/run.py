@@ -162,9 +162,8 @@ class JournaledSinkMonitor(SinkMonitor):
 
     def table(self, steps: Iterable[int]) -> pd.DataFrame:
         """Return the table of what was seen at these steps."""
-        return sink_table(
-            [row for step in steps if str(step) in self.work.journal for row in self.work.journal[str(step)]]
-        )
+        journal, names = self.work.journal, map(str, steps)
+        return sink_table([row for name in names if name in journal for row in journal[name]])
 
 
 def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:

@@ -40,10 +40,7 @@ def parse_fractions(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceConfig(Config):
-    """Configuration of `regard replace`; model and task are arguments.
-
-    Fields that are None take the value of `scale`.
-    """
+    """Configuration of `regard replace`; model and task are arguments. Fields of None take the value of `scale`."""
 
     command: ClassVar[str] = "replace"
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from regard.attention.lse import FLASH_FORWARD
-from regard.commands.replace import ranking as head_ranking
 from regard.commands.replace.evaluators import Evaluator, read_batches
-from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm
+from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded
 from regard.errors import UserError
@@ -77,18 +77,8 @@ class HeadEvaluation:
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """Return the averages of all heads over the inputs."""
-
-        def average() -> Constants:
-            return average_attention(
-                self.model,
-                read_batches(inputs),
-                inputs.length,
-                layout=inputs.layout,
-                separators=inputs.separators,
-                tokenizer=tokenizer,
-                source=source,
-            )
-
+        origin = {"layout": inputs.layout, "separators": inputs.separators, "tokenizer": tokenizer, "source": source}
+        average = partial(average_attention, self.model, read_batches(inputs), inputs.length, **origin)
         return self._stored_constants("average", "average", "averaging attention", average)
 
     def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
@@ -123,13 +113,7 @@ class HeadEvaluation:
 
     def rank_heads(self, averages: Constants, name: str, seed: int) -> HeadRanking:
         """Return a ranking of heads by name, computed at the averages."""
-        return head_ranking.rank_heads(
-            name,
-            constants=averages,
-            seed=seed,
-            lambdas=lambda: self._lambdas(averages),
-            norms=lambda: self._norms(averages),
-        )
+        return rank_heads(name, averages, seed, lambdas=self._lambdas, norms=self._norms)
 
     def _lambdas(self, averages: Constants) -> HeadRanking:
         """Rank by σ(l), trained with all else frozen."""

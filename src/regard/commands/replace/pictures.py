@@ -16,19 +16,13 @@ from torch import Tensor
 from regard.report import labels
 from regard.report.words import join
 
-SIDE = 64
-"""Rows and columns of an image, at most."""
-
-MOST = 12
-"""Images on a page, at most."""
+SIDE, MOST = 64, 12
+"""The most rows and columns of an image, and images on a page."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Matrix of one head, reduced to block means of at most `SIDE` × `SIDE`.
-
-    `size` and `largest` are those of the full matrix.
-    """
+    """Matrix of one head, reduced to block means of at most `SIDE` × `SIDE`; `size` and `largest` of the full one."""
 
     site: str
     layer: int

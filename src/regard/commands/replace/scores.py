@@ -18,13 +18,10 @@ from regard.runs.intervals import t_half_width
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
-
 ATTENTION = "attention"
 """Ranking in rows of a model whose heads compute another operation, named as constants."""
-
 IN_NATS = ("negative_log_perplexity",)
 """Metrics without a meaningful zero: their drop is a difference."""
-
 GROUP = ["model", "task", "metric"]
 KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
