@@ -20,7 +20,6 @@ from regard.report.words import format_value
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page may run its own scripts and styles and fetch nothing; browsers enforce this."""
-
 Row = tuple[str, str, Sequence[str]]
 """A row of a table: its heading, a note under the heading, and its cells."""
 

@@ -21,6 +21,10 @@ Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
+_TABLE = (
+    "Values of the whole model where measured, else means over layers and heads. "
+    "SE: the difference's standard error, were the runs' samples independent."
+)
 
 
 def comparison(runs: Runs) -> pd.DataFrame:
@@ -89,12 +93,6 @@ def comparison_page(runs: Runs) -> str:
         data=payload(measures_by_run, statistics),
         script=read_asset("page.js", __package__),
     ).html()
-
-
-_TABLE = (
-    "Values of the whole model where measured, else means over layers and heads. "
-    "SE: the difference's standard error, were the runs' samples independent."
-)
 
 
 def _measures(runs: Runs) -> dict[str, list[Measure]]:

@@ -85,11 +85,6 @@ def strongest(block: Block) -> tuple[int, float, float]:
     return int(block.coordinates["position"][at]), float(block.values[at]), float(block.errors[at])
 
 
-def over_layers_and_heads(block: Block) -> Block:
-    """The mean over layers and heads, by position; without errors."""
-    return block.mean_over("head").mean_over("layer")
-
-
 def _of_model(measure: Measure) -> tuple[float, float, str] | None:
     """Return value, standard error and note of a whole-model value; None if there is none."""
     whole, block, note = measure.block(), measure.block("position"), ""
@@ -97,7 +92,7 @@ def _of_model(measure: Measure) -> tuple[float, float, str] | None:
         return float(whole.values), float(whole.errors), "whole model"
     by_head = measure.block("layer", "head", "position")
     if block is None and measure.statistic == "sink_rate" and by_head is not None:
-        block, note = over_layers_and_heads(by_head), ", mean over heads"
+        block, note = by_head.mean_over("head").mean_over("layer"), ", mean over heads"
     if block is None:
         return None
     position, value, error = strongest(block)

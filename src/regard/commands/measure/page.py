@@ -14,6 +14,13 @@ from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, T
 from regard.report.payload import payload, thinned_length
 from regard.report.words import format_value, join, run_time
 
+_TOKENS = (
+    "How often a head's strongest column stood on this token at this position: "
+    "the share of samples, a mean over the heads."
+)
+_CLICK = "Click a cell, or type its layer and head, to see that head over positions."
+_THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
+
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
     """Return the report as one self-contained HTML file. Raises UserError if the table is empty.
@@ -38,12 +45,6 @@ def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | N
     ).html()
 
 
-_TOKENS = (
-    "How often a head's strongest column stood on this token at this position: "
-    "the share of samples, a mean over the heads."
-)
-
-
 def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> list[Section]:
     """Make the sections that the page's script fills, if they have values."""
     blocks = [(axes, block) for measure in all_measures for axes, block in measure.blocks.items()]
@@ -58,10 +59,6 @@ def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> l
         Section("layers", "By layer", [Box(bool(layers), ["curves"])], embeddings),
         Section("model", "Whole model, by position", [Box(has_positions, ["models"])]),
     ]
-
-
-_CLICK = "Click a cell, or type its layer and head, to see that head over positions."
-_THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
 
 
 def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Section]:

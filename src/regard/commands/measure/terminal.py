@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Group
 from rich.text import Text
 
-from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest, top_tokens
+from regard.commands.measure.key_figures import several_sites, strongest, top_tokens
 from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline
@@ -22,7 +22,6 @@ MARGIN = 5
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
-
 Name = Callable[[Measure], str]
 
 
@@ -62,7 +61,7 @@ def _slice(measure: Measure) -> Block:
     by_position = measure.block("layer", "head", "position")
     position = None
     if by_position is not None and measure.block("layer", "head") is None:
-        position = strongest(over_layers_and_heads(by_position))[0]
+        position = strongest(by_position.mean_over("head").mean_over("layer"))[0]
     by_head = heads(measure, position)
     assert by_head is not None
     return by_head

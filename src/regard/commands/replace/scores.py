@@ -77,18 +77,13 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
     rest = points[points["dynamic_fraction"] != 1]
     all_curves = []
     for key, group in rest.groupby([*GROUP, "constants", "rank_heads_by"], sort=False):
-        start = _of(original, dict(zip(GROUP, key, strict=False)))
-        end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"dynamic_fraction": 0}).head(1)
+        start = original[(original[GROUP] == list(key[:3])).all(axis=1)]
+        is_same = (rest[[*GROUP, "constants"]] == list(key[:4])).all(axis=1)
+        end = rest[is_same & (rest["dynamic_fraction"] == 0)].head(1)
         pieces = [start, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
         curve = pd.concat([piece for piece in pieces if len(piece)]).assign(constants=key[3], rank_heads_by=key[4])
         all_curves.append(curve.sort_values("dynamic_fraction", ascending=False))
     return pd.concat(all_curves, ignore_index=True) if all_curves else rest.reset_index(drop=True)
-
-
-def _of(points: pd.DataFrame, conditions: Mapping[str, Any]) -> pd.DataFrame:
-    for column, value in conditions.items():
-        points = points[points[column] == value]
-    return points
 
 
 def shown_constants(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, str]:
