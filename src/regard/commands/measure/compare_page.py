@@ -34,11 +34,10 @@ def comparison(runs: Runs) -> pd.DataFrame:
     it is mostly too large. It is null where a run has none, as for means over heads.
 
     Returns:
-        Columns statistic, site, epsilon, scope, position, one per run, and for two runs `difference` (second minus
-        first) and `standard_error`. `scope` is the whole model if the table has such a row, else the mean over layers
-        and heads, or over layers (without embeddings, layer -1). `position` is null for values of the whole sequence,
-        else the first. Runs that differ in scope or position get separate rows. `frame.attrs["notes"]` holds
-        `caveats`.
+        Columns `KEYS`, one per run, and for two runs `difference` (second minus first) and `standard_error`. `scope` is
+        the whole model if the table has such a row, else the mean over layers and heads, or over layers (without
+        embeddings, layer -1). `position` is null for values of the whole sequence, else the first. Runs that differ in
+        either get separate rows. `frame.attrs["notes"]` holds `caveats`.
 
     Raises:
         UserError: There is no run, a table is empty, or a run is named like a column.
