@@ -15,7 +15,7 @@ from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
+from regard.report.page import KeyFigure
 from regard.report.words import format_duration, format_signed, metadata_number, pluralize
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}

@@ -163,9 +163,8 @@ def _run_batches(
             ) from error
         if not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
-            batch_index = start // batch_size
-            message = f"output of the last layer in batch {batch_index}; expected finite values"
-            raise UserError(f"non-finite activations: {message}")
+            layer = f"output of the last layer in batch {start // batch_size}"
+            raise UserError(f"non-finite activations: {layer}; expected finite values")
         if on_progress is not None:
             done = min(start + batch_size, len(input_ids))
             on_progress(ProgressEvent(phase="measuring", step=done, steps=len(input_ids)))

@@ -101,12 +101,11 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     """Return the tokenizer: read, or trained on the text, once for the same text and size."""
     if config.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(config.tokenizer)
-    about = json.dumps(
-        [[[identify_source(s.where), s.weight, s.tokens] for s in sources], config.vocab_size or TRAINED_VOCAB_SIZE]
-    )
+    size = config.vocab_size or TRAINED_VOCAB_SIZE
+    about = json.dumps([[[identify_source(s.where), s.weight, s.tokens] for s in sources], size])
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(sample_texts(sources), config.vocab_size or TRAINED_VOCAB_SIZE)
+        trained = train_tokenizer(sample_texts(sources), size)
         try:
             with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)

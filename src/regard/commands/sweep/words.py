@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Comparison, Difference, format_mean
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
+from regard.report.page import KeyFigure
 from regard.report.words import format_signed, pluralize, verdict
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
