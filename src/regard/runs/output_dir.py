@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"
@@ -36,7 +36,7 @@ def readable_errors(target: object, *, option: str = "", note: str = "") -> Iter
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = getattr(error, "strerror", None) or describe_error(error)
         message = f"cannot write {target}: {reason}"
         raise UserError(f"{option}: {message}" if option else f"{message}; {note}" if note else message) from error
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
 from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
@@ -89,7 +89,7 @@ class RunResult(ABC):
         except UserError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+            raise UserError(f"the run in {folder} cannot be read: {describe_error(error)}") from error
         metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
         make: Callable[..., R] = cls
         return make(**tables, **artifacts, metadata=metadata)

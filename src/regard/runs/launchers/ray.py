@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, run_job
 from regard.runs.launchers.local import check_workers, cores
 
@@ -70,7 +70,7 @@ class Ray:
                     own = {"num_cpus": self._workers or cores(), "object_store_memory": _STORE}
                     self._ray.init(address="local", include_dashboard=False, **own, **quiet)
             except Exception as error:  # Ray raises that class itself where a node does not start in time
-                why = " ".join(str(error).split())
+                why = describe_error(error)
                 raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {why}") from error
         self._ours = True
 
