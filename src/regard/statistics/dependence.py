@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import Statistic, StatisticInfo, StatisticRow
+from regard.statistics.statistic import Observation, Statistic, StatisticInfo, StatisticRow
 
 
 def input_dependence(

@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo, StatisticKey
+from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo, StatisticKey
 
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0

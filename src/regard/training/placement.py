@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError, describe_error
-from regard.training.plan import TrainingConfig
-from regard.training.schedule import adamw
+from regard.training.plan import TrainingConfig, adamw
 
 Rows = dict[str, Tensor]
 
