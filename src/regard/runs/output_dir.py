@@ -152,16 +152,10 @@ def _check_writable(path: Path, option: str) -> None:
 def atomic_folder(
     folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
 ) -> Iterator[Path]:
-    """Write a folder whole or not at all; see `check_output_dir` for the arguments.
+    """Write a folder whole or not at all; see `check_output_dir` for the arguments. Raises UserError.
 
-    The block writes to a folder beside the one that is asked for. It takes the name at the end, or vanishes after an
-    exception. What an earlier process left that was killed while it wrote is deleted first.
-
-    Yields:
-        The folder to write to.
-
-    Raises:
-        UserError: The folder cannot be written.
+    The block writes to the folder that is yielded, beside the one that is asked for. It takes the name at the end, or
+    vanishes after an exception. What an earlier process left that was killed while it wrote is deleted first.
     """
     folder = Path(folder).resolve()
     check = partial(check_output_dir, folder, overwrite=overwrite, command=command, marker=marker, option=option)

@@ -53,12 +53,8 @@ class RunResult(ABC):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result to a folder, whole or not at all, and return it.
 
-        Args:
-            folder: Where to write.
-            overwrite: Replace an earlier result of the same command.
-
-        Raises:
-            UserError: The folder holds something else, or cannot be written.
+        With `overwrite` it replaces an earlier result of the same command. Raises UserError if the folder holds
+        something else, or cannot be written.
         """
         with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
             self.write_files(path)

@@ -35,18 +35,10 @@ class Snapshots:
     """How many of the last states stay. With two, one that is damaged does not lose the run."""
 
     def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
-        """Write a state whole or not at all. States of a larger index are of an earlier run, and are deleted.
+        """Write a state whole or not at all, and return its folder. Raises UserError if it cannot be written.
 
-        Args:
-            index: The index of the state.
-            write: Writes the files of the state into the folder that it is given.
-            record: What `latest` returns with the state, as JSON holds it.
-
-        Returns:
-            The folder of the state.
-
-        Raises:
-            UserError: It cannot be written. What was there before is there still.
+        `write` puts the files into a folder; `latest` returns the `record`. States of a larger index are of an earlier
+        run, and are deleted.
         """
         final = self.path(index)
         unfinished = self._unfinished_path()

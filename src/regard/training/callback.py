@@ -45,12 +45,8 @@ class SinkCallback(TrainerCallback):
 
     Args:
         rows: Token ids (sample, length) of held-out sequences.
-        texts: Texts from which rows are made instead.
-        tokenizer: Tokenizer of the texts.
-        every: Steps between measurements.
+        texts: Texts from which rows are made instead: `samples` windows of `length` tokens, by the `tokenizer`.
         epsilon: Threshold of the sink rate.
-        length: Tokens of a window of the texts.
-        samples: Number of windows.
         batch_size: Rows of a forward pass.
         folder: Folder to which `history.parquet` and `sinks.parquet` are written at each checkpoint and at the end.
 

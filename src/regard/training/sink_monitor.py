@@ -63,8 +63,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
-        every: Steps between measurements.
-        epsilon: Threshold ε.
         batch_size: Rows of a forward pass.
         minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
@@ -204,7 +202,6 @@ class ValidationLoss(_PeriodicMonitor):
 
     Args:
         domains: Token ids (row, length) by domain.
-        every: Steps between measurements.
         batch_size: Maximum rows of a forward pass; fewer if they have too many logits.
         uncounted: Positions, from 0, of tokens that are no targets, as the first token of a row.
     """
