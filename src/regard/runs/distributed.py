@@ -60,8 +60,7 @@ def local_shard(samples: Tensor) -> Tensor:
 def raise_on_all_ranks() -> Iterator[None]:
     """Fail in every process if the block fails in one, so that none waits for another. All must reach its end.
 
-    Raises:
-        UserError: Of the first process that failed, in processes in which nothing did.
+    Processes in which nothing failed raise the UserError of the first that did.
     """
     error: Exception | None = None
     try:

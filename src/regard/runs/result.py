@@ -72,11 +72,7 @@ class RunResult(ABC):
 
     @classmethod
     def load(cls: type[R], folder: str | Path) -> R:
-        """Read a result that `save` wrote.
-
-        Raises:
-            UserError: There is none, it is of another command or version, or a file is not as it was written.
-        """
+        """Read a result that `save` wrote. Raises UserError if it is missing, damaged, or of another command."""
         folder = Path(folder)
         metadata = read_metadata(folder, cls.command)
         try:
@@ -94,10 +90,7 @@ class RunResult(ABC):
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     """Return the metadata of a finished run of a command, with the checksums of its files under `files`.
 
-    The files are checked, except the page and those in folders below.
-
-    Raises:
-        UserError: There is no such run, or it is damaged.
+    The files are checked, except the page and those in folders below. Raises UserError if one is damaged.
     """
     path = Path(folder) / RESULTS
     if not path.is_file():

@@ -67,9 +67,7 @@ def strongest_keys(
 class SinkRate(Average):
     """Sink_k^ε of each position k: by head, and over all layers and heads of a sample.
 
-    Args:
-        epsilons: The thresholds ε.
-        minimum_queries: Positions that fewer queries see do not count.
+    `epsilons` are the thresholds ε. Positions that fewer than `minimum_queries` queries see do not count.
     """
 
     name = "sink_rate"

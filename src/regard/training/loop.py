@@ -91,24 +91,10 @@ class _Progress:
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
-    def state(self) -> dict[str, Any]:
-        """State that is saved with the weights."""
-        return {name: getattr(self, name) for name in _STATE_FIELDS}
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the history has a row of this step."""
-        return bool(self.history) and self.history[-1]["step"] == self.step
-
-    @property
     def items_per_second(self) -> float:
         """Speed of recent steps, without time between them."""
         items, seconds = (sum(column) for column in zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
         return items / seconds if seconds else 0.0
-
-    def seconds_left(self, steps: int) -> float:
-        """Return the estimated time of the remaining steps."""
-        return (steps - self.step) * sum(seconds for _, seconds in self.recent) / max(len(self.recent), 1)
 
 
 def train(
@@ -291,7 +277,8 @@ def _record_row(run: _Run, progress: _Progress) -> None:
     last = progress.step == run.plan.max_steps
     due = [watcher for watcher in run.watchers if watcher.due(progress.step, last)]
     logged = progress.step > 0 and (last or progress.step % run.plan.logging_steps == 0)
-    if progress.recorded or not (due or logged):
+    is_recorded = bool(progress.history) and progress.history[-1]["step"] == progress.step
+    if is_recorded or not (due or logged):
         return
     row: Row = {"step": progress.step, "items": progress.items, **progress.numbers, "seconds": progress.seconds}
     if progress.recent:
@@ -315,7 +302,8 @@ def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.first:
-        left = progress.seconds_left(run.plan.max_steps)
+        seconds = sum(seconds for _, seconds in progress.recent)
+        left = (run.plan.max_steps - progress.step) * seconds / max(len(progress.recent), 1)
         speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
@@ -343,7 +331,8 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
     with contextlib.nullcontext() if alone else raise_on_all_ranks():
         if placed.first:
-            state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+            state = {name: getattr(progress, name) for name in _STATE_FIELDS}
+            state |= {"plan": run.plan.to_dict(), "processes": placed.processes}
             if run.journal is not None:
                 state["journal"] = run.journal.head
             with _delay_interrupts():

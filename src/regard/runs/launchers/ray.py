@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from regard.errors import UserError, describe_error
-from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, run_job
-from regard.runs.launchers.local import check_workers, cores
+from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
 
 _STORE = 100 * 2**20
 """Bytes of the object store of an own cluster: only names and exit codes pass through it."""
