@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import UserError, check_choice
+from regard.errors import UserError, check_choice, describe_error
 
 Layer = tuple[str, int]  # site and index of a layer: ("encoder", 0)
 Head = tuple[str, int, int]  # site, layer and index of a head
@@ -198,7 +198,7 @@ class Constants:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
-            raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
+            raise UserError(f"constants: cannot read {path}: {describe_error(error)}") from error
         try:
             contents = json.loads(header.get(HEADER, ""))
         except json.JSONDecodeError:
@@ -208,7 +208,7 @@ class Constants:
         try:
             constants = cls._from_tensors(tensors, contents["origin"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"constants: {path} is damaged: {' '.join(str(error).split())}") from error
+            raise UserError(f"constants: {path} is damaged: {describe_error(error)}") from error
         if model is not None:
             constants.check_model(model)
         if length is not None and length > constants.length:

@@ -20,7 +20,7 @@ from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.run_state import collect_tensors, load_tensors
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
@@ -80,7 +80,7 @@ class TaskDeltas:
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             draft.unlink(missing_ok=True)
-            raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
+            raise UserError(f"cannot write {path}: {describe_error(error)}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
 
@@ -221,7 +221,7 @@ def load_network(folder: str | Path) -> nn.Module:
         with suppress_logging(), torch.random.fork_rng(devices=[]):
             classifier = _load_classifier(folder, metadata)
     except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"model: {folder} cannot be read: {describe_error(error)[:300]}") from error
     if metadata is None:
         return Network(classifier, tasks=1, config=None, seed=0).eval()
     network = build_network(classifier, metadata["method"], tasks=metadata["tasks"], seed=metadata["seed"])
@@ -257,4 +257,4 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"models: cannot read {path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"models: cannot read {path}: {describe_error(error)}") from error

@@ -17,7 +17,7 @@ from regard.adapters.lora import LoraAdapters
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method, MethodState
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity
 
@@ -89,7 +89,7 @@ def restore_state(
         load_tensors(network, load_file(path / NETWORK))
         tensors = load_file(path / METHOD)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot resume: {path} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot resume: {path} cannot be read: {describe_error(error)}") from error
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in record["trained"])
     for module in network.modules():

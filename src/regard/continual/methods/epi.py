@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.adapters.input_embeddings import embedding_reader
+from regard.adapters.prompt_pool import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
 from regard.continual.learner import Learner

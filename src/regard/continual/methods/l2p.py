@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
-from regard.adapters.prompt_pool import check_prompt_fits
+from regard.adapters.prompt_pool import check_prompt_fits, position_ids, reads_input_embeddings
 from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.prompt_method import PromptMethod
