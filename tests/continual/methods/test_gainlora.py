@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram_matrix, update_free_projection
-from regard.continual.methods.o_lora import overlap_penalty
+from regard.continual.methods.lora import overlap_penalty
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import made, precise, short, some

@@ -14,8 +14,7 @@ from regard.continual import method
 from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.ctr_layers import compensate, slope_at
-from regard.continual.methods.ctr_network import CtrNetwork
+from regard.continual.methods.ctr_network import CtrNetwork, compensate, slope_at
 from regard.continual.training_phase import (
     MethodLearningRate,
     TrainingBudget,
@@ -54,7 +53,7 @@ class CtrConfig(method.MethodConfig):
 class Ctr(method.Method):
     """Capsules and transfer routing in a frozen encoder (arXiv 2112.02706), with the masks of HAT (arXiv 1801.01423).
 
-    Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_layers.Plugin`). Its knowledge
+    Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_network.Plugin`). Its knowledge
     sharing module routes capsules of all tasks so far to the task at hand, as far as they are similar. Its task
     specific module has neurons that each task opens or closes, by masks σ(s·e_t) with s growing through each epoch;
     what earlier tasks use of it is held, so that the module computes for them what it computed before. The head's

@@ -12,7 +12,7 @@ from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import LoraMethod
+from regard.continual.methods.lora import LoraMethod
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 

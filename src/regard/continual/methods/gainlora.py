@@ -14,8 +14,7 @@ from regard.continual import method
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.inflora import InfLoraConfig, apply_formula
-from regard.continual.methods.lora_baselines import LoraMethod
-from regard.continual.methods.o_lora import overlap_penalty
+from regard.continual.methods.lora import LoraMethod, overlap_penalty
 from regard.models.classifier import Classifier
 
 SHARPNESS = 4.0

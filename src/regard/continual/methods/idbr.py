@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.idbr_halves import HalvesMaker
-from regard.continual.methods.idbr_kmeans import select_representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
 from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
@@ -190,3 +189,120 @@ def add_exchanged(rows: Rows) -> Rows:
 def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """Return the cross-entropy of each row: (row,)."""
     return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")
+
+
+@dataclass(frozen=True)
+class HalvesMaker:
+    """How rows are cut in two.
+
+    `special`: ids of tokens that stand around texts; `separator`: the one put between the halves; `length`: tokens that
+    a row may have; `pad`: the id in padding.
+    """
+
+    special: frozenset[int]
+    separator: int
+    length: int
+    pad: int
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
+        """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
+        candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+        separator = next((token for token in candidates if token is not None), None)
+        if separator is None:
+            raise UserError("tokenizer: expected a separator or an end of text to put between two halves, it has none")
+        special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        return cls(special | {separator}, separator, length, pad)
+
+    def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
+        """Return the rows of a batch with their texts in halves, and `halves` (row, token), the same exchanged.
+
+        Each text is cut at a place that is drawn. A row has as many tokens in both orders. With token types what
+        follows the first separator is of the second type, `halves_types` for those exchanged.
+        """
+        real_mask = rows["attention_mask"].bool()
+        orders = [
+            self.cut(ids[row_mask].tolist(), random) for ids, row_mask in zip(rows["input_ids"], real_mask, strict=True)
+        ]
+        width = max(len(original) for original, _ in orders)
+        original, exchanged = (self._padded([halves[order] for halves in orders], width) for order in range(2))
+        mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
+        batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
+        if "token_type_ids" in rows:
+            types = (self._types(ids, mask) for ids in (original, exchanged))
+            batch |= dict(zip(("token_type_ids", "halves_types"), types, strict=True))
+        return batch
+
+    def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
+        """Return the tokens of a row in halves, as they were written, and exchanged.
+
+        What special tokens stood before and after all texts stay there; those in between go. A text that leaves no room
+        for the separator loses its last token.
+        """
+        text = [index for index, token in enumerate(ids) if token not in self.special]
+        if not text:
+            return list(ids), list(ids)
+        before, after = list(ids[: text[0]]), list(ids[text[-1] + 1 :])
+        tokens = [ids[index] for index in text][: self.length - len(before) - len(after) - 1]
+        position = int(random.integers(1, max(len(tokens), 2)))
+        first, second = tokens[:position], tokens[position:]
+        return (
+            [*before, *first, self.separator, *second, *after],
+            [*before, *second, self.separator, *first, *after],
+        )
+
+    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
+        return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])
+
+    def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return (row, token): 1 behind the first separator."""
+        here = (ids == self.separator).long()
+        return ((here.cumsum(1) - here > 0) & mask).long()
+
+
+ROUNDS = 100
+
+
+def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
+    """The centers (center, width) of points (point, width), float64, and the number of each point's center (point,).
+
+    Lloyd's rounds from centers drawn as k-means++ draws them (Arthur and Vassilvitskii 2007), until no point changes
+    its center. A center that has lost its points stays where it is. There are fewer than `count` centers where there
+    are fewer different points.
+    """
+    points = points.double().cpu()
+    centers = _init_centers(points, count, np.random.default_rng(seed))
+    assignment = squared_distances(points, centers).argmin(1)
+    for _ in range(rounds):
+        members = torch.nn.functional.one_hot(assignment, len(centers)).double()
+        sizes = members.sum(0)[:, None]
+        centers = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centers)
+        new_assignment = squared_distances(points, centers).argmin(1)
+        if torch.equal(new_assignment, assignment):
+            break
+        assignment = new_assignment
+    return centers, assignment
+
+
+def select_representatives(points: Tensor, count: int, *, seed: int) -> list[int]:
+    """Return the numbers of at most `count` points, ascending: of each center's points the one nearest to it."""
+    centers, assignment = kmeans(points, count, seed=seed)
+    far_distances = squared_distances(points.double().cpu(), centers)
+    far_distances[assignment[:, None] != torch.arange(len(centers))] = torch.inf
+    return sorted(far_distances.argmin(0)[assignment.unique()].tolist())
+
+
+def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
+    """Return the squared distance of each point to each center, (point, center)."""
+    return torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def _init_centers(points: Tensor, count: int, random: np.random.Generator) -> Tensor:
+    """Return points as first centers, each drawn with a chance proportional to its squared distance to the others."""
+    indices = [int(random.integers(len(points)))]
+    while len(indices) < count:
+        nearest = squared_distances(points, points[indices]).amin(1).numpy()
+        if not nearest.any():
+            break
+        indices.append(int(random.choice(len(points), p=nearest / nearest.sum())))
+    return points[indices]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
 from regard.continual.batches import ExampleRef
-from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import IncrementalLora
+from regard.continual.methods.lora import IncrementalLora
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"

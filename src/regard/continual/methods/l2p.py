@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
 from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
+from regard.continual.adapter_network import PromptMethod
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier

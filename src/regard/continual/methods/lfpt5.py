@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.adapter_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
 from regard.continual.training_phase import TrainingPhase
 from regard.data.stream import TextPairs, TextTask

@@ -9,11 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
 from regard.continual.batches import Batches
-from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import SequentialLora
+from regard.continual.methods.lora import SequentialLora
 from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import Rows
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import (
     PromptConfig,
+    PromptMethod,
     PromptNetwork,
     PromptPrefix,
     check_prompt_room,
@@ -14,7 +15,6 @@ from regard.continual.adapter_network import (
     restore_class_vectors,
 )
 from regard.continual.learner import Learner
-from regard.continual.methods.prompt_method import PromptMethod
 from regard.errors import UserError
 
 

@@ -17,7 +17,7 @@ from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.lora_baselines import SharedAdapterNetwork
+from regard.continual.methods.lora import SharedAdapterNetwork
 from regard.continual.training_phase import TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import LoraMethod
+from regard.continual.methods.lora import LoraMethod
 
 TUNED, MERGED = 0, 1
 """The block that is trained, and the one that answers."""

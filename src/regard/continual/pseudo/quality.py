@@ -12,10 +12,18 @@ from regard.adapters.reflection import Density
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.pseudo import stored
-from regard.continual.pseudo.copies import CopiedRuns, copied_fraction, duplicate_fraction, near_duplicate_fraction
-from regard.continual.pseudo.distances import PrivacyMeasures, frechet_distance, measure_privacy, split_frechet_distance
+from regard.continual.pseudo.measures import (
+    CopiedRuns,
+    PrivacyMeasures,
+    copied_fraction,
+    duplicate_fraction,
+    frechet_distance,
+    measure_privacy,
+    near_duplicate_fraction,
+    run_two_sample_test,
+    split_frechet_distance,
+)
 from regard.continual.pseudo.parsing import find_definition, read_as_rows, real_inputs
-from regard.continual.pseudo.two_sample import run_two_sample_test
 from regard.data.stream import ClassificationTask, Split
 from regard.errors import UserError
 
