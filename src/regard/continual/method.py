@@ -60,7 +60,6 @@ class MethodConfig:
         return cls(**{name: _convert_value(name, value, hints[name]) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every setting by its name."""
         return dataclasses.asdict(self)
 
 
@@ -152,13 +151,10 @@ class MethodState:
 class Method:
     """Fine-tuning, task after task; other methods override some of its five hooks.
 
-    A method is made for one run. What a hook keeps for later tasks goes into `self.state`: everything else is gone when
-    a run is resumed, which calls `before_task` again. Hooks are functions of their arguments and of seeds: they give
-    the same in every process, and each time.
+    What a hook keeps for later tasks goes into `self.state`: everything else is gone when a run is resumed, which calls
+    `before_task` again. Hooks are functions of their arguments and of seeds, the same in every process.
 
     Attributes:
-        Config: Class of the settings.
-        Network: Class of the trained network.
         evaluation_scope: Tasks that are scored: all "seen"; the "own" one, if later tasks change nothing of it; or all
             at the "end", if it learns them at once.
         incremental: Whether classes of different tasks can be told apart (CIL).
@@ -179,7 +175,6 @@ class Method:
 
     @property
     def head(self) -> HeadName:
-        """The kind of head."""
         return "linear"
 
     @property

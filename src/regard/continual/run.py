@@ -59,8 +59,7 @@ def make_learner(
 ) -> Learner:
     """Return a run before its first task: the stream encoded, and a network over a copy of the model.
 
-    `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
-    classes that were seen so far. Raises UserError where stream, method, model and head do not fit.
+    `head` replaces the method's. Raises UserError where stream, method, model and head do not fit.
     """
     if stream.text:
         if head is not None:
@@ -100,22 +99,11 @@ def run_stream(
 ) -> RunState:
     """Train a method on a stream, task after task.
 
-    Args:
-        learner: The run before its first task.
-        method: The method.
-        folder: Folder of the state after the last trained task.
-        resume: Go on from the state in `folder`; on one CPU process to the same numbers. The network has its weights
-            then, and nothing else that hooks have set.
-        checkpoint_every: Steps between checkpoints within a task; by default none.
-        diagnose: Returns diagnostics of the network on a task.
-        gated: Dev rows of each task on which the gate is measured; 0 for none.
-        on_progress: Called with the progress of training.
-        on_task: Called after each task in every process, before its state is written; in a resumed run for the
-            remaining tasks, perhaps again for one of them.
-        on_kept: Called when the state of a task is written.
-
-    Raises:
-        UserError: The run cannot be resumed, or a phase has nothing to train.
+    `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
+    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `diagnose` is
+    called on each task; on `gated` dev rows of each the gate is measured. `on_task` is called after each task in every
+    process before its state is written (perhaps again in a resumed run), `on_kept` when it is written. Raises UserError
+    if the run cannot be resumed, or a phase has nothing to train.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -156,7 +144,7 @@ def run_stream(
 
 
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
-    """Remove what an earlier run has left, and nothing else that may be there."""
+    """Remove what an earlier run has left, and nothing else."""
     if is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -25,12 +25,8 @@ from regard.models.pretrained import Loaded
 class EncodedTexts:
     """Rows as token ids: prompts and, for each, the answer that is trained on.
 
-    Args:
-        input_ids: Prompts (row, token), int64.
-        attention_mask: (row, token), false at padding, which is on the right.
-        answers: Answers (row, token), int64, each with its end, −100 behind it.
-        labels: (row,), which rows of the task have the same answer.
-        truncated: How many prompts or answers did not fit and were cut.
+    `input_ids` and `attention_mask` (row, token) of prompts, padded on the right; `answers` (row, token), each with its
+    end, −100 behind it; `labels` (row,), which rows of the task have the same answer; `truncated`, how many were cut.
     """
 
     input_ids: Tensor
@@ -47,11 +43,9 @@ class EncodedTexts:
         return self.attention_mask.sum(1) + (self.answers != IGNORE_INDEX).sum(1)
 
     def prompt(self, row: int) -> Tensor:
-        """Return the prompt (token,) of a row."""
         return self.input_ids[row][self.attention_mask[row]]
 
     def answer(self, row: int) -> Tensor:
-        """Return the answer (token,) of a row."""
         return self.answers[row][self.answers[row] != IGNORE_INDEX]
 
 
@@ -64,11 +58,9 @@ class TextLearner(Learner):
 
     @property
     def generator(self) -> Generator:
-        """The language model of the network."""
         return cast(Generator, cast(nn.Module, self.network.classifier))
 
     def encoded_split(self, task: int, split: Split) -> EncodedTexts:
-        """Return a split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
     def encode_pairs(self, pairs: TextPairs, **limits: int) -> EncodedTexts:
@@ -154,9 +146,8 @@ def make_text_learner(
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
-    A model with an encoder for prompts (`encoder_decoder`) has special tokens around both, as its tokenizer puts them.
-    Else a prompt has those before it, and an answer none. An answer ends with the token that ends a text, also where it
-    was cut. Raises UserError for a prompt without tokens.
+    With an encoder for prompts (`encoder_decoder`) both have the tokenizer's special tokens; else a prompt has those
+    before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.
     """
     end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
     prompts: list[list[int]] = tokenizer(list(pairs.inputs), verbose=False)["input_ids"]

@@ -15,10 +15,7 @@ class Finetune(Method):
 
 
 class Probe(Method):
-    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2).
-
-    It is trained for as long as other methods train it and everything.
-    """
+    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         return probing_rate(budget)
@@ -28,21 +25,14 @@ class Probe(Method):
 
 
 class ProbeFinetune(Method):
-    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648).
-
-    A head that fits when the encoder begins to move pulls its features less far from where they were.
-    """
+    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648)."""
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         return learner.probing_phase(), learner.fine_tuning_phase()
 
 
 class Separate(Method):
-    """Fine-tuning that begins anew with each task: nothing can be forgotten, or carried over.
-
-    Each task is scored by its own model alone, whose score later tasks do not change; classes of several tasks are
-    never told apart, whatever the head.
-    """
+    """Fine-tuning that begins anew with each task, which is scored by its own model; classes are never told apart."""
 
     loss_classes = "task"
     evaluation_scope = "own"
@@ -54,10 +44,7 @@ class Separate(Method):
 
 
 class Joint(Method):
-    """Fine-tuning on the rows of all tasks together, each row's loss over the classes of its own task.
-
-    With a label-text head it is over those of all tasks. It learns when the last task is there, and is scored then.
-    """
+    """Fine-tuning on all tasks' rows together, each over its own task's classes (with a label-text head over all)."""
 
     evaluation_scope = "end"
     supports_text = True

@@ -44,8 +44,8 @@ class PluginInput(NamedTuple):
 class GuardedLinear(nn.Linear):
     """A linear layer of which some weights stay as they are while others are trained.
 
-    Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w, with w_0 the weights of then: gradients come multiplied by
-    1 − g, and with g = 1 a weight is w_0 bit for bit, whatever the optimizer does, decay included.
+    Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w: with g = 1 a weight is w_0 bit for bit, whatever the
+    optimizer does.
     """
 
     guarded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
@@ -110,9 +110,8 @@ class KnowledgeSharing(nn.Module):
     """Capsules of tasks, routed to transfer capsules as far as a task is similar (arXiv 2112.02706).
 
     A task capsule p_i is two layers on each token's state; transfer capsule j is Σ_i τ_i q_ij W_ij p_i over the tasks
-    up to the row's own, with q the similarity of task i, and τ, 0 or 1, whether the router lets it in; the capsules are
-    widened to the model's width. Both read W_ij p_i and that of the row's own task by convolutions over the tokens,
-    ReLU and the largest value of a filter.
+    up to the row's own, with q the similarity of task i, and τ, 0 or 1, the router's decision. Both read W_ij p_i and
+    that of the row's own task by convolutions over the tokens, ReLU and the largest value of a filter.
     """
 
     def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
@@ -133,7 +132,6 @@ class KnowledgeSharing(nn.Module):
         self.widen = nn.Linear(votes, width)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        """What is shared, (row, token, width), of states (row, token, width)."""
         votes = torch.stack([self.votes(task, states) for task in range(site.upto + 1)], 1)
         own_votes = votes[torch.arange(len(votes), device=votes.device), site.tasks]
         compared = self.compare(_convolve(own_votes, site.real, self.own))
@@ -172,8 +170,7 @@ def squash(capsule: Tensor) -> Tensor:
 def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Tensor:
     """τ (row, task): 1 where a row lets a task in, of logits (row, task, 2), whose first is for it; else 0.
 
-    Its own it lets in always, later ones never; others where their first logit is the higher one. With Gumbel `noise`,
-    for as many tasks or more, that is a draw from their softmax, through which gradients pass (arXiv 1611.01144).
+    Its own is always let in, a later one never. With Gumbel `noise` it is a draw with gradients (arXiv 1611.01144).
     """
     if noise is not None:
         logits = logits + noise[:, : logits.shape[1]]
@@ -202,10 +199,7 @@ def slope_at(step: int, per_epoch: int, max_slope: float) -> float:
 
 @torch.no_grad()
 def compensate(embedding: nn.Parameter, slope: float, max_slope: float) -> None:
-    """Give a task's embedding the gradient that it would have whatever s is (arXiv 1801.01423).
-
-    g ← g · most / s · (cosh(s e) + 1) / (cosh(e) + 1).
-    """
+    """Multiply the gradient of a task's embedding e by max / s · (cosh(s e) + 1) / (cosh(e) + 1) (arXiv 1801.01423)."""
     if embedding.grad is not None:
         scaled = (slope * embedding).clamp(-MAX_EXPONENT, MAX_EXPONENT)
         embedding.grad *= max_slope / slope * (scaled.cosh() + 1) / (embedding.cosh() + 1)
@@ -215,12 +209,10 @@ class CtrNetwork(Network):
     """A classifier over a frozen encoder with a plug-in after the attention and the feed-forward part of each layer.
 
     Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalization.
-    `rows["tasks"]` says of which task each row is; `rows["slope"]` (row,) how steep masks are, which is the settings'
-    `max_slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
+    `rows["tasks"]` are the tasks of rows; `rows["slope"]` (row,) how steep masks are, by default the settings'
+    `max_slope`; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
 
     An encoder that is called on its own computes for the task that was begun last.
-
-    Raises UserError for models without such layers, for LoRA, and for another head than a linear one.
     """
 
     needs_wrapper = True
@@ -275,14 +267,10 @@ class CtrNetwork(Network):
 
     @property
     def typed_plugins(self) -> tuple[Plugin, ...]:
-        """The plug-ins: of each layer that behind the attention, and that behind the feed-forward part."""
         return tuple(cast(Plugin, plugin) for plugin in self.plugins)
 
     def begin_task(self, task: int, used: list[list[Tensor]]) -> None:
-        """Let a task train what is its own to train: `used` says how far earlier ones use the neurons of each plug-in.
-
-        Its own embeddings, the capsules of the tasks so far, what all share, and neurons that are not in use.
-        """
+        """Train a task's embeddings, the capsules so far, what all share, and neurons that `used` does not hold."""
         self.latest.fill_(task)
         for plugin in self.typed_plugins:
             for embeddings in plugin.specific.tasks:
@@ -305,10 +293,7 @@ class CtrNetwork(Network):
 
 
 def find_end_layers(encoder: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers that end the attention and the feed-forward part of each layer, in their order.
-
-    Raises UserError where there are none by the names that BERT gives them.
-    """
+    """Return the linear layers that end the attention and the feed-forward part of each layer, named as in BERT."""
     end_layers: list[nn.Linear] = []
     for layer in encoder.modules():
         try:

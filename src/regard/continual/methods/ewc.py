@@ -26,8 +26,7 @@ class EwcConfig(method.MethodConfig):
         ewc_lambda: λ of the penalty; the paper gives 400, for games.
         fisher_samples: Training rows of a task that estimate its Fisher information; all where it has fewer.
         fisher_labels: "model" for labels drawn from the model's predictions (the Fisher information), or "true".
-        online: Keep one penalty around the weights of the last task.
-        decay_factor: Weight of the information of earlier tasks, for `online`.
+        online: Keep one penalty around the last weights, with earlier information weighted by `decay_factor`.
     """
 
     ewc_lambda: method.NonNegative = 400.0
@@ -40,10 +39,10 @@ class EwcConfig(method.MethodConfig):
 class Ewc(method.Method):
     """Elastic weight consolidation (arXiv 1612.00796, equation 3): (λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)² beside the loss.
 
-    F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. A sum of such penalties is one
-    around one centre: with A = Σ_t F_t and c = Σ_t F_t θ*_t / A it is A (θ − c)² and a constant. So two tensors for
-    each weight are kept, however many tasks there are. The `online` variant (arXiv 1805.06370, section 4) has
-    A = γ A + F_t and c = θ*_t after each task. Class vectors of other tasks have no part in a task's F.
+    F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. With A = Σ_t F_t and c = Σ_t
+    F_t θ*_t / A the sum is A (θ − c)² and a constant: so two tensors for each weight are kept. The `online` variant
+    (arXiv 1805.06370, section 4) has A = γ A + F_t and c = θ*_t. Class vectors of other tasks have no part in a task's
+    F.
     """
 
     Config = EwcConfig
@@ -98,7 +97,7 @@ def fisher_information(
     """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
-    nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
+    nothing dropped out. `labels`: as `fisher_labels` of the config.
     """
     parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}

@@ -24,17 +24,15 @@ class IdbrConfig(method.MethodConfig):
     """Settings of IDBR; the defaults are those of the authors' code.
 
     Args:
-        replay: Store examples and replay them.
-        memory_fraction: Share of each task's training examples that is stored.
+        memory_fraction: Share of each task's training examples that is stored, if `replay`.
         memory_size: Largest number of stored examples, of all tasks together.
         replay_interval: Number of batches from one replay to the next.
         hidden_size: Size of each of the two spaces.
         nsp_weight: Weight of the next-sentence loss.
         task_weight: Weight of the task prediction loss.
-        generic_reg_weight: Weight of the regularization of the generic space.
-        specific_reg_weight: Weight of the regularization of the specific space.
-        new_reg_scale: Scale of both regularizations in batches of the current task.
-        replay_reg_scale: Scale of both regularizations in batches that replay.
+        generic_reg_weight: Weight of the regularization of the generic space; `specific_reg_weight`: of the specific
+            one.
+        new_reg_scale: Scale of both in batches of the current task; `replay_reg_scale`: in batches that replay.
     """
 
     replay: bool = True
@@ -53,22 +51,19 @@ class IdbrConfig(method.MethodConfig):
 class Idbr(method.Method):
     """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
-    The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
-    of a row is the mean over the text as it was written and with its halves exchanged of three cross-entropies: of its
-    class; of which of the two it is, from the generic space; and, in batches that replay, of its task among those seen,
-    from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
-    moved since before the task, in evaluation mode, are added, so much for each space.
+    Classes are read from a generic and a specific space of the encoder's state (`IdbrNetwork`). A row's loss is the
+    mean, over the text as written and with its halves exchanged, of the cross-entropies of its class; of the order of
+    the halves, from the generic space; and, in batches that replay, of its task among those seen, from the specific
+    space. From the second task on the mean squares of how far both spaces have moved since before the task, in
+    evaluation mode, are added.
 
-    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told
-    from the first without a second text, and what a step computes depends on nothing but its rows. At test a text is
-    whole.
+    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`). At test a text is whole.
 
-    After a task a share of its examples is kept: those nearest to the centers of k-means over the encoder's states, as
-    many as there are centers, at least one. Each tenth batch, counted through the phase, is mixed with as many kept
-    examples of each earlier task, and gone through in as many steps as there are then tasks.
+    After a task the examples nearest to the centers of k-means over the encoder's states are stored. Each tenth batch
+    is mixed with as many stored examples of each earlier task, in as many steps as there are then tasks.
 
-    Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
-    best weights on the dev split are not looked for; warm-up and schedule are those of all methods.
+    Simplified: one learning rate, where the paper's program has a higher one for the task predictor; the best weights
+    on the dev split are not looked for; warm-up and schedule are those of all methods.
     """
 
     Config = IdbrConfig
@@ -111,7 +106,6 @@ class Idbr(method.Method):
     # -- losses -----------------------------------------------------------------------------------------
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the losses of rows in halves, as the class says; of others, the cross-entropy of their classes."""
         if "halves" not in rows:
             return super().loss(learner, network, rows)
         idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)
@@ -151,8 +145,7 @@ class Idbr(method.Method):
 class ReplaySchedule:
     """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
 
-    In its place come as many steps as there are tasks then, of the batch and as many examples of each memory, or all of
-    a smaller one, mixed. A function of seed and step.
+    In its place come as many steps as there are tasks, of the batch and at most as many examples of each memory, mixed.
     """
 
     def __init__(self, new: Epochs, old: Sequence[Sequence[ExampleRef]], *, interval: int, seed: int) -> None:
@@ -195,8 +188,7 @@ def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
 class HalvesMaker:
     """How rows are cut in two.
 
-    `special`: ids of tokens that stand around texts; `separator`: the one put between the halves; `length`: tokens that
-    a row may have; `pad`: the id in padding.
+    `special`: ids of tokens around texts; `separator`: the one between the halves; `length`: tokens of a row at most.
     """
 
     special: frozenset[int]
@@ -215,10 +207,9 @@ class HalvesMaker:
         return cls(special | {separator}, separator, length, pad)
 
     def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
-        """Return the rows of a batch with their texts in halves, and `halves` (row, token), the same exchanged.
+        """Return rows with their texts in halves, cut at a drawn place, and `halves` (row, token), the same exchanged.
 
-        Each text is cut at a place that is drawn. A row has as many tokens in both orders. With token types what
-        follows the first separator is of the second type, `halves_types` for those exchanged.
+        What follows the first separator is of the second token type; `halves_types` are the types of those exchanged.
         """
         real_mask = rows["attention_mask"].bool()
         orders = [
@@ -236,8 +227,7 @@ class HalvesMaker:
     def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
         """Return the tokens of a row in halves, as they were written, and exchanged.
 
-        What special tokens stood before and after all texts stay there; those in between go. A text that leaves no room
-        for the separator loses its last token.
+        Special tokens before and after the text stay. Without room for the separator a text loses its last token.
         """
         text = [index for index, token in enumerate(ids) if token not in self.special]
         if not text:
@@ -264,11 +254,10 @@ ROUNDS = 100
 
 
 def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
-    """The centers (center, width) of points (point, width), float64, and the number of each point's center (point,).
+    """Return the centers (center, width) of points (point, width), in float64, and the center of each point (point,).
 
-    Lloyd's rounds from centers drawn as k-means++ draws them (Arthur and Vassilvitskii 2007), until no point changes
-    its center. A center that has lost its points stays where it is. There are fewer than `count` centers where there
-    are fewer different points.
+    Lloyd's rounds from k-means++ (Arthur and Vassilvitskii 2007), until no point changes its center. A center without
+    points stays where it is. There are fewer than `count` centers where there are fewer different points.
     """
     points = points.double().cpu()
     centers = _init_centers(points, count, np.random.default_rng(seed))

@@ -27,10 +27,7 @@ class IdbrOutputs(NamedTuple):
 
 
 class SpacesHead(nn.Module):
-    """Two spaces of the encoder's state, and a linear layer that reads classes from both side by side.
-
-    `generic` and `specific` are a linear map and tanh each, `width` to `size` (arXiv 2104.05489).
-    """
+    """A generic and a specific space of the state, a linear map and tanh each, and a layer that reads classes."""
 
     def __init__(self, width: int, classes: int, *, size: int, pooling: Pooling) -> None:
         super().__init__()
@@ -55,11 +52,7 @@ class SpacesHead(nn.Module):
 
 
 class IdbrNetwork(Network):
-    """A classifier that reads two spaces, with a predictor of the order of halves and one of the task.
-
-    The order is predicted from the generic space, the task from the specific one. The head of the classifier is
-    replaced by a `SpacesHead`.
-    """
+    """A classifier with a `SpacesHead`, from whose generic space it predicts the order of halves, else the task."""
 
     needs_wrapper = True
 

@@ -27,11 +27,10 @@ class InfLoraConfig(LoraConfig):
     """Settings of InfLoRA: those of low-rank adapters, and of the stored subspace.
 
     Args:
-        threshold: ε, the share of a task's inputs H that later adapters leave alone. It is ε for the first task and
-            grows to 1 over the tasks. The authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and
-            DomainNet, 0.98 for ImageNet-R.
-        threshold_formula: What the share is of: "released" for the squared singular values of H Hᵀ, as in the code, or
-            "paper" for those of H, of which the same ε holds many more directions.
+        threshold: ε, the share of a task's inputs H that later adapters leave alone; it grows to 1 over the tasks. The
+            authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and DomainNet, 0.98 for ImageNet-R.
+        threshold_formula: "released" for shares of the squared singular values of H Hᵀ, as in the code, or "paper" for
+            those of H, of which the same ε holds many more directions.
     """
 
     threshold: method.Fraction = 0.995
@@ -39,7 +38,7 @@ class InfLoraConfig(LoraConfig):
 
 
 class InputSubspace(NamedTuple):
-    """The directions that earlier tasks' inputs take up in what a layer reads, or the smaller part: those left `free`.
+    """The directions of what a layer reads that earlier tasks' inputs take up, or those left `free` if fewer.
 
     `basis` (inputs, directions) is orthonormal, in float64.
     """
@@ -56,14 +55,12 @@ class InputSubspace(NamedTuple):
 class InfLora(IncrementalLora):
     """Interference-free LoRA (arXiv 2404.00228): a task's A is designed before it is trained, B alone is trained.
 
-    Of what each layer reads of the task's rows, H, that part is taken that lies outside the memory of earlier tasks'
-    inputs, and the rows of A are its first singular vectors. So A x = 0 for an x within the memory, whatever B is. Rows
-    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the adapter has a lower
-    rank.
+    The rows of A are the first singular vectors of the part of what a layer reads of the task's rows, H, that lies
+    outside the memory of earlier tasks' inputs. So A x = 0 for an x within the memory. Rows have the norm that drawn
+    ones have, 1/√3; where nothing more is left they are zero.
 
-    After a task the directions that its H takes up outside the memory are added, largest first, until the memory has
-    the share ε + (1 − ε) t/T of what is measured of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or
-    those that are left once these are fewer; both say the same.
+    After a task the directions of its H outside the memory are added, largest first, until the memory has the share ε +
+    (1 − ε) t/T of H. DualGPM (Liang and Li, CVPR 2023) stores these, or those that are left once these are fewer.
     """
 
     Config = InfLoraConfig
@@ -122,12 +119,10 @@ def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
 
 
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
-    """Decompose a task's inputs outside the subspace of earlier tasks.
+    """Return the squares (direction,), largest first, and directions (inputs, direction) of inputs outside a subspace.
 
-    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
-
-    Returns:
-        Squares (direction,), largest first, and directions (inputs, direction); directions without inputs are left out.
+    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive; those without inputs are left
+    out.
     """
     outside_moment = moment
     if memory is not None:

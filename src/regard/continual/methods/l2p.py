@@ -27,8 +27,7 @@ class L2pConfig(method.MethodConfig):
     """Settings of L2P; the defaults are the paper's.
 
     Args:
-        pool_size: M, number of prompts.
-        prompt_length: L, tokens of a prompt.
+        pool_size: M, number of prompts, each of `prompt_length` tokens.
         top_k: N, prompts before a text.
         pull_weight: λ of the distances between a text and the keys it selects.
         learning_rate: Used in place of the budget's, which is meant for encoders. The authors' 0.03 is for batches of
@@ -58,12 +57,9 @@ class SelectedPrompts(NamedTuple):
 class L2pNetwork(Network):
     """A classifier with a pool of prompts, `prompts` (M, L, width), and their `keys` (M, width).
 
-    Prompts, keys and head are trained, the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
-    a text; `room`: tokens that a text may then have, None where the model's positions have no end.
-
-    A prompt begins as the embeddings of tokens drawn from the vocabulary, so that it is in scale for any model; a key
-    as a uniform draw from −1 to 1. Raises UserError for adapters in the encoder, and for a model that does not read
-    embeddings as it reads their tokens.
+    Prompts, keys and head are trained; the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
+    a text; `room`: tokens that a text may then have, None for any. A prompt begins as the embeddings of drawn tokens,
+    so that it is in scale for any model; a key as a uniform draw from −1 to 1.
     """
 
     needs_wrapper = True
@@ -142,14 +138,11 @@ class L2p(PromptMethod):
     """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
 
     N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
-    tokens, at the model's first positions and with token type 0, and the head reads the mean of the states that become
-    of them; in causal models, whose prompts cannot see the text behind them, it reads the last token's state.
+    tokens, with token type 0, and the head reads the mean of their last states; in causal models, whose prompts cannot
+    see the text behind them, the last token's state. A task is learnt among its own classes, as in the authors' code.
 
-    A task is learnt among its own classes, whatever the head, as in the authors' code.
-
-    `frequency_penalty` is the paper's penalty of prompts that are often used: in training (never in evaluation)
-    distances are multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end,
-    of its training rows with the keys as they are then, and not along the way: so they depend on no split of the
+    With `frequency_penalty` distances in training are multiplied by the shares in which earlier tasks chose each
+    prompt. They are counted at a task's end, with the keys as they are then, so that they depend on no split of the
     batches.
     """
 
@@ -158,7 +151,6 @@ class L2p(PromptMethod):
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Check that all texts of the stream have room behind the prompts, before any is learnt."""
         network = learner.network_as(L2pNetwork)
         longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
         if network.room is not None and longest > network.room:

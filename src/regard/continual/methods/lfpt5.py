@@ -33,14 +33,13 @@ _TRIES = 4
 class Lfpt5Config(PromptConfig):
     """Settings of LFPT5: those of a soft prompt, and of the pseudo samples.
 
-    All but `pseudo_fraction`, which is that of SAPT's comparison, are those of the authors' script for classification.
+    All but `pseudo_fraction`, of SAPT's comparison, are those of the authors' script for classification.
 
     Args:
         lm_weight: λ of the language modeling loss on rows.
         distillation_weight: λ of the divergence from the answers under the previous prompt.
         pseudo_fraction: Number of pseudo samples of each earlier task, as a share of its training rows.
         top_k: Tokens that pseudo samples are drawn from.
-        repetition_penalty: That of Transformers' `generate`.
         separator: Text between the input and the answer of a pseudo sample.
     """
 
@@ -88,15 +87,14 @@ class _Row(NamedTuple):
 class Lfpt5(PromptMethod):
     """LFPT5 (arXiv 2110.07298): a prompt that learns (1 − λ_h) (L_task + λ_w L_writing) + λ_h KL(before ‖ now).
 
-    The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a
-    task has been learnt rows of it and of all before it are drawn; they are learnt beside those of the next task, and
-    on them the answers' distributions are held where the prompt at the end of the task before has them.
+    The prompt answers inputs, and behind a task's name writes rows of that task, an input and its answer. After a task
+    rows of it and of all before are drawn, learnt beside those of the next task, and held to the answers' distributions
+    of the prompt before. The first task has L_task + λ_w L_writing.
 
     L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
     weighed by its answer's tokens. The authors add the divergence up over words, padding and all, of batches of two,
-    and so hold far more with the same λ_h, which is at most 1. Of a task whose answers are matched exactly only rows
-    with one of its answers are kept. The first task has L_task + λ_w L_writing. The paper's prompt stands behind a text
-    and is trained by Adafactor, this one stands before it and is trained as everything here is.
+    and so hold far more with the same λ_h. Of a task whose answers are matched exactly only rows with one of its
+    answers are kept. The paper's prompt stands behind a text and is trained by Adafactor.
     """
 
     Config = Lfpt5Config

@@ -26,16 +26,11 @@ class LoraMethod(Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Train the task's adapter, and freeze the others."""
         learner.network_as(PoolNetwork).start_adapter(task)
 
 
 class IncrementalLora(LoraMethod):
-    """Incremental LoRA: one adapter a task, all added with weight 1; a baseline of O-LoRA and SAPT (arXiv 2401.08295).
-
-    In training and afterwards, a row passes through its task's adapter and those of all earlier tasks, which are
-    frozen. A later adapter changes what earlier tasks' rows become, and nothing is done about that.
-    """
+    """One adapter a task, all added with weight 1, earlier ones frozen: a baseline of O-LoRA and SAPT."""
 
 
 class SharedAdapterNetwork(PoolNetwork):
@@ -49,10 +44,7 @@ class SharedAdapterNetwork(PoolNetwork):
 
 
 class SequentialLora(LoraMethod):
-    """One LoRA adapter (arXiv 2106.09685) trained on every task in turn: SeqLoRA of SAPT (arXiv 2401.08295).
-
-    Nothing holds the adapter where an earlier task left it, so this is what methods with adapters are measured against.
-    """
+    """One LoRA adapter (arXiv 2106.09685) trained on every task in turn: SeqLoRA of SAPT (arXiv 2401.08295)."""
 
     Network = SharedAdapterNetwork
 
@@ -76,8 +68,7 @@ class OLoraConfig(LoraConfig):
     Args:
         orthogonality_weight: λ₁, of the overlap with earlier adapters.
         norm_weight: λ₂, of the norms of the new adapter.
-        squared_overlap: Penalize the squares of the overlaps, as in the paper's equation, in place of their absolute
-            values, as in the code behind its numbers.
+        squared_overlap: Penalize squared overlaps, as in the paper's equation, not absolute ones, as in its code.
     """
 
     orthogonality_weight: method.NonNegative = 0.5
@@ -88,10 +79,9 @@ class OLoraConfig(LoraConfig):
 class OLora(IncrementalLora):
     """Orthogonal LoRA (arXiv 2310.14152): incremental LoRA and λ₁ Σ_layers Σ_{i<t} Σ_jk |A_i A_tᵀ|_jk beside the loss.
 
-    The rows of A span what an adapter reads; where those of the new adapter are orthogonal to all earlier ones, the
-    adapters read different parts of a layer's input. Earlier adapters are frozen. With λ₂ the Frobenius norms of the
-    new A and B are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of
-    1e-3 and rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
+    With λ₂ the Frobenius norms of the new A and B are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and
+    short sequences, at a learning rate of 1e-3 and rank 8; in their script for the long one λ₁ is 5 for six of the
+    tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
     Config = OLoraConfig
@@ -122,11 +112,11 @@ class NLoraConfig(LoraConfig):
     """Settings of N-LoRA: those of low-rank adapters, and of the penalty.
 
     Args:
-        sparsity_weight: λ. The default of `update` gives at first about the gradient norm of the authors' penalty, in
-            MiniLM at rank 8.
-        penalized_product: "update" for B A, the adapter's update, or "released" for A B, as in the authors' code: a
-            matrix of rank × rank, which needs layers with as many outputs as inputs. The authors' λ belongs to it: 0.4
-            for short sequences with T5-large, up to 1.8 for long ones.
+        sparsity_weight: λ. The default gives at first about the gradient norm of the authors' penalty, in MiniLM at
+            rank 8.
+        penalized_product: "update" for B A, the adapter's update, or "released" for A B, as in the authors' code, which
+            needs layers with as many outputs as inputs. The authors' λ belongs to it: 0.4 for short sequences with
+            T5-large, up to 1.8 for long ones.
     """
 
     sparsity_weight: method.NonNegative = 1e-2
@@ -136,8 +126,8 @@ class NLoraConfig(LoraConfig):
 class NLora(IncrementalLora):
     """Non-collision LoRA (arXiv 2410.10179): incremental LoRA and λ Σ_layers ‖B_t A_t‖₁ beside the loss.
 
-    Two adapters collide at a weight that both change. The fewer weights each changes, the fewer collide, and updates
-    that never collide are orthogonal. Earlier adapters are frozen and added. α / rank is left out of the norm.
+    The fewer weights each adapter changes, the fewer collide, and updates that never collide are orthogonal. α / rank
+    is left out of the norm.
     """
 
     Config = NLoraConfig

@@ -21,8 +21,8 @@ class LwfConfig(method.MethodConfig):
     Args:
         temperature: T, which logits are divided by before they are compared.
         distillation_weight: λ_o, weight of the losses of earlier tasks.
-        warmup_head: Train the head of a new task alone first, as in the paper. Off by default, to separate the method
-            from probing.
+        warmup_head: Train the head of a new task alone first, as in the paper; off, to separate the method from
+            probing.
     """
 
     temperature: Annotated[float, method.Range(1e-6)] = 2.0
@@ -33,10 +33,9 @@ class LwfConfig(method.MethodConfig):
 class Lwf(method.Method):
     """Learning without forgetting (arXiv 1606.09282, equations 1 to 5).
 
-    Before a task is trained the network, in evaluation, answers its training texts over the classes of each old task
-    (Y_o of the paper's figure 3). In training the cross-entropy between these answers and the present ones, both at
-    temperature T, is added for each old task: −Σ_c y'_c log ŷ'_c with y' = softmax(logits / T). The answers are made
-    anew when a run is resumed, from the same weights; nothing is kept from task to task.
+    Before a task the network, in evaluation, answers its training texts over the classes of each old task. In training
+    the cross-entropy between these answers and the present ones, both at temperature T, is added for each old task:
+    −Σ_c y'_c log ŷ'_c with y' = softmax(logits / T). A resumed run makes the answers anew, from the same weights.
     """
 
     Config = LwfConfig

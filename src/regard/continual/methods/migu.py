@@ -19,11 +19,7 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class MiguConfig(LoraConfig):
-    """Settings of MIGU: those of low-rank adapters, and of the mask.
-
-    Args:
-        threshold: Share of a matrix's features that a step leaves unchanged, those of least magnitude.
-    """
+    """Settings of MIGU: those of low-rank adapters, and `threshold`, the share of features left unchanged."""
 
     threshold: method.Fraction = 0.7
 
@@ -31,12 +27,11 @@ class MiguConfig(LoraConfig):
 class Migu(SequentialLora):
     """Magnitude-based gradient updating (arXiv 2406.17245), of sequential LoRA.
 
-    The magnitudes of a matrix W are the means over a batch's tokens of |W x|, divided by their sum. Tasks differ in
-    which are large. So at each step the gradient of the rows of W whose magnitude is below the quantile `threshold` is
-    set to zero; W is A, and B, of each layer. Adam may move these rows yet, by earlier gradients, as it does in the
-    authors' code. That of its LoRA is not whole; what is left of it ranks the rows of B by what the layer gives with
-    the adapter, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
-    learnt without: B begins at zero, and so do its magnitudes.
+    The magnitudes of a matrix W (A, and B, of each layer) are the means over a batch's tokens of |W x|. At each step
+    the gradient of the rows of W whose magnitude is below the quantile `threshold` is set to zero; Adam may move these
+    rows yet, by earlier gradients, as in the authors' code. What is left of that of its LoRA ranks the rows of B by W x
+    + B A x, and here it is by B A x alone. The first task is learnt without: B begins at zero, and so do its
+    magnitudes.
     """
 
     Config = MiguConfig

@@ -18,8 +18,8 @@ class PreScaleConfig(method.MethodConfig):
 
     Args:
         scaling: Which tokens are scaled, see `regard.models.heads.PreScalingHead`.
-        common_tokens: Tokens that count as common for the scaling `sink`: a "list" (special tokens and punctuation), or
-            the "frequent" ones.
+        common_tokens: Common tokens for the scaling `sink`: a "list" (special tokens, punctuation), or the "frequent"
+            ones.
         min_document_frequency: Share of the first task's training texts that a frequent token is in.
     """
 
@@ -29,10 +29,7 @@ class PreScaleConfig(method.MethodConfig):
 
 
 class PreScale(ProbeFinetune):
-    """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring).
-
-    The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.
-    """
+    """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring)."""
 
     Config = PreScaleConfig
 

@@ -45,11 +45,9 @@ class ProgPrompt(PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrized while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
-    are the paper's for T5, at a rate of 0.3; BERT's is far lower, and the released example for T5 has no MLP.
-
-    What an earlier task's rows become is never changed. Where the head has vectors of classes, those of other tasks are
-    given back what they were, since weight decay moves them; a class that two tasks share is trained by both.
+    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5, at a rate of 0.3;
+    BERT's is far lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after
+    each task.
     """
 
     Config = PromptConfig

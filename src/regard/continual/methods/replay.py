@@ -26,7 +26,6 @@ class ReplayConfig(memory.MemoryConfig):
     Args:
         replay_mode: "batch" adds stored examples to each batch, "interval" follows each `replay_interval` batches by
             one of the memory alone, "merge" joins both into one training set.
-        replay_interval: Number of new batches for each replayed one, with "interval".
     """
 
     replay_mode: ReplayMode = "batch"
@@ -36,10 +35,9 @@ class ReplayConfig(memory.MemoryConfig):
 class Replay(memory.MemoryMethod):
     """Experience replay, ER: each new batch with one from a memory (arXiv 1902.10486); or sparse (arXiv 1906.01076).
 
-    The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
-    The loss is the mean over new and old rows alike, each over the classes of its own task. Sparse replay, mixing
-    `replay_interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay
-    nothing then.
+    The memory takes in a task's examples when the task has been learnt. The loss is the mean over new and old rows
+    alike, each over the classes of its own task. With `replay_interval` 100, the paper's rate, runs of fewer steps
+    replay nothing.
     """
 
     Config = ReplayConfig
@@ -58,12 +56,7 @@ class Replay(memory.MemoryMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class DarkExperienceConfig(memory.MemoryConfig):
-    """Settings of DER++: those of a memory, and the weights of its two losses.
-
-    Args:
-        alpha: Weight of the distance to stored logits.
-        beta: Weight of the cross-entropy of replayed examples.
-    """
+    """Settings of DER++: those of a memory, and the weights of stored logits (`alpha`) and labels (`beta`)."""
 
     alpha: method.NonNegative = 0.1
     beta: method.NonNegative = 0.5
@@ -74,12 +67,10 @@ class DarkExperience(memory.MemoryMethod):
 
     The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
     batch of the memory to those stored with it, plus beta times the mean cross-entropy of another batch of the memory.
-    The distance is the mean square over the classes of the row's own task: those alone are compared in training, and
-    alpha means the same for tasks of few classes and of many.
+    The distance is the mean square over the classes of the row's own task, so that alpha means the same for any number.
 
-    Unlike in the paper, whose reservoir takes in rows and logits while a task is being learnt, here they are stored, in
-    evaluation mode, when it has been: so that the batch of a step is a function of the step, whichever process asks for
-    it and wherever a run was resumed.
+    The paper's reservoir takes in rows and logits while a task is being learnt; here they are stored afterwards, in
+    evaluation mode, so that a batch is a function of the step in every process and in resumed runs.
     """
 
     Config = DarkExperienceConfig
@@ -150,9 +141,9 @@ class AGemConfig(memory.MemoryConfig):
 class AGem(memory.MemoryMethod):
     """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
 
-    The memory's gradient r is that of the mean loss of a batch drawn from it, new at each step, with respect to what
-    the step trains; g becomes g − (g·r / r·r) r where g·r < 0. It is taken in training mode, with dropout. Adam's step
-    is made of what is left, and is not itself orthogonal to r.
+    The memory's gradient r is that of the mean loss of a batch drawn from it at each step; g becomes g − (g·r / r·r) r
+    where g·r < 0. It is taken in training mode, with dropout. Adam's step is made of what is left, and is not itself
+    orthogonal to r.
     """
 
     Config = AGemConfig

@@ -39,7 +39,7 @@ BALANCE_BATCHES = 4
 class SaptNetwork(AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
-    `mixed`: the weights (row, adapter) that the last rows were given; `own`: the adapter that is trained.
+    `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
@@ -57,7 +57,6 @@ class SaptNetwork(AdapterNetwork):
         self.current_adapter = 0
 
     def adapter_of(self, task: int) -> int:
-        """Return the adapter that a task was given."""
         return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
@@ -97,9 +96,8 @@ class SaptNetwork(AdapterNetwork):
 class Sapt(method.Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
-    A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of
-    earlier tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for
-    its rows: on these the weights are held where they were.
+    A new adapter and key come with each task and are trained, with the maps that make queries; earlier ones are frozen.
+    The mean of each task's weights, and vectors that stand for its rows, are stored: on these the weights are held.
 
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
     gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
@@ -149,7 +147,6 @@ class Sapt(method.Method):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
     def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
-        """Let a new adapter begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
             other = choose_initial_adapter(learner, task, adapter, config.init_samples)
@@ -225,7 +222,6 @@ class Sapt(method.Method):
         return stored.stored_inputs(self.state, task)
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
-        """Return the adapter that a task is about to be given."""
         return task
 
     def count_stored(self, rows: int) -> int:
@@ -246,7 +242,6 @@ class Sapt(method.Method):
         return self.reflection_strength(learner.task) * self.mean_divergence(learner)
 
     def mean_divergence(self, learner: Learner) -> Tensor:
-        """Return the mean of the earlier tasks' divergences."""
         attention = learner.network_as(SaptNetwork).attention
         return torch.stack(divergences(attention, self.past_tasks(learner, learner.task))).mean()
 

@@ -49,15 +49,13 @@ class SaptConfig(LoraConfig):
     """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
 
     Args:
-        projection_order: See `SharedAttention`.
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
         router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
         load_balancing_weight: Weight of −log of each adapter's weight, the mean over adapters.
         joint_training: Train adapters under the weights that select them; without it, each alone.
         reflection_weight: λ of the published gate, of the mean over tasks of their divergence.
-        gradient_balance: Where above 0, λ is such that the norm of its gradient in the projections is this many times
-            that of the task's loss.
+        gradient_balance: Above 0, the norm of λ's gradient in the projections as a multiple of that of the task's loss.
     """
 
     adapter_type: Block = "lora"
@@ -103,5 +101,4 @@ class SaptConfig(LoraConfig):
 
     @property
     def opens(self) -> bool:
-        """Whether something is done to open the gate."""
         return self.gate == "open"

@@ -32,10 +32,8 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
     """Settings of SEEKR; the defaults are the paper's, for a Llama of 32 layers and 1024 heads.
 
     Args:
-        layer_fraction: Share of the layers whose attention is distilled.
-        head_fraction: Share of all heads whose attention is distilled.
-        logit_distillation_weight: Share of the stored answers in the loss of a replayed row; the rest is that of its
-            label.
+        layer_fraction: Share of the layers whose attention is distilled; `head_fraction`: share of all heads.
+        logit_distillation_weight: Share of the stored answers in a replayed row's loss; the rest is that of its label.
         attention_distillation_weight: Weight of the divergence of the attention.
     """
 
@@ -52,7 +50,6 @@ class SeekrNetwork(SharedAdapterNetwork):
 
     @cached_property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """The attention layers, in the order of a forward."""
         return tuple(find_attention_layers(self.classifier.encoder))
 
     @contextmanager
@@ -74,10 +71,7 @@ class SeekrNetwork(SharedAdapterNetwork):
 
 
 class Observation(NamedTuple):
-    """What an example says, on the CPU.
-
-    `attention` (layer, head, query, key), `logits`, and mean `squares` (layer, head) of the gradients in the attention.
-    """
+    """The `attention` (layer, head, query, key), `logits`, and mean `squares` (layer, head) of its gradients."""
 
     attention: Tensor
     logits: Tensor
@@ -87,20 +81,19 @@ class Observation(NamedTuple):
 class Seekr(memory.MemoryMethod):
     """SEEKR (arXiv 2411.06171): attention distillation on selected heads, beside replay and distillation of answers.
 
-    Of each task's examples in the memory the attention A is noted before the task is learnt and after. A head's
-    importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)², times how much the task
-    depends on it, the mean of (∂loss/∂A)², divided by the sum of these in its layer. The layers with the most
-    importance are selected, and among their heads those with the most; of these the weights are stored with the
-    examples, as are the logits.
+    A head's importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)² of its attention
+    A on the task's examples in the memory, times its share of the layer's mean (∂loss/∂A)². The most important layers
+    are selected, and among their heads the most important; their attention is stored with the examples, as are the
+    logits.
 
     A replayed row's loss is (1 − w) cross-entropy + w distillation + β D. The distillation is the cross-entropy with
-    the stored answer over the classes that the row is held against. D is the mean over the layers with selected heads
-    of the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. What is distilled is computed as
-    it was when it was stored, in evaluation: with anything dropped out D would be far from 0 where nothing has changed.
+    the stored answer over the classes that the row is held against. D is the mean over layers with selected heads of
+    the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. Both are computed in evaluation, as
+    when stored.
 
     In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
-    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as `replay-lora`
-    has: so that budgets and memories of a comparison are equal.
+    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as in
+    `replay-lora`.
     """
 
     Config = SeekrConfig
@@ -142,7 +135,6 @@ class Seekr(memory.MemoryMethod):
         )
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add what the task says of the heads, and store its examples with their answers and their attention."""
         observations = self._observe(learner, self._future_examples(learner, task), with_gradients=True)
         if observations:
             changes = [after.attention - self.earlier[item].attention for item, after in observations.items()]
@@ -217,10 +209,7 @@ def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
 
 
 def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
-    """The (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers.
-
-    At least one of each; among equals the first.
-    """
+    """Return (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers."""
     count, heads_per_layer = weights.shape
     top_layers = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
     num_heads = min(max(1, round(heads * count * heads_per_layer)), len(top_layers) * heads_per_layer)

@@ -16,10 +16,7 @@ TUNED, MERGED = 0, 1
 
 
 class SlaoNetwork(PoolNetwork):
-    """A model with two adapters: in training it computes with the one that is `TUNED`, in evaluation with the `MERGED`.
-
-    So it keeps as much whatever the number of tasks.
-    """
+    """A model with two adapters: it computes with the `TUNED` one in training, the `MERGED` one in evaluation."""
 
     def count_adapters(self, tasks: int) -> int:
         return 2
@@ -52,9 +49,8 @@ class SlaoNetwork(PoolNetwork):
 class Slao(LoraMethod):
     """SLAO, continual merging into a single LoRA (arXiv 2512.23017).
 
-    Task i, counted from 1, begins from what task i − 1 was tuned to: its B, and an orthonormal basis of its A, Qᵀ of
-    Aᵀ = Q R, so that A Aᵀ = I. What task i is tuned to is merged: A takes the place of the merged A, and
-    B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged adapter answers.
+    Task i begins from the B of task i − 1, and an orthonormal basis of its A, Qᵀ of Aᵀ = Q R. What it is tuned to is
+    merged: A takes the place of the merged A, and B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i.
     """
 
     Network = SlaoNetwork
@@ -71,8 +67,8 @@ class Slao(LoraMethod):
 def orthonormalize(matrix: Tensor) -> Tensor:
     """Return orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
 
-    Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full:
-    a row with the other sign would turn around what the adapter adds, whose B stays.
+    R's diagonal has no negative number: a row with the other sign would turn around what the adapter adds, whose B
+    stays.
     """
     exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     basis, triangle = torch.linalg.qr(exact.T)

@@ -40,10 +40,9 @@ def measure_quality(
     - two_sample_accuracy, two_sample_p, two_sample_rows: whether a classifier tells them apart (`TwoSample`);
     - duplicates, near_duplicates: the share that repeats another;
     - copied_8grams to copied_13grams: the share of their runs of so many words that were trained on; longest_copied:
-      the most words of such a run; copied_whole: the share that was trained on as it is;
-    - real_copied_8grams: of the real texts, 1 where these were trained on themselves;
-    - words, real_words: the mean number of words; vocabulary, real_vocabulary: how many words as many texts of each
-      have; new_words: the share of words that no real text has.
+      the most words of such a run; copied_whole: the share trained on as it is; real_copied_8grams: of the real texts;
+    - words, real_words: the mean number of words; vocabulary, real_vocabulary: how many words as many texts have;
+      new_words: the share of words that no real text has.
 
     None where there is too little to tell. Raises UserError without texts of each sort.
     """
