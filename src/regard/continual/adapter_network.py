@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,11 +58,9 @@ class FrozenModelNetwork(Network):
         self.register_buffer("count", torch.tensor(0))
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
-        """Return the adapters, put into a model."""
         raise NotImplementedError
 
     def count_adapters(self, tasks: int) -> int:
-        """Return how many adapters so many tasks need."""
         return tasks
 
     def start_adapter(self, adapter: int) -> None:
@@ -125,7 +123,6 @@ class PoolNetwork(AdapterNetwork):
         return make_lora_pool(classifier, config, seed, **self.pool_options(config))
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """Return what else a pool is made with."""
         return {}
 
 
@@ -159,11 +156,8 @@ class PromptConfig(method.MethodConfig):
     learning_rate: method.NonNegative = 0.3
 
 
-class PromptPrefix(NamedTuple):
-    """What stands before the texts of a batch: `prompts` (row or 1, token, width), and which are `real`, None: all."""
-
-    prompts: Tensor
-    real: Tensor | None = None
+PromptPrefix = tuple[Tensor, Tensor | None]
+"""What stands before texts: prompts (row or 1, token, width), and which of their tokens are real, None for all."""
 
 
 class PromptNetwork(FrozenModelNetwork):
@@ -182,7 +176,7 @@ class PromptNetwork(FrozenModelNetwork):
 
     def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
         prefix = self.make_prefix(rows)
-        return self.pool.use_weights(None) if prefix is None else self.pool.prepend(prefix.prompts, prefix.real)
+        return self.pool.use_weights(None) if prefix is None else self.pool.prepend(*prefix)
 
 
 def check_prompt_room(learner: Learner, prompts: int) -> None:

@@ -63,7 +63,6 @@ class Epochs:
         return [self.items[number] for number in self._batches[index]]
 
     def _shuffle(self, epoch: int) -> list[list[int]]:
-        """Return the numbers of the items in each batch of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))
         batches: list[list[int]] = []

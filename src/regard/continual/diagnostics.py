@@ -91,7 +91,6 @@ def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> 
 def _measure_rows(
     encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]
 ) -> list[StatisticRow]:
-    """Return the rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")

@@ -76,7 +76,6 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
 
 
 def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[GateValue]:
-    """Return what the gate gives the rows of a task."""
     network, items = learner.network_as(SaptNetwork), learner.sample_examples(task, "dev", max_rows)
     with learner.evaluation_mode(), torch.no_grad():
         vectors = torch.cat([network.vectors(batch) for batch in learner.iterate_batches(items, "dev")])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.network import Network
+from regard.continual.network import Network, as_float32
 from regard.continual.training_phase import LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
@@ -87,7 +87,6 @@ class Learner:
         )
 
     def items(self, task: int) -> list[ExampleRef]:
-        """Return the training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
     def sample_examples(self, task: int, split: Split, max_rows: int) -> list[ExampleRef]:
@@ -97,7 +96,6 @@ class Learner:
         return [ExampleRef(task, row) for row in sorted(order[:max_rows].tolist())]
 
     def length(self, item: ExampleRef) -> int:
-        """Return how many tokens a training example has."""
         return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
 
     def rows(
@@ -134,7 +132,6 @@ class Learner:
 
     @property
     def pad_token_id(self) -> int:
-        """The id that stands in padding."""
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
 
@@ -152,10 +149,9 @@ class Learner:
 
         Classes of the head behind those of the stream (other words) stay: every row is contrasted with them.
         """
-        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         contrast = self.contrast_mask(tasks).to(logits.device)
         others = logits.shape[1] - contrast.shape[1]
-        return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
+        return as_float32(logits).masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
     def contrast_mask(self, tasks: Tensor) -> Tensor:
         """Return (row, class): the classes that rows of these tasks are contrasted with, by `loss_classes`."""
@@ -167,7 +163,6 @@ class Learner:
         return self.task_classes[: task + 1].any(0)
 
     def seed_for(self, *names: Any) -> int:
-        """Derive a seed from names and the seed of the run."""
         text = "/".join(map(str, (self.seed, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
@@ -199,6 +194,11 @@ class Learner:
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
             yield {name: value.to(self.device) for name, value in rows.items()}
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each row (row,), or of each token of answers; 0 where the label is −100."""
+    return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
 
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:

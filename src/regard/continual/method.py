@@ -70,7 +70,6 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
 
 
 def _convert_value(name: str, value: Any, field_type: Any) -> Any:
-    """Convert a value to the type of its field."""
     if field_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, str) or field_type not in (int, float, bool):
@@ -115,11 +114,9 @@ class RequiredSetting(NamedTuple):
     values: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value of that setting is as it is to be."""
         return _format_value(value) in self.values if self.values else value > 0
 
     def __str__(self) -> str:
-        """As a user would write it."""
         return f"{self.name}={' or '.join(self.values)}" if self.values else f"{self.name} above 0"
 
 
@@ -192,7 +189,6 @@ class Method:
         """Prepare a task."""
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the training phases of a task."""
         return (learner.fine_tuning_phase(),)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
@@ -215,5 +211,4 @@ class Method:
         """Finish a task, before it is scored."""
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """Return the stored pseudo samples of a task, None if there are none."""
         return None

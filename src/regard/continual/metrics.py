@@ -190,7 +190,6 @@ def check_scores(scores: pd.DataFrame) -> None:
 
 
 def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
-    """Return the matrix of rows that are known to be of one run."""
     rows = run[run["scenario"] == scenario]
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
@@ -228,7 +227,6 @@ def _last_scores(rows: pd.DataFrame, order: str) -> dict[str, float]:
 
 
 def _scores_in_order(matrix: Matrix, scores: Mapping[str, float] | None) -> Floats:
-    """Return the scores in the order of the matrix; NaN for a task that has none."""
     return np.array([(scores or {}).get(task, np.nan) for task in matrix.tasks])
 
 

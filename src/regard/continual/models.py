@@ -85,7 +85,6 @@ class TaskDeltas:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of the deltas in a folder by their names."""
     if not (folder / INDEX).exists():
         return {}
     index = _read_json(folder / INDEX)
@@ -113,7 +112,6 @@ def add_model_hash(loaded: Loaded) -> Loaded:
 
 
 def _hash_encoder(loaded: Loaded) -> str:
-    """Return the hash of what a classifier would read hidden states from."""
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
@@ -148,7 +146,6 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 
 
 def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
-    """Return what a run's network is built around, before its first task."""
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
     return Classifier.from_loaded(

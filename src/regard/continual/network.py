@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.models.classifier import Classifier
@@ -12,6 +13,11 @@ from regard.models.heads import pool_states
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
+
+
+def as_float32(values: Tensor) -> Tensor:
+    """Return the values in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Network(nn.Module):

@@ -17,8 +17,7 @@ from regard.continual.batches import Batches
 from regard.continual.costs import (
     TaskCost,
     count_examples,
-    flops_per_token,
-    flops_per_transform,
+    measure_flops,
     measure_memory,
     trim_padding,
 )
@@ -163,7 +162,6 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 
 
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
-    """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
     tasks = [dict(task.sha256) for task in stream.tasks]
     lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
@@ -199,7 +197,6 @@ def _train(
     save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> None:
-    """Train every phase of the task at hand."""
     learner, method = run.learner, run.method
     phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
     for index, phase in enumerate(method.phases(learner, learner.task)):
@@ -207,8 +204,7 @@ def _train(
         if not batches.steps:
             continue
         with train_only(learner.network, phase):
-            a_token = flops_per_token(learner, method, batches)
-            a_step = flops_per_transform(learner, method, batches, phase)
+            token_flops, step_flops = measure_flops(learner, method, batches, phase)
             result = training.train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
@@ -222,7 +218,7 @@ def _train(
                 times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        cost.add(result, batches, a_token=a_token, a_step=a_step)
+        cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
 
 
 def _make_training_config(
@@ -265,7 +261,6 @@ def _make_step_callback(
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
-    """Add the scores and diagnostics after the task at hand."""
     task, scope = run.learner.task, run.method.evaluation_scope
     if scope == "end" and task + 1 < len(run.learner.stream):
         return

@@ -50,7 +50,6 @@ class RunState:
 
     @property
     def network(self) -> nn.Module:
-        """The network after the last task."""
         return self.learner.network
 
 

@@ -32,7 +32,7 @@ SMALL = EpiConfig(r=2)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def made(config: EpiConfig = SMALL) -> tuple[Learner, Epi]:

@@ -174,7 +174,7 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
     measure: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The more so the more directions are kept of the first."""
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     method = made("gainlora", gate_hidden_size=8, threshold=0.99, threshold_formula=measure)
     learner = make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
     network = run_stream(learner, method).learner.network_as(GainNetwork)

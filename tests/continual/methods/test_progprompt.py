@@ -26,7 +26,7 @@ SMALL = PromptConfig(num_virtual_tokens=2, encoder_hidden_size=4, learning_rate=
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def made(config: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:

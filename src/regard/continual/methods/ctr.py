@@ -134,5 +134,4 @@ class Ctr(method.Method):
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:
-    """Return what the masks of a plug-in are kept as."""
     return f"{plugin}.first", f"{plugin}.second"

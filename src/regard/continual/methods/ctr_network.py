@@ -56,7 +56,6 @@ class GuardedLinear(nn.Linear):
         self.guarded = (1 - used, self.weight.detach().clone(), 1 - outputs, self.bias.detach().clone())
 
     def release(self) -> None:
-        """What is used becomes what there is, and nothing is held any more."""
         with torch.no_grad():
             weight, bias = self.effective_parameters()
             self.weight.copy_(weight)
@@ -92,7 +91,6 @@ class TaskSpecific(nn.Module):
         return states
 
     def masks(self, task: int, slope: float) -> list[Tensor]:
-        """Return how open each neuron is for a task, of either layer."""
         return [(slope * embeddings[task]).sigmoid() for embeddings in self.tasks]  # type: ignore[index]
 
     def guard(self, masks: list[Tensor]) -> None:

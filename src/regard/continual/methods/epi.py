@@ -13,6 +13,7 @@ from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import LoraMethod
+from regard.continual.network import as_float32
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 
@@ -68,7 +69,7 @@ class EpiNetwork(PoolNetwork):
         mask = rows["attention_mask"].bool()
         with self.pool.use_weights(None), torch.no_grad():
             states = self.reader[0](**inputs, attention_mask=mask.long(), return_dict=True).last_hidden_state
-        return pool_states(states.to(torch.promote_types(states.dtype, torch.float32)), mask, "mean")
+        return pool_states(as_float32(states), mask, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
         """Return (row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
@@ -78,7 +79,6 @@ class EpiNetwork(PoolNetwork):
         return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return (row,): the task, among those learnt, that each row is nearest to."""
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
             return self.distances(self.states(rows)).argmin(-1)
 
@@ -98,8 +98,7 @@ class EpiNetwork(PoolNetwork):
         identified, self.identified_tasks = self.identified_tasks, None
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
-        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return wide_logits - OTHER_TASK_PENALTY * ~self.owned[identified]
+        return as_float32(logits) - OTHER_TASK_PENALTY * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""

@@ -94,14 +94,9 @@ class GainNetwork(PoolNetwork):
         return embedded, hidden, nn.functional.silu(hidden @ self.gate_layer("up", adapter).T)
 
     def gate_layer(self, name: str, adapter: int) -> Tensor:
-        """Return the matrix (outputs, inputs) of a layer of an adapter's gate."""
-        matrix: Tensor = getattr(self, name)[adapter]
-        return matrix + self.change[name] @ self.free_projection(name) if adapter == int(self.count) - 1 else matrix
-
-    def free_projection(self, name: str) -> Tensor:
-        """Return the projection (inputs, inputs) on what no earlier task has given a layer."""
-        projection: Tensor = getattr(self, f"free_{name}")
-        return projection
+        matrix = self.get_buffer(name)[adapter]
+        is_current = adapter == int(self.count) - 1
+        return matrix + self.change[name] @ self.get_buffer(f"free_{name}") if is_current else matrix
 
     @torch.no_grad()
     def begin_gate(self, adapter: int) -> None:
@@ -118,7 +113,7 @@ class GainNetwork(PoolNetwork):
         `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) on
         average.
         """
-        free, width = self.free_projection("key").double(), len(square)
+        free, width = self.get_buffer("free_key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
         direction = directions[:, -1] @ free
         is_free = bool(values[-1] > 1e-12 * square.trace()) and bool(direction.norm() > 1e-3)
@@ -132,7 +127,8 @@ class GainNetwork(PoolNetwork):
             getattr(self, name)[adapter].copy_(self.gate_layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
-            self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
+            free = self.get_buffer(f"free_{name}")
+            free.copy_(update_free_projection(free, square, threshold))
 
 
 class GainLora(LoraMethod):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
 from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
@@ -111,12 +111,12 @@ class Idbr(method.Method):
         idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)
         outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
-        losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
-        losses = losses + config.nsp_weight * _row_losses(outputs.orders, orders_batch["orders"])
+        losses = row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
+        losses = losses + config.nsp_weight * row_losses(outputs.orders, orders_batch["orders"])
         task_logits = outputs.tasks[:, : learner.task + 1]
-        losses = losses + config.task_weight * orders_batch["replays"] * _row_losses(task_logits, orders_batch["tasks"])
-        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
-        return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
+        losses = losses + config.task_weight * orders_batch["replays"] * row_losses(task_logits, orders_batch["tasks"])
+        mean_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
+        return (mean_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
     def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
         """Return how far each row's spaces, as written, are from where they were before the task, weighed: (row,)."""
@@ -153,7 +153,6 @@ class ReplaySchedule:
         self.steps = new.steps + len(old) * (new.steps // interval)
 
     def at(self, step: int) -> tuple[list[ExampleRef], bool]:
-        """Return the examples of a step, and whether it replays."""
         round_, position = divmod(step, self.interval + len(self.old))
         number = round_ * self.interval + min(position, self.interval - 1)
         if not self.old or position < self.interval - 1:
@@ -177,11 +176,6 @@ def add_exchanged(rows: Rows) -> Rows:
     doubled = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
     orders = torch.arange(2, device=rows["labels"].device).repeat_interleave(count)
     return {**doubled, "orders": orders, "halves": doubled["input_ids"]}
-
-
-def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of each row: (row,)."""
-    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")
 
 
 @dataclass(frozen=True)

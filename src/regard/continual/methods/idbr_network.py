@@ -43,7 +43,6 @@ class SpacesHead(nn.Module):
         return self.classes(self.spaces(pool_states(states, mask, self.pooling)))
 
     def classes(self, spaces: Tensor) -> Tensor:
-        """Return the logits (row, class) of both spaces (row, 2 × size)."""
         return spaces @ self.vectors.T + self.bias
 
     def spaces(self, states: Tensor) -> Tensor:
@@ -86,10 +85,8 @@ class IdbrNetwork(Network):
         return torch.cat([logits, self.tasks(specific), self.orders(generic), spaces], 1)
 
     def spaces(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the generic and the specific space of rows: (row, 2 × size)."""
         return self.head.spaces(self.pooled_states(rows))
 
     def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
-        """Return what `forward` said of rows with `halves`."""
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
         return IdbrOutputs(*outputs.float().split(sizes, 1))

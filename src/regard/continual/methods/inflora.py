@@ -15,6 +15,7 @@ from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_la
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import IncrementalLora
+from regard.continual.network import as_float32
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
@@ -83,7 +84,6 @@ class InfLora(IncrementalLora):
             self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
-        """Return what shares are taken of, for each layer."""
         moments = compute_second_moments(learner, learner.items(task))
         return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
@@ -102,7 +102,7 @@ def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dic
 
     def add(name: str, states: Tensor) -> None:
         with torch.autocast(states.device.type, enabled=False):
-            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            wide = as_float32(states)
             moment = (wide.T @ wide).double()
         moments[name] = moments[name] + moment if name in moments else moment
 

@@ -165,7 +165,6 @@ class L2p(PromptMethod):
         return loss + self.config.pull_weight * pull_loss
 
     def prompt_frequencies(self) -> Tensor | None:
-        """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
         counts = self.state.tensors.get(USAGE)
         return None if counts is None else counts / counts.sum()
 

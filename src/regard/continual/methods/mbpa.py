@@ -13,7 +13,7 @@ from torch.func import functional_call
 from regard.continual import memory, method
 from regard.continual.batches import Batches
 from regard.continual.learner import Learner
-from regard.continual.network import INPUTS, Network
+from regard.continual.network import INPUTS, Network, as_float32
 from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -153,9 +153,7 @@ class AdaptingNetwork(Network):
         return (vectors @ features[..., None]).squeeze(-1) + bias
 
     def _features(self, rows: Rows) -> Tensor:
-        """Return (row, width): what the head reads, in float32 at least."""
-        features = self.pooled_states(rows)
-        return features.to(torch.promote_types(features.dtype, torch.float32))
+        return as_float32(self.pooled_states(rows))
 
 
 def _trim_inputs(rows: Rows) -> Rows:
@@ -200,7 +198,6 @@ class MbPA(memory.MemoryMethod):
         self._show_memory(learner, task + 1)
 
     def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
-        """Give the network what is kept, of so many tasks."""
         network = learner.network_as(AdaptingNetwork)
         if not self.state.examples:
             network.remembered = None

@@ -72,7 +72,6 @@ class Migu(SequentialLora):
             return super().loss(learner, network, rows)
 
     def _transform_gradients(self, learner: Learner) -> None:
-        """Mask the gradient of a step in place."""
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             for parameter, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):
                 if dist.is_initialized():

@@ -156,7 +156,6 @@ class Osf(method.Method):
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
-    """Return the full names of the layers that are meant. Raises UserError."""
     if targets != ALL_LINEAR:
         names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
         return target_layers(encoder, names)

@@ -36,9 +36,9 @@ class ProgressiveNetwork(PromptNetwork):
         newest, oldest = int(row_tasks.max()), int(row_tasks.min())
         prompts = self.pool.prompts.concatenate(range(newest, -1, -1))[None]
         if newest == oldest:
-            return PromptPrefix(prompts)
+            return prompts, None
         blocks = torch.arange(newest, -1, -1, device=row_tasks.device).repeat_interleave(self.pool.prompts.length)
-        return PromptPrefix(prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None])
+        return prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None]
 
 
 class ProgPrompt(PromptMethod):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from regard.continual import memory, method
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import Learner, row_losses
+from regard.continual.network import as_float32
 from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import Rows, isolated_rng, seed_step
 
@@ -110,20 +111,14 @@ class DarkExperience(memory.MemoryMethod):
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
-        losses = nn.functional.cross_entropy(
-            learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORE_INDEX, reduction="none"
-        )
+        losses = row_losses(learner.mask_logits(logits, rows["tasks"]), rows["labels"])
         task_classes = learner.task_classes.to(logits.device)[rows["tasks"]]
         distances = mean_square_distance(logits[:, : task_classes.shape[1]], rows["logits"], task_classes)
         return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
-        def compute(rows: Rows) -> Tensor:
-            logits = learner.network(rows)
-            return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-        with learner.evaluation_mode(), torch.no_grad():
-            memory.store_with(learner, self.state, self.config, task, "logits", compute)
+        with learner.evaluation_mode() as network, torch.no_grad():
+            memory.store_with(learner, self.state, self.config, task, "logits", lambda rows: as_float32(network(rows)))
 
 
 def mean_square_distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
@@ -155,7 +150,6 @@ class AGem(memory.MemoryMethod):
         return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
-        """Project the network's gradient of a step in place."""
         parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
         reference = self._reference(learner, network, parameters, step)
         project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)

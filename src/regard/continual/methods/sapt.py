@@ -252,7 +252,6 @@ class Sapt(method.Method):
         return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]
 
     def stand_in_vectors(self, learner: Learner, task: int) -> Tensor:
-        """Return the query vectors (row, width) that stand for a task."""
         tensors = self.state.tensors
         if self.config.reflection == "real":
             return tensors[f"{VECTORS}{task}"]
@@ -267,7 +266,6 @@ class Sapt(method.Method):
         return self.stand_ins[task]
 
     def _training_vectors(self, learner: Learner, task: int) -> Tensor:
-        """Return the query vectors (row, width) of a task's training rows."""
         if task not in self.training_vectors:
             network, batches = learner.network_as(SaptNetwork), learner.iterate_batches(learner.items(task))
             self.training_vectors = {task: torch.cat([network.vectors(rows) for rows in batches])}

@@ -98,7 +98,6 @@ class SaptTaskFree(Sapt):
         return super().reflection_strength(task)
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """Return what stands for the adapters other than that of a portion."""
         tensors, adapters = self.state.tensors, self._other_adapters(task)
         return [PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"]) for adapter in adapters]
 
@@ -152,10 +151,8 @@ class SaptTaskFree(Sapt):
         }
 
     def _trained_adapters(self) -> list[int]:
-        """Return the adapters that have been trained."""
         return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
     def _other_adapters(self, task: int) -> list[int]:
-        """Return those of them that are not the portion's own."""
         own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
         return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]

@@ -15,9 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.method import MethodState
 from regard.continual.methods.lora import SharedAdapterNetwork
+from regard.continual.network import as_float32
 from regard.continual.training_phase import TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
@@ -116,7 +117,7 @@ class Seekr(memory.MemoryMethod):
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.mask_logits(network(rows), rows["tasks"])
-        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORE_INDEX, reduction="none")
+        losses = row_losses(logits, rows["labels"])
         label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
@@ -179,9 +180,9 @@ class Seekr(memory.MemoryMethod):
                     loss = learner.cross_entropy(logits, rows)
                     gradients = torch.autograd.grad(loss, [read.output for read in reads])
                     slopes = [read.weights_grad(part)[0] for read, part in zip(reads, gradients, strict=True)]
-                    squares = torch.stack([_as_float32(slope).square().mean((-1, -2)) for slope in slopes])
-                attention = torch.stack([_as_float32(read.weights())[0] for read in reads])
-                parts = (attention, _as_float32(logits)[0], squares)
+                    squares = torch.stack([as_float32(slope).square().mean((-1, -2)) for slope in slopes])
+                attention = torch.stack([as_float32(read.weights())[0] for read in reads])
+                parts = (attention, as_float32(logits)[0], squares)
                 observations[item] = Observation(*(part.detach().cpu() for part in parts))
         return observations
 
@@ -219,7 +220,7 @@ def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]
 
 def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
     """Return the mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
-    current = current.to(torch.promote_types(current.dtype, torch.float32))
+    current = as_float32(current)
     stored = stored.to(current.dtype)
     return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
@@ -240,8 +241,3 @@ def _require_embedding_gradients(table: nn.Module) -> RemovableHandle:
 
 def _tensor_name(kind: str, item: ExampleRef) -> str:
     return f"{kind}{item.task}/{item.row}"
-
-
-def _as_float32(values: Tensor) -> Tensor:
-    """Return the values in float32 at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import LoraMethod
+from regard.continual.network import as_float32
 
 TUNED, MERGED = 0, 1
 """The block that is trained, and the one that answers."""
@@ -34,7 +35,6 @@ class SlaoNetwork(PoolNetwork):
 
     @torch.no_grad()
     def orthonormalize_down(self) -> None:
-        """Give the tuned adapter's A orthonormal rows that span what it spans."""
         for blocks in self.pool.adapters:
             blocks.A[TUNED].copy_(orthonormalize(blocks.A[TUNED]))
 
@@ -70,7 +70,6 @@ def orthonormalize(matrix: Tensor) -> Tensor:
     R's diagonal has no negative number: a row with the other sign would turn around what the adapter adds, whose B
     stays.
     """
-    exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    basis, triangle = torch.linalg.qr(exact.T)
+    basis, triangle = torch.linalg.qr(as_float32(matrix).T)
     signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(basis)
     return (basis * signs).T.to(matrix.dtype)

@@ -27,11 +27,9 @@ class PromptFrame:
     after: str
 
     def extract_input(self, prompt: str) -> str:
-        """Return the input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
     def make_prompt(self, text: str) -> str:
-        """Return the prompt of an input."""
         return f"{self.before}{text}{self.after}"
 
     def make_sample(self, text: str) -> str:
@@ -117,7 +115,6 @@ def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple
 
 
 def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
-    """Return an input as the texts of a row."""
     match = re.match(instruction_task.pattern.replace(r"\s*\n", r"\s+"), text, re.DOTALL | re.IGNORECASE)
     if match:
         return tuple(template.format(*match.groups()) for template in instruction_task.texts)

@@ -66,7 +66,6 @@ def measure_quality(
 
 
 def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, float]:
-    """Return lengths and vocabularies."""
     real_words = {word for text in real for word in text.split()}
     pseudo_words = [text.split() for text in pseudo]
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
