@@ -18,12 +18,12 @@ from regard.continual.methods.idbr import (
     HalvesMaker,
     Idbr,
     IdbrConfig,
+    IdbrNetwork,
     ReplaySchedule,
     kmeans,
     select_representatives,
     squared_distances,
 )
-from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream

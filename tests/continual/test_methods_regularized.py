@@ -15,8 +15,15 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS, ewc, lwf
-from regard.continual.methods.ewc import CENTRE, FISHER, Ewc, fisher_information, sample_labels
-from regard.continual.methods.lwf import Lwf, distillation_losses
+from regard.continual.methods.regularized import (
+    CENTRE,
+    FISHER,
+    Ewc,
+    Lwf,
+    distillation_losses,
+    fisher_information,
+    sample_labels,
+)
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.stream import Stream

@@ -15,8 +15,7 @@ from regard.continual import run_state as state
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.training.states import eval_mode

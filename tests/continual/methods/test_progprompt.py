@@ -12,7 +12,7 @@ from regard.continual import run as running
 from regard.continual.adapter_network import PromptConfig
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
+from regard.continual.methods.prompts import ProgPrompt, ProgressiveNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.scoring import generate_answers
 from regard.continual.text_learner import make_text_learner

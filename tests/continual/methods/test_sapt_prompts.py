@@ -14,8 +14,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
 from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.run import make_learner, run_stream

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormalize
+from regard.continual.methods.lora import MERGED, TUNED, SlaoNetwork, orthonormalize
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some

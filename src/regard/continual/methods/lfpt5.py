@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.answer_metrics import normalize_answer
 from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
+from regard.continual.scoring import normalize_answer
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.continual.training_phase import TrainingPhase
 from regard.data.stream import TextPairs, TextTask

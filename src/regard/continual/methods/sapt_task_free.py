@@ -13,8 +13,7 @@ from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
 from regard.continual.learner import Learner
-from regard.continual.methods import sapt_config
-from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork, sample_rows
+from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptConfig, SaptNetwork, sample_rows
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
@@ -23,7 +22,7 @@ PORTION, SEEN = "portion/", "seen/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaptTaskFreeConfig(sapt_config.SaptConfig):
+class SaptTaskFreeConfig(SaptConfig):
     """Settings of task-free SAPT: those of SAPT, with another default of `memory_size`, and of the novelty test.
 
     Args:
@@ -40,7 +39,7 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
     reuse_threshold: method.Fraction = 0.0
 
     def __post_init__(self) -> None:
-        if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
+        if self.memory_fraction != SaptConfig.memory_fraction:
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
         if self.reflection != "real":
