@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from regard.training.placement import Rows
+from regard.training.placement import Rows
 
 BATCHES_PER_SORT = 16
 """Batches whose rows are sorted by length with one another."""

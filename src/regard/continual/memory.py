@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, ExampleRef
+from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.training_phase import TrainingPhase
@@ -137,21 +137,12 @@ def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: i
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def replay_batch_size(learner: Learner, config: MemoryConfig) -> int:
-    """Return the number of replayed examples in a step."""
-    return config.replay_batch_size or learner.budget.batch_size
-
-
-def schedule_task(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
-    """Schedule the task's own examples as fine-tuning does."""
-    return learner.schedule(learner.items(task), stage)
-
-
 def replay_in_batches(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
 ) -> Batches:
     """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
-    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    new = learner.schedule(learner.items(task), stage)
+    count = config.replay_batch_size or learner.budget.batch_size
     items, size, seed = list(state.examples), learner.budget.batch_size + count, learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
@@ -164,7 +155,8 @@ def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
-    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    new = learner.schedule(learner.items(task), stage)
+    count = config.replay_batch_size or learner.budget.batch_size
     items, size, seed = list(state.examples), max(learner.budget.batch_size, count), learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:

@@ -144,6 +144,10 @@ class MethodState:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> None:
+        """Move the tensors."""
+        self.tensors.update({name: value.to(device) for name, value in self.tensors.items()})
+
 
 class Method:
     """Fine-tuning, task after task; other methods override some of its five hooks.
@@ -182,8 +186,6 @@ class Method:
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
-
-    # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Prepare a task."""

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import nn
 
+from regard.continual.network import Network
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)

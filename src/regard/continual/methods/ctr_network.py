@@ -261,8 +261,6 @@ class CtrNetwork(Network):
         )
         return states
 
-    # -- tasks ------------------------------------------------------------------------------------------
-
     @property
     def typed_plugins(self) -> tuple[Plugin, ...]:
         return tuple(cast(Plugin, plugin) for plugin in self.plugins)

@@ -166,8 +166,6 @@ class Idbr(method.Method):
             spaces = [space for rows in learner.iterate_batches(items) for space in network.spaces(rows).float()]
         self.previous_spaces = dict(zip(items, spaces, strict=True))
 
-    # -- batches ----------------------------------------------------------------------------------------
-
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
@@ -183,8 +181,6 @@ class Idbr(method.Method):
             return {**batch, "replays": torch.full((budget.batch_size,), replays)}
 
         return Batches(plan.steps, budget.batch_size, rows)
-
-    # -- losses -----------------------------------------------------------------------------------------
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         if "halves" not in rows:

@@ -68,7 +68,7 @@ class InfLora(IncrementalLora):
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)
-        self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
+        self.state.to(learner.device)
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             down = layer.adapters.A[task]

@@ -112,8 +112,7 @@ class Lfpt5(PromptMethod):
                 inputs, answers = columns
                 pairs = TextPairs(inputs=tuple(inputs), targets=tuple((answer,) for answer in answers))
                 self.old += self._encode_rows(text_learner, earlier, pairs)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(learner.device)
+        self.state.to(learner.device)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         items = [ExampleRef(task, row) for row in range(len(self.new))]
@@ -184,8 +183,6 @@ class Lfpt5(PromptMethod):
                 if len(samples) >= count:
                     break
         return list(samples)[:count]
-
-    # -- rows -------------------------------------------------------------------------------------------
 
     def _question(self, learner: Learner, task: int) -> str:
         return f"__{learner.stream.tasks[task].name}__"

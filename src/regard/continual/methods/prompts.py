@@ -163,8 +163,7 @@ class L2p(PromptMethod):
         longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(network.keys.device)
+        self.state.to(network.keys.device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())

@@ -51,7 +51,7 @@ class Ewc(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        self.state.tensors = {name: value.to(learner.device) for name, value in self.state.tensors.items()}
+        self.state.to(learner.device)
 
     def penalties(self, learner: Learner) -> Iterable[Tensor]:
         return [self.penalty(learner.network)] if self.state.tensors else []

@@ -79,7 +79,8 @@ class DarkExperience(memory.MemoryMethod):
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         if not self.state.examples:
             return super().batches(learner, task, phase)
-        new, count = memory.schedule_task(learner, task, phase), memory.replay_batch_size(learner, self.config)
+        new = learner.schedule(learner.items(task), phase)
+        count = self.config.replay_batch_size or learner.budget.batch_size
         size = learner.budget.batch_size + 2 * count
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
@@ -158,7 +159,10 @@ class AGem(memory.MemoryMethod):
         self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
         """Return the gradient of the mean loss of the memory's batch of a step: the same in every process."""
-        seed, count = learner.seed_for("replay", learner.task), memory.replay_batch_size(learner, self.config)
+        seed, count = (
+            learner.seed_for("replay", learner.task),
+            self.config.replay_batch_size or learner.budget.batch_size,
+        )
         items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
         reference = [torch.zeros_like(parameter) for parameter in parameters]
         autocast = learner.budget.precision == "bfloat16"

@@ -214,8 +214,7 @@ class Sapt(method.Method):
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
-        tensors = self.state.tensors
-        tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
+        self.state.to(learner.device)
 
     def place_adapter(self, learner: Learner, task: int) -> None:
         """Put the next adapter in place, and open its gate."""

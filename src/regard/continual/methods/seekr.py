@@ -100,8 +100,6 @@ class Seekr(memory.MemoryMethod):
     Config = SeekrConfig
     Network = SeekrNetwork
 
-    # -- hooks ------------------------------------------------------------------------------------------
-
     def before_task(self, learner: Learner, task: int) -> None:
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
@@ -124,7 +122,9 @@ class Seekr(memory.MemoryMethod):
             current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
         pairs = zip(replayed_rows["tasks"].tolist(), replayed_rows["rows"].tolist(), strict=True)
         items = [ExampleRef(*pair) for pair in pairs]
-        stored_logits = torch.stack([self._stored_tensor(LOGITS, item) for item in items]).to(current_logits)
+        stored_logits = torch.stack([self.state.tensors[_tensor_name(LOGITS, item)] for item in items]).to(
+            current_logits
+        )
         current_logits = current_logits[:, : stored_logits.shape[1]]
         stored_logits = learner.mask_logits(stored_logits, replayed_rows["tasks"])
         answer_losses = -(stored_logits.softmax(-1) * current_logits.log_softmax(-1)).sum(-1)
@@ -152,18 +152,11 @@ class Seekr(memory.MemoryMethod):
         for forgotten in set(self.state.tensors) - names - {IMPORTANCE}:
             del self.state.tensors[forgotten]
 
-    # -- the memory -------------------------------------------------------------------------------------
-
     def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
         """Return the examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
-
-    def _stored_tensor(self, kind: str, item: ExampleRef) -> Tensor:
-        return self.state.tensors[_tensor_name(kind, item)]
-
-    # -- the heads --------------------------------------------------------------------------------------
 
     def _observe(
         self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
@@ -199,7 +192,9 @@ class Seekr(memory.MemoryMethod):
         for index, item in enumerate(items):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
-            head_divergences = attention_divergence(self._stored_tensor(ATTENTION, item).to(current), current)
+            head_divergences = attention_divergence(
+                self.state.tensors[_tensor_name(ATTENTION, item)].to(current), current
+            )
             total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 
