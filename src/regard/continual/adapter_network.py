@@ -24,10 +24,9 @@ AdapterPool = LoraAdapterPool | PromptAdapterPool
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(method.MethodConfig):
-    """Settings of low-rank adapters. The defaults are those of SAPT (arXiv 2401.08295) for T5 on Long Sequence.
+    """Settings of low-rank adapters of rank `r`; the defaults are SAPT's (arXiv 2401.08295), for T5 on Long Sequence.
 
     Args:
-        r: Rank of an adapter.
         lora_alpha: What an adapter adds is scaled by `lora_alpha / r`.
         target_modules: Names of layers, separated by commas, or "auto" (queries and values).
     """
@@ -144,7 +143,6 @@ class PromptConfig(method.MethodConfig):
     """Settings of soft prompts.
 
     Args:
-        num_virtual_tokens: Tokens of a prompt.
         encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
         residual: Add the prompt to the MLP's output.
         learning_rate: Used in place of the budget's, which is meant for models.
@@ -237,8 +235,8 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
     """For a while, call `callback(name, states)` with what each adapted layer reads, (token, inputs), when it does.
 
-    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that what is
-    added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
+    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that sums over
+    tokens do not depend on how rows are split into batches.
     """
     mask_of = _make_masks(network, rows)
 

@@ -34,7 +34,7 @@ class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
     The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out, so
-    that little padding is needed; which batch comes first is drawn again.
+    that little padding is needed.
     """
 
     def __init__(

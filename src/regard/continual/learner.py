@@ -29,9 +29,8 @@ _UNLIKELY = -1e30
 class Learner:
     """State of a run, as the hooks of a method see it.
 
-    `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `task`: the index
-    of the current task. `loss_classes`: classes that a row is contrasted with, those of its own "task", or all "seen"
-    so far, as the label-text head needs.
+    `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `loss_classes`:
+    classes that a row is contrasted with, those of its own "task", or all "seen" so far, as the label-text head needs.
     """
 
     stream: Stream
@@ -145,10 +144,7 @@ class Learner:
         return nn.functional.cross_entropy(masked, rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum")
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """Mask the logits (row, class) of classes that a row is not contrasted with.
-
-        Classes of the head behind those of the stream (other words) stay: every row is contrasted with them.
-        """
+        """Mask the logits (row, class) of the stream's classes that a row is not contrasted with; other words stay."""
         contrast = self.contrast_mask(tasks).to(logits.device)
         others = logits.shape[1] - contrast.shape[1]
         return as_float32(logits).masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)

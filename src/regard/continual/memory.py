@@ -27,8 +27,8 @@ class MemoryConfig(method.MethodConfig):
 
     Args:
         memory_size: Number of examples stored, of all tasks together.
-        storage_policy: "reservoir" (a uniform sample of all examples so far) or "balanced" (equally many of each class
-            of each task).
+        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" (equally many of each class and
+            task).
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
@@ -98,10 +98,7 @@ def update_reservoir(
 def balance_groups(
     items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
 ) -> list[ExampleRef]:
-    """Return the first examples of each group, equally many of each, or all of a smaller group.
-
-    The remainder goes to the first groups, so a group only shrinks when others come.
-    """
+    """Return the first examples of each group, equally many of each, or all of a smaller one; see `allocate`."""
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)

@@ -72,11 +72,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
 def restore_state(
     folder: Path, network: nn.Module, identity: Mapping[str, Any]
 ) -> tuple[int, MethodState, dict[str, Any]] | None:
-    """Load the last good state into the network, which gets its weights of then, and trains what it trained then.
-
-    Return how many tasks were trained, what the method kept, and the rows so far; None where there is no state. Raises
-    UserError where all states are damaged, or of a run of another identity.
-    """
+    """Load the last state into the network; return the number of trained tasks, the method's state, and the rows."""
     snapshots = Snapshots(folder, name=STATE_NAME)
     latest = snapshots.latest()
     if latest is None:

@@ -99,10 +99,7 @@ class Score:
 
 
 def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
-    """Score a split of a task after `tasks_trained` tasks; see `score_text` for text-to-text tasks.
-
-    Every process classifies its shard by the highest logit, and gets the total.
-    """
+    """Score a split of a task after `tasks_trained` tasks, by the highest logits, or as `score_text` does."""
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     encoded = learner.encoded[task, split]
@@ -122,10 +119,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream.
-
-    Every process answers its shard and gets the total. Raises UserError where the run is one of classification.
-    """
+    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream."""
     if not isinstance(learner, TextLearner):
         raise UserError(
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"

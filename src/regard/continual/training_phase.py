@@ -18,11 +18,10 @@ from regard.errors import UserError
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_learning_rate`, `num_probing_epochs`: of phases that train the head alone; `learning_rate`, `num_epochs`:
-    of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
-    `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
-    tasks from text to text. `max_steps`: steps on a task's own batches in a phase at most, by the task's name (steps
-    that replay come besides, and `joint` has no limit).
+    `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
+    warm-up; `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an
+    answer. `max_steps`: by a task's name, steps on its own batches in a phase at most (replay comes besides, and
+    `joint` has no limit).
     """
 
     num_epochs: int = 3

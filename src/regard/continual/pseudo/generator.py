@@ -68,10 +68,7 @@ class SampleGenerator(nn.Module):
 
 
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
-    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
-
-    The network is unchanged afterwards. Every process returns the samples of the first.
-    """
+    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded."""
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
     with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:

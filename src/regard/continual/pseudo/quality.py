@@ -107,8 +107,8 @@ class TwoSample(NamedTuple):
 def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
     """Return whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
 
-    As many of each sort are drawn, and half of them are held out; texts that are the same are on the same side, so that
-    two sets that are alike have an accuracy of one half and not less. None for less than four texts of a sort.
+    As many of each sort are drawn, and half held out; equal texts are on the same side. None for less than four of a
+    sort.
     """
     random = torch.Generator().manual_seed(seed)
     count = min(len(real), len(pseudo), MAX_TEXTS)
@@ -179,8 +179,7 @@ def _select_training_texts(sorts: Sequence[Sequence[str]], random: torch.Generat
 def frechet_distance(vectors: Tensor, reference: Tensor) -> float:
     """Return |μ − μ'|² + tr(C + C' − 2 (C C')^½) of two sets of vectors (row, width), each of at least two.
 
-    With C = XᵀX of centered rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
-    X'ᵀ, so that no root of a matrix is taken, and few rows of great width do no harm (arXiv 1706.08500).
+    The trace of the root of C C' is the sum of the singular values of X X'ᵀ, X the centered rows (arXiv 1706.08500).
     """
     first, second = vectors.double(), reference.double()
     means = (first.mean(0) - second.mean(0)).square().sum()
@@ -200,9 +199,9 @@ def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | Non
 class PrivacyMeasures(NamedTuple):
     """How near vectors that stand for a task are to training rows, beside held-out rows.
 
-    `nearest`: the median distance to the nearest training row, over that of held-out rows; None where the latter is 0.
-    `closer`: how likely one is nearer to a training row than a held-out row is, 1 for copies. `membership`: how likely
-    a training row is nearer to one of them than a held-out row is. One half tells nothing.
+    `nearest`: the median distance to the nearest training row, over that of held-out rows; `closer`: how likely one is
+    nearer to a training row than a held-out row is, 1 for copies; `membership`: how likely a training row is nearer to
+    one of them than a held-out row is. One half tells nothing.
     """
 
     nearest: float | None
@@ -293,11 +292,7 @@ def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, f
 
 
 def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
-    """Return rows of `task_index`, `task`, `statistic` and `value` for each learnt task that has pseudo samples.
-
-    The statistics are those of `measure_task_quality`, and where the network has query vectors, of `measure_privacies`
-    with the stand-in's name before each, as "generated membership".
-    """
+    """Return rows of `task_index`, `task`, `statistic` and `value` for each learnt task that has pseudo samples."""
     rows: list[Row] = []
     for task in range(tasks_trained):
         if method.pseudo_inputs(task) is None:
@@ -316,7 +311,7 @@ def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[st
     """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
     Adds to `measure_quality`: `kept`, the number of samples; the counts of a generator; `frechet`, the distance from
-    training rows, and `real_frechet`, that of as many training rows from the others, if there are query vectors.
+    training rows, and `real_frechet`, that of as many training rows from the others.
     """
     inputs, stream_task = method.pseudo_inputs(task), learner.stream.tasks[task]
     if inputs is None:
@@ -340,11 +335,7 @@ def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[st
 
 
 def measure_privacies(learner: Learner, method: Method, task: int) -> dict[str, PrivacyMeasures]:
-    """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows.
-
-    Dev rows are held out. "generated" needs stored pseudo samples; the others then have as many vectors, else as many
-    as the method stores.
-    """
+    """Measure what each stand-in for a task ("real", "density", "generated") reveals of its training rows."""
     train_vectors, held_out = compute_vectors(learner, task, "train"), compute_vectors(learner, task, "dev")
     inputs = method.pseudo_inputs(task)
     stand_ins = {} if inputs is None else {"generated": stored.compute_query_vectors(learner, task, inputs)}
