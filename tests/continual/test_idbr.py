@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.idbr import (
     HalvesMaker,
@@ -25,6 +24,7 @@ from regard.continual.methods.idbr import (
     squared_distances,
 )
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import Epochs, ExampleRef
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 

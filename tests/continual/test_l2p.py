@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import BertModel, LlamaConfig, LlamaModel, RobertaConfig, RobertaModel
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.prompts import L2p, L2pConfig, L2pNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS, regularized
@@ -28,6 +27,7 @@ from regard.continual.methods.regularized import (
 )
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.heads import LinearHead

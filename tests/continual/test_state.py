@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual import run_state as state
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from regard.training.states import eval_mode
 from tests.continual.small_tasks import BUDGET, loaded, stream

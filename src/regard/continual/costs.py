@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.network import INPUTS
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.training import TrainResult
 
 Row = dict[str, Any]

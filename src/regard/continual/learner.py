@@ -11,9 +11,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.network import Network, as_float32
-from regard.continual.training_phase import LossClasses, TrainingBudget, TrainingPhase
+from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError

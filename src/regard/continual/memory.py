@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.training.placement import Rows
 
 StoragePolicy = Literal["reservoir", "balanced"]

@@ -11,10 +11,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import LossClasses, MethodLearningRate, TrainingBudget, TrainingPhase
+from regard.continual.training_phase import (
+    Batches,
+    ExampleRef,
+    LossClasses,
+    MethodLearningRate,
+    TrainingBudget,
+    TrainingPhase,
+)
 from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 from regard.training.placement import Rows

@@ -13,21 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard import training
-from regard.continual.batches import Batches
-from regard.continual.costs import (
-    TaskCost,
-    count_examples,
-    measure_flops,
-    measure_memory,
-    trim_padding,
-)
+from regard.continual.costs import TaskCost, count_examples, measure_flops, measure_memory, trim_padding
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState, restore_state, save
 from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
-from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps, train_only
+from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError

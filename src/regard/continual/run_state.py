@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraAdapters
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method, MethodState
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Metric, Split, TextTask
 from regard.errors import UserError
 from regard.runs import distributed as processes

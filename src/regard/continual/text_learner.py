@@ -11,11 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.network import as_float32
-from regard.continual.training_phase import TrainingBudget
+from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import Generator

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.epi import (
     OTHER_TASK_PENALTY,
@@ -23,6 +22,7 @@ from regard.continual.methods.epi import (
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors, load_tensors
 from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream

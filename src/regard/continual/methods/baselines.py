@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.continual import method
-from regard.continual.batches import Batches
 from regard.continual.learner import Learner
 from regard.continual.method import Method
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
+from regard.continual.training_phase import Batches, MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
 
 
 class Finetune(Method):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_network import CtrNetwork, compensate, slope_at
 from regard.continual.training_phase import (
+    Batches,
     MethodLearningRate,
     TrainingBudget,
     TrainingPhase,

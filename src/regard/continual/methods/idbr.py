@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.network import Network
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, Pooling, pool_states
@@ -307,10 +306,7 @@ class HalvesMaker:
         tokens = [ids[index] for index in text][: self.length - len(before) - len(after) - 1]
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
-        return (
-            [*before, *first, self.separator, *second, *after],
-            [*before, *second, self.separator, *first, *after],
-        )
+        return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
 
     def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
         return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import IncrementalLora
 from regard.continual.network import as_float32
+from regard.continual.training_phase import ExampleRef
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
 from regard.continual.scoring import normalize_answer
 from regard.continual.text_learner import TextLearner, pad_batch
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
-from regard.continual.batches import Batches
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import replay
 from regard.continual.network import as_float32
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.training.placement import Rows
 

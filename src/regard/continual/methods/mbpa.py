@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual import memory, method
-from regard.continual.batches import Batches
 from regard.continual.learner import Learner
 from regard.continual.network import INPUTS, Network, as_float32
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, pool_states

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import ExampleRef, TrainingPhase
 from regard.training.placement import Rows
 
 Labels = Literal["model", "true"]

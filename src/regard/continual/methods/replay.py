@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.training.placement import Rows, isolated_rng, seed_step
 
 ReplayMode = Literal["batch", "interval", "merge"]

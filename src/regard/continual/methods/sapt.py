@@ -22,11 +22,10 @@ from regard.continual.adapter_network import (
     choose_initial_adapter,
     make_lora_pool,
 )
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import EMPTY, RequiredSetting, check_required
 from regard.continual.pseudo import stored
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.training.placement import Rows

@@ -14,12 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.method import MethodState
 from regard.continual.methods.lora import SharedAdapterNetwork
 from regard.continual.network import as_float32
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
 from regard.training.placement import Rows
