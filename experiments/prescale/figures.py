@@ -23,12 +23,12 @@ from experiments.common.figures import color_ramp, label_axes, new_figure
 from experiments.common.parts import RESULTS, Figure
 from experiments.prescale.run import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
 from experiments.prescale.tables import WHEN, Tables
-from regard.continual.batches import ExampleRef
 from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import ExampleRef
 from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError

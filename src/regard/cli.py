@@ -20,7 +20,7 @@ from regard.commands.measure import compare
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.provenance import regard_version
 from regard.runs.rank import is_main_process
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _interruptible():
             code: int | None = COMMANDS[args.command].run(args)
     except UserError as error:
-        _print_error(f"regard {args.command}: {' '.join(str(error).split())}")
+        _print_error(f"regard {args.command}: {describe_error(error)}")
         return 2
     except KeyboardInterrupt:
         _print_error(f"regard {args.command}: interrupted; nothing was written")

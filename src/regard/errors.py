@@ -1,4 +1,4 @@
-"""The exception for mistakes of the user, and two checks that raise it."""
+"""The exception for mistakes of the user, two checks that raise it, and the text of any error."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raise UserError unless the value is allowed."""
     if value not in allowed:
         raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())

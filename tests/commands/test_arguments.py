@@ -1,11 +1,13 @@
 """The options are an interface: what is named here is what users have in their scripts."""
 
 import argparse
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import regard
 from regard.cli import COMMANDS, parser
 
 RECIPE = (
@@ -174,3 +176,13 @@ def test_what_is_not_understood_is_one_line(arguments: list[str], message: str, 
 def test_text_may_be_named_more_than_once() -> None:
     given = parser().parse_args(["measure", "minilm", "--text", "a.txt", "b.txt", "--text", "-"])
     assert given.text == ["a.txt", "b.txt", "-"]
+
+
+@pytest.mark.parametrize("name", ["measure", "replace", "pretrain", "learn", "sweep"])
+def test_help_in_python_describes_every_parameter_once(name: str) -> None:
+    function = getattr(regard, name)
+    lines = (inspect.getdoc(function) or "").splitlines()
+    for parameter in inspect.signature(function).parameters:
+        described = [line for line in lines if line.startswith(f"    {parameter}: ")]
+        assert len(described) == 1, f"{parameter}: {described}"
+    assert lines.index("Returns:") < lines.index("Raises:")

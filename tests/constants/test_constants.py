@@ -18,7 +18,7 @@ from transformers import BartConfig, BartForConditionalGeneration, BertConfig, B
 
 import regard
 from regard.constants import Constants, Origin, make_data_free, to_length
-from regard.constants.sources import identity, toeplitz, zeros
+from regard.constants.constants import identity, toeplitz, zeros
 from regard.errors import UserError
 from regard.hooks import average_attention, model_fingerprint, watching
 from regard.statistics.dependence import InputDependence

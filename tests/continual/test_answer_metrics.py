@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from regard.continual import answer_metrics
-from regard.continual.answer_metrics import (
+from regard.continual import scoring
+from regard.continual.scoring import (
     exact_match_score,
     longest_common_subsequence,
     normalize_answer,
@@ -110,8 +110,8 @@ def test_parity_with_the_publishers_package() -> None:
 
 def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk.stem.porter", None)
-    answer_metrics._stemmer.cache_clear()
-    answer_metrics._stem.cache_clear()
+    scoring._stemmer.cache_clear()
+    scoring._stem.cache_clear()
     with pytest.raises(UserError, match=r"rouge-l needs the package nltk: pip install 'regard\[learn\]'"):
         rouge_l_score("a word", "a word")
     assert score_answer("exact-match", "a word", ("a word",)) == 1.0

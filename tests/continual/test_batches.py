@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.continual.batches import BATCHES_PER_SORT, Epochs, ExampleRef
+from regard.continual.training_phase import BATCHES_PER_SORT, Epochs, ExampleRef
 
 
 def epochs(lengths: list[int], **options: int) -> Epochs:

@@ -18,7 +18,8 @@ from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, Rob
 from regard.continual.learner import Learner
 from regard.continual.methods.baselines import Probe
 from regard.continual.methods.ctr import Ctr, CtrConfig
-from regard.continual.methods.ctr_layers import (
+from regard.continual.methods.ctr_network import (
+    CtrNetwork,
     GuardedLinear,
     KnowledgeSharing,
     Plugin,
@@ -26,11 +27,11 @@ from regard.continual.methods.ctr_layers import (
     Sizes,
     TaskSpecific,
     compensate,
+    find_end_layers,
     open_gates,
     slope_at,
     squash,
 )
-from regard.continual.methods.ctr_network import CtrNetwork, find_end_layers
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded

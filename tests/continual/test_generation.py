@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.continual import run as running
-from regard.continual.costs import flops_per_token
+from regard.continual.costs import measure_flops
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
@@ -53,7 +53,7 @@ class Broken(Exception):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", no_flops)
+    monkeypatch.setattr(running, "measure_flops", no_flops)
 
 
 def made(name: str) -> Method:
@@ -69,7 +69,7 @@ def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner
 def learnt(name: str) -> RunState:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", no_flops)
+        patch.setattr(running, "measure_flops", no_flops)
         method = made(name)
         return run_stream(learner_of(method), method)
 
@@ -215,8 +215,8 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
 def test_operations_are_counted_for_each_token() -> None:
     method = made("finetune")
     learner = learner_of(method)
-    batches = method.batches(learner, 0, learner.fine_tuning_phase())
-    assert flops_per_token(learner, method, batches) > 0
+    phase = learner.fine_tuning_phase()
+    assert measure_flops(learner, method, method.batches(learner, 0, phase), phase)[0] > 0
 
 
 # -- the same numbers -------------------------------------------------------------------------------------

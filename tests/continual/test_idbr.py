@@ -12,13 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.idbr import Idbr, IdbrConfig, ReplaySchedule
-from regard.continual.methods.idbr_halves import HalvesMaker
-from regard.continual.methods.idbr_kmeans import kmeans, select_representatives, squared_distances
-from regard.continual.methods.idbr_network import IdbrNetwork
+from regard.continual.methods.idbr import (
+    HalvesMaker,
+    Idbr,
+    IdbrConfig,
+    IdbrNetwork,
+    ReplaySchedule,
+    kmeans,
+    select_representatives,
+    squared_distances,
+)
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import Epochs, ExampleRef
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 

@@ -42,7 +42,7 @@ def begun(memory: int = 6, rows: int = 2, **changes: Any) -> tuple[Learner, Meth
     ids=lambda changes: next(iter(changes)),
 )
 def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
     def stop(learner: Learner, learnt: int) -> None:
         if learnt == 2:

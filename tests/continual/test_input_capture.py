@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.adapter_network import PoolNetwork
-from regard.continual.input_capture import capture_layer_inputs
+from regard.continual.adapter_network import PoolNetwork, capture_layer_inputs
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import BertModel, LlamaConfig, LlamaModel, RobertaConfig, RobertaModel
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods import l2p
-from regard.continual.methods.l2p import L2p, L2pConfig, L2pNetwork
+from regard.continual.methods.prompts import L2p, L2pConfig, L2pNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
@@ -367,4 +366,4 @@ def test_adapters_are_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(said: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        l2p.L2pConfig.parse(said)
+        L2pConfig.parse(said)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.training_phase import count_warmup_steps
+from regard.continual.training_phase import ExampleRef, count_warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream

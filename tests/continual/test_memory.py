@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.continual import memory
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.baselines import Finetune
 from regard.continual.methods.replay import ReplayConfig
 from regard.continual.run import make_learner
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 

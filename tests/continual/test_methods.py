@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", no_flops)
+    monkeypatch.setattr(running, "measure_flops", no_flops)
 
 
 def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> Learner:
@@ -88,7 +88,7 @@ def outcome(ran: RunState, after: list[dict[str, Tensor]]) -> Outcome:
 def learnt(name: str, seed: int = 1) -> Outcome:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", no_flops)
+        patch.setattr(running, "measure_flops", no_flops)
         method, after = made(name), list[dict[str, Tensor]]()
 
         def on_task(learner: Learner, task: int) -> None:
@@ -245,7 +245,7 @@ def test_another_seed_draws_another_head(name: str) -> None:
 def whole(name: str) -> RunState:
     """A run without dropout in float64."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", no_flops)
+        patch.setattr(running, "measure_flops", no_flops)
         return exact(name)
 
 

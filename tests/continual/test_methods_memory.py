@@ -11,16 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.methods.agem import AGem, project_gradient
 from regard.continual.methods.baselines import Finetune
-from regard.continual.methods.derpp import DarkExperience, mean_square_distance
 from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, ShownMemory
-from regard.continual.methods.replay import Replay
+from regard.continual.methods.replay import AGem, DarkExperience, Replay, mean_square_distance, project_gradient
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from tests.continual.small_tasks import BUDGET, loaded, stream
 

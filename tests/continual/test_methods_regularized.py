@@ -11,14 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method
-from regard.continual.methods import METHODS, ewc, lwf
-from regard.continual.methods.ewc import CENTRE, FISHER, Ewc, fisher_information, sample_labels
-from regard.continual.methods.lwf import Lwf, distillation_losses
+from regard.continual.methods import METHODS, regularized
+from regard.continual.methods.regularized import (
+    CENTRE,
+    FISHER,
+    Ewc,
+    EwcConfig,
+    Lwf,
+    LwfConfig,
+    distillation_losses,
+    fisher_information,
+    sample_labels,
+)
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.heads import LinearHead
@@ -214,10 +223,10 @@ def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.Monkey
         taken.append(list(items))
         return fisher_information(learner, items, **others)
 
-    monkeypatch.setattr(ewc, "fisher_information", noted)
+    monkeypatch.setattr(regularized, "fisher_information", noted)
     learner = precise(Ewc())
     for samples in (4, 4, 100):
-        Ewc(ewc.EwcConfig(fisher_samples=samples)).after_task(learner, 1)
+        Ewc(EwcConfig(fisher_samples=samples)).after_task(learner, 1)
     assert taken[0] == taken[1] == sorted(set(taken[0]))
     assert len(taken[0]) == 4
     assert taken[2] == learner.items(1)
@@ -239,7 +248,7 @@ def told(learner: Learner, seed: int) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
-    method = Ewc(ewc.EwcConfig(ewc_lambda=3.0))
+    method = Ewc(EwcConfig(ewc_lambda=3.0))
     learner = precise(method)
     tasks = [told(learner, seed) for seed in range(3)]
     for information, there in tasks:
@@ -257,7 +266,7 @@ def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
 
 
 def test_online_information_fades_and_the_center_is_the_last() -> None:
-    method = Ewc(ewc.EwcConfig(ewc_lambda=3.0, online=True, decay_factor=0.5))
+    method = Ewc(EwcConfig(ewc_lambda=3.0, online=True, decay_factor=0.5))
     learner = precise(method)
     (first, _), (second, _), (third, there) = tasks = [told(learner, seed) for seed in range(3)]
     for information, places in tasks:
@@ -271,7 +280,7 @@ def test_online_information_fades_and_the_center_is_the_last() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_the_gradient_of_a_step_has_the_penalty_once_however_the_batch_is_split(size: int) -> None:
-    method = Ewc(ewc.EwcConfig(ewc_lambda=7.0))
+    method = Ewc(EwcConfig(ewc_lambda=7.0))
     learner = precise(method)
     method.after_task(learner, 0)
     move(learner)
@@ -342,7 +351,7 @@ def test_answers_that_stay_have_no_gradient() -> None:
 
 def at_third_task(**said: Any) -> tuple[Learner, Lwf]:
     """A run at its last task, whose network has moved since the task began."""
-    method = Lwf(lwf.LwfConfig(**said))
+    method = Lwf(LwfConfig(**said))
     learner = precise(method)
     learner.task = 2
     method.before_task(learner, 2)
@@ -351,7 +360,7 @@ def at_third_task(**said: Any) -> tuple[Learner, Lwf]:
 
 
 def test_the_loss_is_that_of_the_new_task_and_of_each_old_one() -> None:
-    method = Lwf(lwf.LwfConfig(temperature=3.0, distillation_weight=0.7))
+    method = Lwf(LwfConfig(temperature=3.0, distillation_weight=0.7))
     learner = precise(method)
     learner.task = 2
     items = learner.items(2)[:4]
@@ -401,7 +410,7 @@ def test_the_first_task_is_fine_tuning_and_so_is_all_without_weight() -> None:
 
 def test_old_answers_on_new_texts_change_less() -> None:
     def changed(weight: float) -> float:
-        method = Lwf(lwf.LwfConfig(distillation_weight=weight))
+        method = Lwf(LwfConfig(distillation_weight=weight))
         learner = precise(method)
         with torch.no_grad():
             head_of(learner).vectors.mul_(20)
@@ -454,16 +463,22 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
 @pytest.mark.parametrize(
     "make,expected",
     [
-        (lambda: ewc.EwcConfig(ewc_lambda=-1), "ewc_lambda: expected a number of at least 0, got -1"),
-        (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a whole number of at least 1, got 0"),
-        (lambda: ewc.EwcConfig(decay_factor=2.0), "decay_factor: expected a number of at least 0 and at most 1, got 2"),
+        (lambda: EwcConfig(ewc_lambda=-1), "ewc_lambda: expected a number of at least 0, got -1"),
         (
-            lambda: ewc.EwcConfig.parse({"fisher_labels": "some"}),
+            lambda: EwcConfig(fisher_samples=0),
+            "fisher_samples: expected a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: EwcConfig(decay_factor=2.0),
+            "decay_factor: expected a number of at least 0 and at most 1, got 2",
+        ),
+        (
+            lambda: EwcConfig.parse({"fisher_labels": "some"}),
             "fisher_labels: expected one of model, true, got 'some'",
         ),
-        (lambda: lwf.LwfConfig(temperature=0.0), "temperature: expected a number of at least"),
+        (lambda: LwfConfig(temperature=0.0), "temperature: expected a number of at least"),
         (
-            lambda: lwf.LwfConfig.parse({"distillation_weight": "-1"}),
+            lambda: LwfConfig.parse({"distillation_weight": "-1"}),
             "distillation_weight: expected a number of at least 0, got -1",
         ),
     ],

@@ -9,9 +9,8 @@ import pytest
 from regard.continual.methods import METHODS
 from regard.continual.methods.baselines import Probe
 from regard.continual.methods.ctr import Ctr, CtrConfig
-from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
-from regard.continual.methods.progprompt import ProgPrompt
+from regard.continual.methods.prompts import L2p, ProgPrompt
 from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingBudget
 from tests.continual import small_text_tasks

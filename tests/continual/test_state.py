@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual import run_state as state
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
-from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from regard.training.states import eval_mode
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -98,7 +97,7 @@ def test_a_state_of_other_settings(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen between two tasks is the same, and what was trained can still be asked for its gradient."""
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
         method = Sapt(SaptConfig(r=2, router_warmup_steps=2))

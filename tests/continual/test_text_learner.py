@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.batches import ExampleRef
 from regard.continual.costs import count_examples, trim_padding
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner, encode_pairs
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream, TextPairs
 from regard.errors import UserError
 from tests.continual.small_text_tasks import BUDGET, WORDS, lively, loaded, stream, task, tokenizer

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import packing as module
-from regard.data.blocks import TokenBlocks
-from regard.data.packing import pack, split_sections
+from regard.data import blocks as module
+from regard.data.blocks import TokenBlocks, pack
+from regard.data.texts import _SECTION_SIZE, split_sections
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
@@ -227,7 +227,7 @@ def test_sections_are_the_document(pieces: list[str], size: int) -> None:
 def test_a_long_document_has_the_tokens_it_has_as_a_whole(plain: Any, tmp_path: Path) -> None:
     words = [number * 7 % 100 for number in range(30_000)]
     text = numbers(*words)
-    assert len(text) > 2 * module._SECTION_SIZE
+    assert len(text) > 2 * _SECTION_SIZE
     pieces = (text[start : start + 1000] for start in range(0, len(text), 1000))
     made = pack([pieces], plain, 30_001, tmp_path / "packed")
     assert made.rows(torch.tensor([0])).tolist() == [[*ids(*words), EOS]]

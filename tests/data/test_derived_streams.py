@@ -10,7 +10,7 @@ import pytest
 from regard.data import read_stream
 from regard.data.derived_streams import hold_out_tasks, sample_instruction_tasks, split_classes
 from regard.data.examples import Examples
-from regard.data.protocols import describe_protocol_differences, format_protocol_differences
+from regard.data.splits import describe_protocol_differences, format_protocol_differences
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 

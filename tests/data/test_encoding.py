@@ -171,7 +171,7 @@ def test_batches_and_rows(bert: Any) -> None:
     assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), made.input_ids)
     assert made.rows(1, 3).labels.tolist() == [1, 2]
     assert made.rows(0, 3).sha256 == made.sha256 != made.rows(1, 3).sha256
-    with pytest.raises(UserError, match="batch size: expected at least 1, got 0"):
+    with pytest.raises(UserError, match="batch size: expected a whole number of at least 1, got 0"):
         next(made.batches(0))
 
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.blocks import BlocksMetadata, TokenBlocks
-from regard.data.corpus import Corpus, Domain
-from regard.data.sampling import BatchSampler, insert_tokens
+from regard.data.corpus import BatchSampler, Corpus, Domain, insert_tokens
 from regard.errors import UserError
 
 
@@ -127,5 +126,5 @@ def test_positions_outside_of_a_row(random_tokens: tuple[int, int], fixed_token:
 
 
 def test_a_batch_of_nothing() -> None:
-    with pytest.raises(UserError, match="at least 1 row, got 0"):
+    with pytest.raises(UserError, match="at least 1, got 0"):
         BatchSampler(corpus(3), 0, 0)

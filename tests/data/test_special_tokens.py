@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data.special_tokens import SpecialTokenCounts, arrange_special_tokens, separator_columns
+from regard.data.encoding import SpecialTokenCounts, arrange_special_tokens, separator_columns
 from regard.errors import UserError
 
 PAD = 99

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.dataset_files import read_documentation, read_stdlib_tasks
 from regard.data.splits import hash_text
-from regard.data.stdlib_texts import read_documentation, read_stdlib_tasks
 from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 

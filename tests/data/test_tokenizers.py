@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from regard.data import read_tokenizer, train_tokenizer
-from regard.data.packing import pack
+from regard.data.blocks import pack
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash
 from regard.errors import UserError
 

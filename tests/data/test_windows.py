@@ -112,7 +112,7 @@ def test_fewer_windows_than_asked_for(plain: Any, words: Words) -> None:
     [
         ({"length": 9, "samples": 1, "max_length": 8}, "at most 8 tokens.*got 9"),
         ({"length": 2, "samples": 1}, "more than the 2 special tokens.*got 2"),
-        ({"length": 4, "samples": 0}, "samples: expected at least 1, got 0"),
+        ({"length": 4, "samples": 0}, "samples: expected a whole number of at least 1, got 0"),
     ],
 )
 def test_impossible_numbers(make: Any, options: dict[str, int], message: str, encoder: Any) -> None:

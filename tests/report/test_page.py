@@ -8,13 +8,13 @@ import pytest
 import vl_convert
 
 from regard.report import libraries
-from regard.report.key_figure import KeyFigure
 from regard.report.page import (
     Box,
     Command,
     Glossary,
     Group,
     Heading,
+    KeyFigure,
     Maps,
     Page,
     Panels,

@@ -13,7 +13,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.runs.launchers import Job, JobEvent, JobResult, Local, Ray, run_jobs
-from regard.runs.launchers.local import cores
+from regard.runs.launchers.jobs import cores
 from tests.commands.sweep.sweeping import alive, counted, processes, until
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.statistics.moments import RunningMoments
+from regard.statistics.statistic import RunningMoments
 
 
 def assert_equals_numpy(moments: RunningMoments, values: np.ndarray, *, variance: float = 1e-12) -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.errors import UserError
-from regard.training.plan import FREE, TrainingConfig
-from regard.training.schedule import adamw, learning_rate, set_rate
+from regard.training.plan import FREE, TrainingConfig, adamw, learning_rate, set_rate
 
 PLAN = TrainingConfig(max_steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
 

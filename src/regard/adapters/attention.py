@@ -30,11 +30,9 @@ class SharedAttention(nn.Module):
     maps without bias and a layer norm. The first `count` keys are in use.
 
     Args:
-        width: Number of features of a query vector.
-        hidden_size: Number of features between the two maps.
+        width, hidden_size: Number of features of a query vector, and between the two maps.
         projection_order: Position of the SiLU: "published" (after both maps, as in the code) or "paper" (between them).
         temperature: τ; √width by default.
-        seed: Seed of the initial weights.
 
     Source:
         SAPT (arXiv 2401.08295), equations 4 to 6.

@@ -99,10 +99,8 @@ class LoraAdapters(nn.Module):
     Args:
         inputs, outputs: Features of the layer.
         rank, alpha: r and α.
-        dropout: Dropout of the inputs.
         detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
         like: Tensor whose device new parameters get.
-        seed: Seed of the initial weights.
 
     Source:
         SAPT (arXiv 2401.08295), equation 7.

@@ -62,12 +62,10 @@ def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int
 
 
 def find_known_task(comparisons: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
-    """Return the index of the known task that a sample belongs to, None if it is new.
+    """Return the index of the known task that a sample belongs to, None if it is new, from its test against each.
 
-    Args:
-        comparisons: Tests of the sample against each known task.
-        alarm: Level of the tests. Of the tasks with p above it, the one with the highest p is returned.
-        reuse: If there is none, the task with the smallest statistic is, if 1 − statistic is at least this; 0: never.
+    Of the tasks with p above `alarm`, it is the one with the highest p. If there is none, it is the one with the
+    smallest statistic, if 1 − statistic is at least `reuse` (0: never).
     """
     indices = range(len(comparisons))
     similar = [index for index in indices if comparisons[index].p > alarm]

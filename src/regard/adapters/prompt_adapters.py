@@ -24,7 +24,6 @@ class PromptAdapters(nn.Module):
         residual: Add P to the output of the MLP.
         words: Embeddings (word, width) from which a new prompt is sampled; by default it is sampled from U(−0.5, 0.5).
             Prompts have their dtype, float32 or wider.
-        seed: Seed of the initial prompts.
 
     Source:
         Residual prompt tuning (arXiv 2305.03937), section 3.

@@ -20,11 +20,9 @@ def mean_weights(weights: Tensor) -> Tensor:
 
 
 def divergence(target: Tensor, scores: Tensor) -> Tensor:
-    """Return the mean over rows of KL([ā, 0…0] ‖ a), in float32 or wider.
+    """Return the mean over rows of KL([ā, 0…0] ‖ a), in float32 or wider, a being the softmax of scores (row, adapter).
 
-    Args:
-        target: ā of an earlier task, (adapter,); adapters added since then are padded with zeros.
-        scores: Scores (row, adapter), whose softmax is a.
+    The target ā (adapter,) is of an earlier task; adapters added since then are padded with zeros.
 
     Source:
         SAPT (arXiv 2401.08295), equation 9.

@@ -66,11 +66,7 @@ class SharedAdapters(AdapterModel):
 
         PEFT's model then computes what `use_only` gives. Adapters merged into this base are not in the files.
 
-        Args:
-            name: Name of the adapter.
-            folder: Folder to write.
-            router: Write the keys and the shared maps as well; PEFT does not read them.
-            overwrite: Replace an existing folder.
+        With `router` the keys and the shared maps are written as well; PEFT does not read them.
         """
         return peft_format.export_adapter(self, name, Path(folder), router=router, overwrite=overwrite)
 
@@ -79,12 +75,9 @@ class SharedAdapters(AdapterModel):
     ) -> int:
         """Add the LoRA adapter of a folder in PEFT's format, frozen, and return its index.
 
-        Args:
-            folder: Folder of the adapter.
-            name: Name of the new adapter.
-            lineage: Its lineage; by default that written by `export_peft`.
-            router: Restore the key written by `export_peft`. Its shared maps must be those of this model, which takes
-                them over if it has no adapter yet. By default the key is initialized as of any new adapter.
+        Its lineage is by default that written by `export_peft`. With `router` the key written there is restored; its
+        shared maps must be those of this model, which takes them over if it has no adapter yet. Otherwise the key is
+        initialized as of any new adapter.
 
         Raises:
             UserError: The adapter, its base or its maps do not fit; nothing is changed then.
@@ -123,11 +116,8 @@ class SharedAdapters(AdapterModel):
     ) -> PruneResult:
         """Remove adapters to which no row gives a weight of at least `least`; the active adapter stays.
 
-        Args:
-            batches: Batches of inputs.
-            loss: Mean loss of a batch's rows; by default the loss that the model returns.
-            least: Smallest weight that keeps an adapter.
-            merge: Add removed adapters to the weights of the model, times their mean weights.
+        `loss` returns the mean loss of a batch's rows; by default it is that of the model. With `merge`, removed
+        adapters are added to the weights of the model, times their mean weights.
 
         Raises:
             UserError: No adapter reaches `least`, or batches have no labels and there is no `loss`.

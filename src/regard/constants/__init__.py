@@ -1,6 +1,6 @@
 """Constant matrices in the place of attention weights."""
 
-from regard.constants.constants import Constants, Head, Layer, Origin
+from regard.constants.constants import SOURCES, Constants, Head, Layer, Origin, make_data_free
 from regard.constants.lengths import to_length
 from regard.constants.patterns import (
     PATTERNS,
@@ -12,7 +12,6 @@ from regard.constants.patterns import (
     mass_shares,
     pattern_fractions,
 )
-from regard.constants.sources import SOURCES, make_data_free
 from regard.constants.structure import FORMS, Form, approximate, approximation_error, count_multiply_adds
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,12 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, describe_error
 
-Layer = tuple[str, int]
-"""Site and index of a layer: ("encoder", 0)."""
-Head = tuple[str, int, int]
-"""Site, layer and index of a head."""
+Layer = tuple[str, int]  # site and index of a layer: ("encoder", 0)
+Head = tuple[str, int, int]  # site, layer and index of a head
 FORMAT, HEADER = 1, "regard.constants"
 MIN_SIMILARITY = 0.9
 """Least cosine similarity of the weights of two models for the constants of one to be used in the other."""
@@ -31,42 +29,23 @@ MIN_SIMILARITY = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where constants come from.
+    """Where constants come from."""
 
-    Attributes:
-        source: "average", "identity", "toeplitz", "zeros" or "trained".
-        layout: "natural", or "paper": special tokens stand in fixed columns.
-        separators: These columns; empty for "natural".
-        model: The `regard.hooks.model_fingerprint` of the model.
-        tokenizer: Hash of its vocabulary.
-        data: What the averages were taken over.
-        notes: How the constants were changed since: fitted to another length, approximated.
-    """
-
-    source: str
-    layout: str = "natural"
-    separators: tuple[int, ...] = ()
-    model: Mapping[str, Any] = field(default_factory=dict)
-    tokenizer: str | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    source: str  # "average", "identity", "toeplitz", "zeros" or "trained"
+    layout: str = "natural"  # or "paper": special tokens stand in fixed columns
+    separators: tuple[int, ...] = ()  # these columns; empty for "natural"
+    model: Mapping[str, Any] = field(default_factory=dict)  # `regard.hooks.model_fingerprint` of the model
+    tokenizer: str | None = None  # hash of its vocabulary
+    data: Mapping[str, Any] = field(default_factory=dict)  # what the averages were taken over
+    notes: tuple[str, ...] = ()  # how the constants were changed since: fitted to another length, approximated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """Constant attention matrices of a model, for inputs of up to `length` tokens.
 
-    Rows need not sum to one: they are divided by what is left of them after masking when they are applied.
-
-    Attributes:
-        matrices: The matrices by site and layer. Averages are C = Σ m_i m_j A_ij / Σ m_i m_j over samples, where m_i
-            is 1 for a real token; zero if no sample has both tokens.
-        origin: Where they come from.
-        counts: Denominators of averages by site, the same for all heads.
-        squares: Σ A² by site and layer, for `input_dependence`.
-
-    Raises:
-        UserError: There are no matrices, or they are not finite and of one square shape.
+    Averages are C = Σ m_i m_j A_ij / Σ m_i m_j over samples, where m_i is 1 for a real token; zero if no sample has
+    both tokens. Rows need not sum to one: they are divided by what is left of them after masking when they are applied.
 
     Source:
         PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.1.
@@ -74,8 +53,8 @@ class Constants:
 
     matrices: Mapping[Layer, Float[Tensor, "head query key"]]
     origin: Origin
-    counts: Mapping[str, Int[Tensor, "query key"]] = field(default_factory=dict)
-    squares: Mapping[Layer, Float[Tensor, " head"]] = field(default_factory=dict)
+    counts: Mapping[str, Int[Tensor, "query key"]] = field(default_factory=dict)  # denominators of averages by site
+    squares: Mapping[Layer, Float[Tensor, " head"]] = field(default_factory=dict)  # Σ A², for `input_dependence`
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -114,11 +93,7 @@ class Constants:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def merge(self, other: Constants) -> Constants:
-        """Return the averages over the data of both.
-
-        Raises:
-            UserError: One has no counts, or they differ in more than their data.
-        """
+        """Return the averages over the data of both, which may differ in their data alone."""
         self._check_mergeable(other)
         counts = {site: count + other.counts[site] for site, count in self.counts.items()}
         matrices = {}
@@ -176,10 +151,8 @@ class Constants:
     def input_dependence(self) -> dict[Layer, Float[Tensor, " head"]]:
         """Return the share of each head's squared weights that the average does not explain, from 0 to 1.
 
-        It is Σ (A − C)² / Σ A² over samples and visible pairs, times S/(S − 1) for S samples.
-
-        Raises:
-            UserError: These are no averages, or changed ones.
+        It is Σ (A − C)² / Σ A² over samples and visible pairs, times S/(S − 1) for S samples. Only averages as they
+        were taken have it.
         """
         if not self.squares:
             since = ", cropped, fitted or approximated since" if self.origin.source == "average" else ""
@@ -219,17 +192,13 @@ class Constants:
 
     @classmethod
     def load(cls, path: str | Path, *, model: Mapping[str, Any] | None = None, length: int | None = None) -> Constants:
-        """Load what `save` wrote, for a model with this `model_fingerprint` and inputs of up to `length` tokens.
-
-        Raises:
-            UserError: It is another kind of file, or does not fit the model or the length.
-        """
+        """Load what `save` wrote, for a model with this `model_fingerprint` and inputs of up to `length` tokens."""
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
-            raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
+            raise UserError(f"constants: cannot read {path}: {describe_error(error)}") from error
         try:
             contents = json.loads(header.get(HEADER, ""))
         except json.JSONDecodeError:
@@ -239,7 +208,7 @@ class Constants:
         try:
             constants = cls._from_tensors(tensors, contents["origin"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"constants: {path} is damaged: {' '.join(str(error).split())}") from error
+            raise UserError(f"constants: {path} is damaged: {describe_error(error)}") from error
         if model is not None:
             constants.check_model(model)
         if length is not None and length > constants.length:
@@ -268,3 +237,33 @@ def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> floa
     if len(weights) != len(other):
         return 0.0
     return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
+
+
+def identity(queries: int, keys: int) -> Float[Tensor, "query key"]:
+    """Return the matrix of tokens that attend to themselves alone."""
+    return torch.eye(queries, keys)
+
+
+def toeplitz(queries: int, keys: int) -> Float[Tensor, "query key"]:
+    """Return weights that fall with the distance: 1 / (1 + |i − j|)."""
+    return 1 / (1 + (torch.arange(queries)[:, None] - torch.arange(keys)).abs())
+
+
+def zeros(queries: int, keys: int) -> Float[Tensor, "query key"]:
+    """Return the matrix of a pruned head, which attends to nothing."""
+    return torch.zeros(queries, keys)
+
+
+SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": identity, "toeplitz": toeplitz, "zeros": zeros}
+
+
+def make_data_free(source: str, like: Constants) -> Constants:
+    """Return constants of a data-free source in `SOURCES`, with the model, length and layout of others."""
+    check_choice("constants", source, SOURCES)
+    matrices = {}
+    for key, matrix in like.matrices.items():
+        heads, queries, keys = matrix.shape
+        matrices[key] = SOURCES[source](queries, keys).expand(heads, queries, keys).contiguous()
+    model = {name: value for name, value in like.origin.model.items() if name != "digest"}
+    origin = replace(like.origin, source=source, model=model, data={}, tokenizer=None, notes=())
+    return Constants(matrices=matrices, origin=origin)

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.constants.constants import Constants, Origin
-from regard.constants.sources import SOURCES
+from regard.constants.constants import SOURCES, Constants, Origin
 from regard.errors import UserError
 
 

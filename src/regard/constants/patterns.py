@@ -11,14 +11,10 @@ from regard.errors import UserError
 Pattern = Literal["diagonal", "previous token", "next token", "special tokens", "broad", "zero"]
 PATTERNS: tuple[Pattern, ...] = ("diagonal", "previous token", "next token", "special tokens", "broad", "zero")
 
-MIN_EXCESS = 0.2
-"""Excess that a pattern needs: 0 for a uniform row, 1 for a row with all its mass in the pattern."""
-MAJORITY = 0.5
-"""Share of the mass above which special tokens prevail in a matrix, or one offset in its band."""
-BRIGHTER = 2.0
-"""How many times larger the mean weight on a diagonal is than in its neighborhood."""
-NEIGHBORHOOD = 5
-"""The neighborhood of the band are the offsets from 2 to this one, on both sides."""
+MIN_EXCESS = 0.2  # excess that a pattern needs: 0 for a uniform row, 1 for a row with all its mass in the pattern
+MAJORITY = 0.5  # share of the mass above which special tokens prevail in a matrix, or one offset in its band
+BRIGHTER = 2.0  # how many times larger the mean weight on a diagonal is than in its neighborhood
+NEIGHBORHOOD = 5  # the neighborhood of the band are the offsets from 2 to this one, on both sides
 _OFFSETS = {"diagonal": 0, "previous token": -1, "next token": 1}
 
 
@@ -42,9 +38,6 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
     * "diagonal": the band otherwise.
 
     `separators` are special columns beside the first; negative ones count from the end.
-
-    Raises:
-        UserError: Entries are not finite, or a separator is no column.
     """
     shares, uniform = _shares(matrices, separators)
     excess = {

@@ -30,9 +30,6 @@ def approximate(constants: Constants, form: Form, size: int) -> Constants:
 
     Other entries are zero. Nothing is normalized. If token i was in n_i samples, entries of averages weigh √(n_i n_j);
     entries of other constants all weigh the same.
-
-    Raises:
-        UserError: The form is unknown, or the size is not from 1 to the length.
     """
     _check(form, size, constants.length)
     matrices = {}

@@ -1,11 +1,11 @@
-"""Networks around a frozen model: with adapters that are weighed, or with soft prompts; a few adapters a task."""
+"""Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
-from regard.continual.learner import Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
@@ -23,10 +24,9 @@ AdapterPool = LoraAdapterPool | PromptAdapterPool
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(method.MethodConfig):
-    """Settings of low-rank adapters. The defaults are those of SAPT (arXiv 2401.08295) for T5 on Long Sequence.
+    """Settings of low-rank adapters of rank `r`; the defaults are SAPT's (arXiv 2401.08295), for T5 on Long Sequence.
 
     Args:
-        r: Rank of an adapter.
         lora_alpha: What an adapter adds is scaled by `lora_alpha / r`.
         target_modules: Names of layers, separated by commas, or "auto" (queries and values).
     """
@@ -57,11 +57,9 @@ class FrozenModelNetwork(Network):
         self.register_buffer("count", torch.tensor(0))
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
-        """Return the adapters, put into a model."""
         raise NotImplementedError
 
     def count_adapters(self, tasks: int) -> int:
-        """Return how many adapters so many tasks need."""
         return tasks
 
     def start_adapter(self, adapter: int) -> None:
@@ -124,7 +122,6 @@ class PoolNetwork(AdapterNetwork):
         return make_lora_pool(classifier, config, seed, **self.pool_options(config))
 
     def pool_options(self, config: Any) -> dict[str, Any]:
-        """Return what else a pool is made with."""
         return {}
 
 
@@ -146,7 +143,6 @@ class PromptConfig(method.MethodConfig):
     """Settings of soft prompts.
 
     Args:
-        num_virtual_tokens: Tokens of a prompt.
         encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
         residual: Add the prompt to the MLP's output.
         learning_rate: Used in place of the budget's, which is meant for models.
@@ -158,11 +154,8 @@ class PromptConfig(method.MethodConfig):
     learning_rate: method.NonNegative = 0.3
 
 
-class PromptPrefix(NamedTuple):
-    """What stands before the texts of a batch: `prompts` (row or 1, token, width), and which are `real`, None: all."""
-
-    prompts: Tensor
-    real: Tensor | None = None
+PromptPrefix = tuple[Tensor, Tensor | None]
+"""What stands before texts: prompts (row or 1, token, width), and which of their tokens are real, None for all."""
 
 
 class PromptNetwork(FrozenModelNetwork):
@@ -181,7 +174,7 @@ class PromptNetwork(FrozenModelNetwork):
 
     def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
         prefix = self.make_prefix(rows)
-        return self.pool.use_weights(None) if prefix is None else self.pool.prepend(prefix.prompts, prefix.real)
+        return self.pool.use_weights(None) if prefix is None else self.pool.prepend(*prefix)
 
 
 def check_prompt_room(learner: Learner, prompts: int) -> None:
@@ -231,3 +224,64 @@ def _class_parameters(learner: Learner) -> list[tuple[str, nn.Parameter]]:
     head = getattr(learner.network.classifier, "head", None)
     parameters = head.named_parameters() if isinstance(head, nn.Module) else ()
     return [(name, parameter) for name, parameter in parameters if len(parameter) == learner.task_classes.shape[1]]
+
+
+StatesCallback = Callable[[str, Tensor], None]
+_CROSS = {"EncDecAttention", "encoder_attn", "crossattention"}
+_QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
+
+
+@contextmanager
+def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
+    """For a while, call `callback(name, states)` with what each adapted layer reads, (token, inputs), when it does.
+
+    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that sums over
+    tokens do not depend on how rows are split into batches.
+    """
+    mask_of = _make_masks(network, rows)
+
+    def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        mask = mask_of(name)
+
+        def hook(_: nn.Module, args: tuple[Tensor]) -> None:
+            states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
+            callback(name, states[mask[:, -states.shape[1] :]])
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.pool.layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _make_masks(network: PoolNetwork, rows: dict[str, Tensor]) -> Callable[[str], Tensor]:
+    """Return a function of a layer's name: which tokens (row, token) of what it reads are real and count."""
+    labels, model = rows["labels"], cast(Any, network.classifier)
+    answer_mask = (labels != IGNORE_INDEX).reshape(len(labels), -1)
+    has_encoder = model.config.head == "text" and bool(model.is_encoder_decoder)
+    prompt_mask = rows["attention_mask"].bool()
+    if model.config.head == "text" and not has_encoder:
+        prompt_mask = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask
+    prompt_mask = prompt_mask & answer_mask.any(1, keepdim=True)
+
+    def mask_of(name: str) -> Tensor:
+        """Only decoder layers beside an encoder read answers, but for keys and values of cross-attention."""
+        path = name.split(".")
+        if not has_encoder or "encoder" in path:
+            return prompt_mask
+        return answer_mask if path[-1] in _QUERIES or not _CROSS.intersection(path) else prompt_mask
+
+    return mask_of
+
+
+class PromptMethod(method.Method):
+    """A method that trains prompts, and the head, for the budget's epochs at the rate of its settings."""
+
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+        return setting_rate(self.config.learning_rate)
+
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+        return (learner.fine_tuning_phase(name="prompting", learning_rate=self.config.learning_rate),)

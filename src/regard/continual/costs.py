@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.network import INPUTS
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.training import TrainResult
 
 Row = dict[str, Any]
@@ -52,17 +51,16 @@ class TaskCost:
 
         return rows
 
-    def add(self, result: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
+    def add(self, result: TrainResult, batches: Batches, *, token_flops: float, step_flops: float) -> None:
         """Add a phase that is done, and its FLOPs; steps taken before the run was resumed count as the others."""
         self.seconds += result.seconds
         self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
             self.tokens[step] = _count_tokens(batches.rows(step))
-        self.flops += a_token * sum(self.tokens.values()) + a_step * result.steps
+        self.flops += token_flops * sum(self.tokens.values()) + step_flops * result.steps
         self.examples += sum(int(row["items"]) for row in result.history[-1:])
 
     def row(self) -> Row:
-        """Return what a row of the table of costs says of them."""
         speed = self.examples / self.seconds if self.seconds else None
         row = {"seconds": self.seconds, "hook_seconds": self.hooks, "flops": self.flops, "steps": self.steps}
         return {**row, "examples_per_second": speed}
@@ -89,32 +87,21 @@ def count_examples(rows: Rows) -> int:
     return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
-def flops_per_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Return the FLOPs of the loss and its gradient for a token, padding included, of the first rows of a phase."""
-    learner.network.train()
-    rows = _first_rows(learner, batches)
-    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
-        method.loss(learner, learner.network, rows).backward()
-    learner.network.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / _count_tokens(rows)
+def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
+    """Return the FLOPs of a phase: of loss and gradient for a token, and of what it does to the gradient of a step.
 
-
-def flops_per_transform(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
-    """Return the FLOPs of what a phase does to the gradient of a step, at its first step."""
-    if stage.transform_gradients is None:
-        return 0.0
+    Measured on its first four rows; tokens include padding.
+    """
     learner.network.train()
+    rows = trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
     with torch.random.fork_rng(devices=[]):
-        method.loss(learner, learner.network, _first_rows(learner, batches)).backward()
-        with FlopCounterMode(display=False) as counter:
-            stage.transform_gradients(learner.network, 0)
+        with FlopCounterMode(display=False) as loss_counter:
+            method.loss(learner, learner.network, rows).backward()
+        with FlopCounterMode(display=False) as transform_counter:
+            if phase.transform_gradients is not None:
+                phase.transform_gradients(learner.network, 0)
     learner.network.zero_grad(set_to_none=True)
-    return float(counter.get_total_flops())
-
-
-def _first_rows(learner: Learner, batches: Batches) -> Rows:
-    """Return the first four rows of a phase, on the device."""
-    return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    return loss_counter.get_total_flops() / _count_tokens(rows), float(transform_counter.get_total_flops())
 
 
 def measure_memory(learner: Learner, method: Method) -> Row:

@@ -50,19 +50,14 @@ def diagnose(
 ) -> pd.DataFrame:
     """Return the diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
 
-    Each value is a mean over heads and samples, in the unit of `regard.statistics`; a layer's hidden states are those
-    it gives; the row of all layers is their mean. Sinks are the strongest column of each head; of statistics of sinks
-    there is also the mean over all layers with the five strongest as sinks, under the name with `_top5` behind it. The
-    standard error is over samples, null of fewer than two. Modes, gradients and random state of the encoder stay.
+    Each value is a mean over heads and samples, in the unit of `regard.statistics`, of the hidden states that a layer
+    gives; the row of all layers is their mean. The sink is the strongest column of each head; the names with `_top5`
+    have the five strongest as sinks. The standard error is over samples, null of fewer than two.
 
-    Args:
-        encoder: The encoder.
-        batches: Its inputs, padded on either side: `input_ids` and what goes with them.
-        common: Ids of common tokens (`regard.data.common_tokens`).
-        statistics: Some of `DIAGNOSTICS`, and `sink_degree`, the average outer degree of the sinks.
-
-    Raises:
-        UserError: A statistic is unknown, there are no samples, or the model is no encoder with attention layers.
+    `batches` are inputs of the encoder, padded on either side; `common` the ids of common tokens
+    (`regard.data.common_tokens`); `statistics` some of `DIAGNOSTICS`, and `sink_degree`, the average outer degree of
+    the sinks. Raises UserError for unknown statistics, no samples, and a model that is no encoder with attention
+    layers.
     """
     unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:
@@ -78,10 +73,9 @@ def diagnose(
 
 
 def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """Return the average outer degree d of each token in each layer: which tokens are sinks. See `diagnose`.
+    """Return the average outer degree d of each token id in each layer: which tokens are sinks. See `diagnose`.
 
-    One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
-    and over the `n` samples that have it, with the standard error of the last mean.
+    The value is the mean over heads, over the places of the token in a sample, and over the `n` samples that have it.
     """
     samples = list(batches)
     ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
@@ -97,7 +91,6 @@ def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> 
 def _measure_rows(
     encoder: PreTrainedModel, batches: Iterable[Batch], requested: Sequence[Statistic]
 ) -> list[StatisticRow]:
-    """Return the rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")

@@ -20,9 +20,8 @@ Verdict = Literal["dropped", "maybe", "kept"]
 class ForgottenTask:
     """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
 
-    `before` is the score just after the task was learnt (the best score since then would be chosen for being high),
-    `after` the last one. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of each run.
-    `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    `before` is the score just after the task was learnt, `after` the last one. `n`: test rows, the smallest if runs
+    differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
     """
 
     stream: str
@@ -53,8 +52,7 @@ def find_drops(
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
     their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
-    wide enough for any pairing of the rows, which is not known. Each task is tested for itself. Raises UserError where
-    the rows, the margin or the confidence are invalid.
+    for any pairing of the rows. Each task is tested for itself.
     """
     check_scores(scores)
     check_confidence(confidence)

@@ -32,13 +32,12 @@ def measure_gate(
 
     Rows have `statistic`, `adapter` (its position, from 1, or None) and `value`:
 
-    - weight: mean weight of each adapter over the task's rows;
-    - own_adapter_weight: that of the task's own adapter (`adapter_of`);
+    - weight: mean weight of each adapter over the task's rows; own_adapter_weight: of the task's own (`adapter_of`);
     - entropy: mean entropy of a row's weights, in nats;
     - strength: λ in the training of the newest task;
     - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
     - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
-      the task's own adapter alone, and with the newest adapter of another task alone; of `scored_tasks`, None: of all.
+      the task's own adapter alone, and with the newest adapter of another task; of `scored_tasks`, None: of all.
     """
     if not isinstance(learner.network, SaptNetwork):
         return []
@@ -59,10 +58,9 @@ def measure_gate(
 def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
     """Return the mean weight of a task's own adapter by task name, where it is below `CLOSED_FRACTION / num_adapters`.
 
-    Args:
-        rows: Rows of `gate.parquet`, recorded after `tasks_trained` tasks.
-        tasks_trained: Tasks trained so far. Stands in for the number of adapters if `rows` do not contain it.
-        newest_only: Check only the task trained last; otherwise only the earlier ones.
+    `rows` are those of `gate.parquet` recorded after `tasks_trained` tasks, which stand in for the number of adapters
+    if there are no rows of it. With `newest_only` only the task trained last is checked; otherwise only the earlier
+    ones.
     """
     own_weights = {
         row["task"]: row["value"]
@@ -78,7 +76,6 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
 
 
 def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[GateValue]:
-    """Return what the gate gives the rows of a task."""
     network, items = learner.network_as(SaptNetwork), learner.sample_examples(task, "dev", max_rows)
     with learner.evaluation_mode(), torch.no_grad():
         vectors = torch.cat([network.vectors(batch) for batch in learner.iterate_batches(items, "dev")])

@@ -31,9 +31,9 @@ def compute_gradients(
 ) -> Float[Tensor, "task parameter"]:
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
-    The module is in evaluation mode. Its modes, `.grad` and the random state stay as they are. `tasks` are the batches
-    of each task; `loss` returns the sum of a batch's losses, and `count` their number. Of the parameters, by default
-    all, those that require gradients count, each once. Raises UserError where there are none, or a task has no rows.
+    The module is in evaluation mode; its modes, `.grad` and the random state stay. `tasks` are the batches of each
+    task; `loss` returns the sum of a batch's losses, and `count` their number. Parameters that require gradients count,
+    each once.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
@@ -65,8 +65,7 @@ def compute_interference(
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
     """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
 
-    A step that lowers the loss of one task changes that of another by −rate × dot. The cosine with a gradient of zero
-    is NaN. Raises UserError where there are no gradients, or of unequal lengths.
+    A step that lowers the loss of one task changes another's by −rate × dot. The cosine with a zero gradient is NaN.
     """
     if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
         shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"

@@ -11,9 +11,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.network import Network
-from regard.continual.training_phase import LossClasses, TrainingBudget, TrainingPhase
+from regard.continual.network import Network, as_float32
+from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
@@ -29,9 +28,8 @@ _UNLIKELY = -1e30
 class Learner:
     """State of a run, as the hooks of a method see it.
 
-    `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `task`: the index
-    of the current task. `loss_classes`: classes that a row is contrasted with, those of its own "task", or all "seen"
-    so far, as the label-text head needs.
+    `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `loss_classes`:
+    classes that a row is contrasted with, those of its own "task", or all "seen" so far, as the label-text head needs.
     """
 
     stream: Stream
@@ -87,7 +85,6 @@ class Learner:
         )
 
     def items(self, task: int) -> list[ExampleRef]:
-        """Return the training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
     def sample_examples(self, task: int, split: Split, max_rows: int) -> list[ExampleRef]:
@@ -97,7 +94,6 @@ class Learner:
         return [ExampleRef(task, row) for row in sorted(order[:max_rows].tolist())]
 
     def length(self, item: ExampleRef) -> int:
-        """Return how many tokens a training example has."""
         return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
 
     def rows(
@@ -134,7 +130,6 @@ class Learner:
 
     @property
     def pad_token_id(self) -> int:
-        """The id that stands in padding."""
         ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
         return next((number for number in ids if number is not None), 0)
 
@@ -148,14 +143,10 @@ class Learner:
         return nn.functional.cross_entropy(masked, rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum")
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """Mask the logits (row, class) of classes that a row is not contrasted with.
-
-        Classes of the head behind those of the stream (other words) stay: every row is contrasted with them.
-        """
-        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        """Mask the logits (row, class) of the stream's classes that a row is not contrasted with; other words stay."""
         contrast = self.contrast_mask(tasks).to(logits.device)
         others = logits.shape[1] - contrast.shape[1]
-        return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
+        return as_float32(logits).masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
     def contrast_mask(self, tasks: Tensor) -> Tensor:
         """Return (row, class): the classes that rows of these tasks are contrasted with, by `loss_classes`."""
@@ -167,7 +158,6 @@ class Learner:
         return self.task_classes[: task + 1].any(0)
 
     def seed_for(self, *names: Any) -> int:
-        """Derive a seed from names and the seed of the run."""
         text = "/".join(map(str, (self.seed, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
@@ -199,6 +189,11 @@ class Learner:
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
             yield {name: value.to(self.device) for name, value in rows.items()}
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each row (row,), or of each token of answers; 0 where the label is −100."""
+    return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
 
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.training.placement import Rows
 
 StoragePolicy = Literal["reservoir", "balanced"]
@@ -27,8 +26,8 @@ class MemoryConfig(method.MethodConfig):
 
     Args:
         memory_size: Number of examples stored, of all tasks together.
-        storage_policy: "reservoir" (a uniform sample of all examples so far) or "balanced" (equally many of each class
-            of each task).
+        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" (equally many of each class and
+            task).
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
@@ -98,10 +97,7 @@ def update_reservoir(
 def balance_groups(
     items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
 ) -> list[ExampleRef]:
-    """Return the first examples of each group, equally many of each, or all of a smaller group.
-
-    The remainder goes to the first groups, so a group only shrinks when others come.
-    """
+    """Return the first examples of each group, equally many of each, or all of a smaller one; see `allocate`."""
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)
@@ -137,21 +133,12 @@ def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: i
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def replay_batch_size(learner: Learner, config: MemoryConfig) -> int:
-    """Return the number of replayed examples in a step."""
-    return config.replay_batch_size or learner.budget.batch_size
-
-
-def schedule_task(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
-    """Schedule the task's own examples as fine-tuning does."""
-    return learner.schedule(learner.items(task), stage)
-
-
 def replay_in_batches(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
 ) -> Batches:
     """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
-    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    new = learner.schedule(learner.items(task), stage)
+    count = config.replay_batch_size or learner.budget.batch_size
     items, size, seed = list(state.examples), learner.budget.batch_size + count, learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:
@@ -164,7 +151,8 @@ def replay_at_intervals(
     learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
-    new, count = schedule_task(learner, task, stage), replay_batch_size(learner, config)
+    new = learner.schedule(learner.items(task), stage)
+    count = config.replay_batch_size or learner.budget.batch_size
     items, size, seed = list(state.examples), max(learner.budget.batch_size, count), learner.seed_for("replay", task)
 
     def rows(step: int) -> Rows:

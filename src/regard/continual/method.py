@@ -11,10 +11,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import LossClasses, MethodLearningRate, TrainingBudget, TrainingPhase
+from regard.continual.training_phase import (
+    Batches,
+    ExampleRef,
+    LossClasses,
+    MethodLearningRate,
+    TrainingBudget,
+    TrainingPhase,
+)
 from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 from regard.training.placement import Rows
@@ -60,7 +66,6 @@ class MethodConfig:
         return cls(**{name: _convert_value(name, value, hints[name]) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every setting by its name."""
         return dataclasses.asdict(self)
 
 
@@ -71,7 +76,6 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
 
 
 def _convert_value(name: str, value: Any, field_type: Any) -> Any:
-    """Convert a value to the type of its field."""
     if field_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, str) or field_type not in (int, float, bool):
@@ -116,11 +120,9 @@ class RequiredSetting(NamedTuple):
     values: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value of that setting is as it is to be."""
         return _format_value(value) in self.values if self.values else value > 0
 
     def __str__(self) -> str:
-        """As a user would write it."""
         return f"{self.name}={' or '.join(self.values)}" if self.values else f"{self.name} above 0"
 
 
@@ -148,17 +150,18 @@ class MethodState:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> None:
+        """Move the tensors."""
+        self.tensors.update({name: value.to(device) for name, value in self.tensors.items()})
+
 
 class Method:
     """Fine-tuning, task after task; other methods override some of its five hooks.
 
-    A method is made for one run. What a hook keeps for later tasks goes into `self.state`: everything else is gone when
-    a run is resumed, which calls `before_task` again. Hooks are functions of their arguments and of seeds: they give
-    the same in every process, and each time.
+    What a hook keeps for later tasks goes into `self.state`: everything else is gone when a run is resumed, which calls
+    `before_task` again. Hooks are functions of their arguments and of seeds, the same in every process.
 
     Attributes:
-        Config: Class of the settings.
-        Network: Class of the trained network.
         evaluation_scope: Tasks that are scored: all "seen"; the "own" one, if later tasks change nothing of it; or all
             at the "end", if it learns them at once.
         incremental: Whether classes of different tasks can be told apart (CIL).
@@ -179,7 +182,6 @@ class Method:
 
     @property
     def head(self) -> HeadName:
-        """The kind of head."""
         return "linear"
 
     @property
@@ -191,13 +193,10 @@ class Method:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
 
-    # -- hooks ------------------------------------------------------------------------------------------
-
     def before_task(self, learner: Learner, task: int) -> None:
         """Prepare a task."""
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Return the training phases of a task."""
         return (learner.fine_tuning_phase(),)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
@@ -220,5 +219,4 @@ class Method:
         """Finish a task, before it is scored."""
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
-        """Return the stored pseudo samples of a task, None if there are none."""
         return None

@@ -46,8 +46,8 @@ class Matrix:
 
     Args:
         tasks: The T tasks that were learnt so far, in order.
-        scores: (T + 1, T), in per cent: row i after i tasks, row 0 before any training, column j the task at position
-            j + 1, NaN what was not scored (above the diagonal all but the task about to be learnt).
+        scores: (T + 1, T), in per cent: row i after i tasks, column j the task at position j + 1, NaN what was not
+            scored.
         rows: Number of test rows of each task.
         planned: Number of tasks that the run has in all.
     """
@@ -62,7 +62,6 @@ class Matrix:
 
     @property
     def finished(self) -> bool:
-        """Whether all tasks of the run have been learnt."""
         return len(self) == self.planned
 
     @property
@@ -90,8 +89,6 @@ def compute_metrics(
 ) -> dict[str, float | None]:
     """Return the measures over the tasks learnt so far by name, in points of per cent; None those not defined.
 
-    With one task there is no forgetting and no backward transfer; without the scores of other methods no forward
-    transfer and no intransigence; a run that scored only at its end, as `joint`, has its average performance alone.
     The others are scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all,
     `initial` of an untrained one, or by chance (100 / number of classes).
     """
@@ -124,8 +121,8 @@ def compute_metrics(
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
-    The models of `separate` are changed by no later task: their scores stand for all rows that come after. Raises
-    UserError where the rows are invalid, of several runs, or not of the scenario, or a learnt task has no score.
+    The scores of `separate` stand for all rows that come after. Raises UserError for rows that are invalid, of several
+    runs, or not of the scenario, and for a learnt task without a score.
     """
     check_scores(frame)
     runs = frame[[*RUN]].drop_duplicates()
@@ -137,9 +134,8 @@ def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
 def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None = None) -> pd.DataFrame:
     """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
-    What a run is held against are the rows of `separate` and `joint` with its stream, seed and scenario, of the same
-    order if there are such, else the mean over the orders. `initial`: see `compute_metrics`. A run that has not learnt
-    all of its tasks has no measures yet.
+    A run is compared with the rows of `separate` and `joint` of its stream, seed and scenario, and order if there are
+    such, else the mean over the orders. `initial`: see `compute_metrics`. An unfinished run has no measures yet.
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
@@ -194,7 +190,6 @@ def check_scores(scores: pd.DataFrame) -> None:
 
 
 def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
-    """Return the matrix of rows that are known to be of one run."""
     rows = run[run["scenario"] == scenario]
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
@@ -232,7 +227,6 @@ def _last_scores(rows: pd.DataFrame, order: str) -> dict[str, float]:
 
 
 def _scores_in_order(matrix: Matrix, scores: Mapping[str, float] | None) -> Floats:
-    """Return the scores in the order of the matrix; NaN for a task that has none."""
     return np.array([(scores or {}).get(task, np.nan) for task in matrix.tasks])
 
 

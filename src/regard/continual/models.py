@@ -20,7 +20,7 @@ from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.run_state import collect_tensors, load_tensors
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
@@ -80,12 +80,11 @@ class TaskDeltas:
             draft.replace(path)
         except (OSError, SafetensorError) as error:
             draft.unlink(missing_ok=True)
-            raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
+            raise UserError(f"cannot write {path}: {describe_error(error)}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of the deltas in a folder by their names."""
     if not (folder / INDEX).exists():
         return {}
     index = _read_json(folder / INDEX)
@@ -113,7 +112,6 @@ def add_model_hash(loaded: Loaded) -> Loaded:
 
 
 def _hash_encoder(loaded: Loaded) -> str:
-    """Return the hash of what a classifier would read hidden states from."""
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
@@ -123,10 +121,7 @@ def delta_path(folder: Path, tasks_trained: int) -> Path:
 
 
 def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
-    """Return the network after `tasks_trained` tasks of the run whose deltas the folder has, and what the run was.
-
-    Raises UserError where they are not there, damaged, or of another model than `loaded`.
-    """
+    """Return the network after `tasks_trained` tasks of the run whose deltas the folder has, and what the run was."""
     metadata = _read_json(folder / LINEAGE)
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
@@ -148,7 +143,6 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 
 
 def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
-    """Return what a run's network is built around, before its first task."""
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
     return Classifier.from_loaded(
@@ -182,11 +176,9 @@ def export_network(
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
-    Of tasks from text to text it is the language model itself, with adapters added to its weights. Where the method's
-    network has more than the classifier, all of it is written as well, for `load_network`; and alone where the
-    classifier is nothing without it, as that of L2P without its prompts: then Transformers' loading is refused. Of
-    MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With `overwrite` it
-    may take the place of such a model: of a folder that has the file `LINEAGE`.
+    Of tasks from text to text it is the language model itself, with adapters added to its weights. A network with more
+    than the classifier is written as well, for `load_network`; and alone where the classifier is nothing without it, as
+    in L2P. The memory of MbPA++ is not written. With `overwrite` it may replace a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
@@ -212,8 +204,7 @@ def export_network(
 def load_network(folder: str | Path) -> nn.Module:
     """Return the network that `export_network` wrote, which computes logits as its method does.
 
-    It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
-    model has them. Raises UserError where the folder is none of such a network, or damaged.
+    It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` if needed.
     """
     folder = Path(folder)
     metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
@@ -221,7 +212,7 @@ def load_network(folder: str | Path) -> nn.Module:
         with suppress_logging(), torch.random.fork_rng(devices=[]):
             classifier = _load_classifier(folder, metadata)
     except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"model: {folder} cannot be read: {describe_error(error)[:300]}") from error
     if metadata is None:
         return Network(classifier, tasks=1, config=None, seed=0).eval()
     network = build_network(classifier, metadata["method"], tasks=metadata["tasks"], seed=metadata["seed"])
@@ -257,4 +248,4 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"models: cannot read {path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"models: cannot read {path}: {describe_error(error)}") from error

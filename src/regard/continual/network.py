@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.models.classifier import Classifier
@@ -14,11 +15,16 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
 
 
-class Network(nn.Module):
-    """A classifier, as methods train it; a method that needs more around it has a network of its own.
+def as_float32(values: Tensor) -> Tensor:
+    """Return the values in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
-    For tasks from text to text the classifier is a `Generator`. All weights for `tasks` tasks are there from the start;
-    new ones are drawn from `seed`. `needs_wrapper`: whether the classifier alone does not answer as the network does.
+
+class Network(nn.Module):
+    """A classifier, as methods train it, or a `Generator`; a method that needs more around it has a network of its own.
+
+    All weights for `tasks` tasks are there from the start; new ones are drawn from `seed`. `needs_wrapper`: whether the
+    classifier alone does not answer as the network does.
     """
 
     needs_wrapper: ClassVar[bool] = False

@@ -13,22 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard import training
-from regard.continual.batches import Batches
-from regard.continual.costs import (
-    TaskCost,
-    count_examples,
-    flops_per_token,
-    flops_per_transform,
-    measure_memory,
-    trim_padding,
-)
+from regard.continual.costs import TaskCost, count_examples, measure_flops, measure_memory, trim_padding
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState, restore_state, save
 from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
-from regard.continual.training_phase import TrainingBudget, TrainingPhase, count_warmup_steps, train_only
+from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
@@ -59,8 +51,7 @@ def make_learner(
 ) -> Learner:
     """Return a run before its first task: the stream encoded, and a network over a copy of the model.
 
-    `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
-    classes that were seen so far. Raises UserError where stream, method, model and head do not fit.
+    `head` replaces the method's. Raises UserError where stream, method, model and head do not fit.
     """
     if stream.text:
         if head is not None:
@@ -100,22 +91,11 @@ def run_stream(
 ) -> RunState:
     """Train a method on a stream, task after task.
 
-    Args:
-        learner: The run before its first task.
-        method: The method.
-        folder: Folder of the state after the last trained task.
-        resume: Go on from the state in `folder`; on one CPU process to the same numbers. The network has its weights
-            then, and nothing else that hooks have set.
-        checkpoint_every: Steps between checkpoints within a task; by default none.
-        diagnose: Returns diagnostics of the network on a task.
-        gated: Dev rows of each task on which the gate is measured; 0 for none.
-        on_progress: Called with the progress of training.
-        on_task: Called after each task in every process, before its state is written; in a resumed run for the
-            remaining tasks, perhaps again for one of them.
-        on_kept: Called when the state of a task is written.
-
-    Raises:
-        UserError: The run cannot be resumed, or a phase has nothing to train.
+    `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
+    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `diagnose` is
+    called on each task; on `gated` dev rows of each the gate is measured. `on_task` is called after each task in every
+    process before its state is written (perhaps again in a resumed run), `on_kept` when it is written. Raises UserError
+    if the run cannot be resumed, or a phase has nothing to train.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -156,7 +136,7 @@ def run_stream(
 
 
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
-    """Remove what an earlier run has left, and nothing else that may be there."""
+    """Remove what an earlier run has left, and nothing else."""
     if is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -175,7 +155,6 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 
 
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
-    """Return what a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
     tasks = [dict(task.sha256) for task in stream.tasks]
     lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
@@ -211,7 +190,6 @@ def _train(
     save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> None:
-    """Train every phase of the task at hand."""
     learner, method = run.learner, run.method
     phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
     for index, phase in enumerate(method.phases(learner, learner.task)):
@@ -219,8 +197,7 @@ def _train(
         if not batches.steps:
             continue
         with train_only(learner.network, phase):
-            a_token = flops_per_token(learner, method, batches)
-            a_step = flops_per_transform(learner, method, batches, phase)
+            token_flops, step_flops = measure_flops(learner, method, batches, phase)
             result = training.train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
@@ -234,7 +211,7 @@ def _train(
                 times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        cost.add(result, batches, a_token=a_token, a_step=a_step)
+        cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
 
 
 def _make_training_config(
@@ -277,7 +254,6 @@ def _make_step_callback(
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
-    """Add the scores and diagnostics after the task at hand."""
     task, scope = run.learner.task, run.method.evaluation_scope
     if scope == "end" and task + 1 < len(run.learner.stream):
         return

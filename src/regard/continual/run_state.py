@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraAdapters
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method, MethodState
-from regard.errors import UserError
+from regard.continual.training_phase import ExampleRef
+from regard.errors import UserError, describe_error
 from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity
 
@@ -50,7 +50,6 @@ class RunState:
 
     @property
     def network(self) -> nn.Module:
-        """The network after the last task."""
         return self.learner.network
 
 
@@ -73,11 +72,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
 def restore_state(
     folder: Path, network: nn.Module, identity: Mapping[str, Any]
 ) -> tuple[int, MethodState, dict[str, Any]] | None:
-    """Load the last good state into the network, which gets its weights of then, and trains what it trained then.
-
-    Return how many tasks were trained, what the method kept, and the rows so far; None where there is no state. Raises
-    UserError where all states are damaged, or of a run of another identity.
-    """
+    """Load the last state into the network; return the number of trained tasks, the method's state, and the rows."""
     snapshots = Snapshots(folder, name=STATE_NAME)
     latest = snapshots.latest()
     if latest is None:
@@ -89,7 +84,7 @@ def restore_state(
         load_tensors(network, load_file(path / NETWORK))
         tensors = load_file(path / METHOD)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot resume: {path} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot resume: {path} cannot be read: {describe_error(error)}") from error
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in record["trained"])
     for module in network.modules():

@@ -22,8 +22,7 @@ from regard.models.pretrained import load
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
     """Return the adapters of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
-    `model`: that model, which is changed in place, or its name. An adapter has the name of its task, or of several with
-    "+" between them where they share it. Raises UserError for a network of another method, and for another model.
+    `model`: that model, which is changed in place, or its name. An adapter is named after its tasks, joined by "+".
     """
     network = load_network(folder)
     if not isinstance(network, SaptNetwork):

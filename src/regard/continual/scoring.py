@@ -1,21 +1,86 @@
-"""How well a network does a task: rows that it classifies right, or answers that it writes, graded."""
+"""How well a network does a task: rows classified right, or answers graded by Rouge-L or exact match."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import string
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from regard.continual.answer_metrics import score_answer
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.text_learner import TextLearner, pad_batch
-from regard.data.stream import Split, TextTask
+from regard.continual.training_phase import ExampleRef
+from regard.data.stream import Metric, Split, TextTask
 from regard.errors import UserError
 from regard.runs import distributed as processes
+
+_NO_WORD = re.compile("[^a-z0-9]+")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SHORTEST_STEMMED = 4
+
+
+def score_answer(metric: Metric, answer: str, references: Sequence[str]) -> float:
+    """Return an answer's grade by a metric: the best that it has beside any of the references."""
+    score = rouge_l_score if metric == "rouge-l" else exact_match_score
+    return max(score(answer, reference) for reference in references)
+
+
+def exact_match_score(answer: str, reference: str) -> float:
+    """Return 1 if the answer is the reference but for capitals, punctuation and how it is spaced, else 0."""
+    return float(normalize_answer(answer) == normalize_answer(reference))
+
+
+def normalize_answer(text: str) -> str:
+    """Return the text in lower case, without ASCII's punctuation, with single spaces between its words."""
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
+
+
+def rouge_l_score(answer: str, reference: str) -> float:
+    """Return the Rouge-L F-measure of two texts, 0 if one has no words (Lin 2004, with β = 1).
+
+    Words are runs of a–z and 0–9 in lower case, so texts in other scripts have none. Words of four letters and more are
+    stemmed as by nltk (Porter 1980); raises UserError if that is not installed.
+    """
+    answer_stems, reference_stems = split_stems(answer), split_stems(reference)
+    common = longest_common_subsequence(answer_stems, reference_stems)
+    return 2 * common / (len(answer_stems) + len(reference_stems)) if common else 0.0
+
+
+def split_stems(text: str) -> list[str]:
+    """Return the stemmed words that Rouge compares."""
+    return [_stem(word) for word in _NO_WORD.sub(" ", text.lower()).split()]
+
+
+def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence, by bits (Allison and Dix 1986)."""
+    places: dict[str, int] = {}
+    for position, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << position
+    row = 0
+    for word in other:
+        matches = row | places.get(word, 0)
+        row = matches & ~(matches - (row << 1 | 1))
+    return row.bit_count()
+
+
+@lru_cache(maxsize=65536)
+def _stem(word: str) -> str:
+    return word if len(word) < _SHORTEST_STEMMED else str(_stemmer().stem(word))
+
+
+@cache
+def _stemmer() -> Any:
+    try:
+        from nltk.stem.porter import PorterStemmer
+    except ImportError as error:
+        raise UserError("rouge-l needs the package nltk: pip install 'regard[learn]'") from error
+    return PorterStemmer()
+
 
 NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
@@ -34,10 +99,7 @@ class Score:
 
 
 def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
-    """Score a split of a task after `tasks_trained` tasks; see `score_text` for text-to-text tasks.
-
-    Every process classifies its shard by the highest logit, and gets the total.
-    """
+    """Score a split of a task after `tasks_trained` tasks, by the highest logits, or as `score_text` does."""
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     encoded = learner.encoded[task, split]
@@ -57,10 +119,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
-    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream.
-
-    Every process answers its shard and gets the total. Raises UserError where the run is one of classification.
-    """
+    """Return the mean grade, 0 to 100, of the answers to a split of a task, which need not be one of the stream."""
     if not isinstance(learner, TextLearner):
         raise UserError(
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
@@ -10,27 +11,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
-from regard.continual.training_phase import TrainingBudget
+from regard.continual.network import as_float32
+from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
+from regard.runs.quiet import suppress_logging
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
     """Rows as token ids: prompts and, for each, the answer that is trained on.
 
-    Args:
-        input_ids: Prompts (row, token), int64.
-        attention_mask: (row, token), false at padding, which is on the right.
-        answers: Answers (row, token), int64, each with its end, −100 behind it.
-        labels: (row,), which rows of the task have the same answer.
-        truncated: How many prompts or answers did not fit and were cut.
+    `input_ids` and `attention_mask` (row, token) of prompts, padded on the right; `answers` (row, token), each with its
+    end, −100 behind it; `labels` (row,), which rows of the task have the same answer; `truncated`, how many were cut.
     """
 
     input_ids: Tensor
@@ -47,11 +45,9 @@ class EncodedTexts:
         return self.attention_mask.sum(1) + (self.answers != IGNORE_INDEX).sum(1)
 
     def prompt(self, row: int) -> Tensor:
-        """Return the prompt (token,) of a row."""
         return self.input_ids[row][self.attention_mask[row]]
 
     def answer(self, row: int) -> Tensor:
-        """Return the answer (token,) of a row."""
         return self.answers[row][self.answers[row] != IGNORE_INDEX]
 
 
@@ -64,11 +60,9 @@ class TextLearner(Learner):
 
     @property
     def generator(self) -> Generator:
-        """The language model of the network."""
         return cast(Generator, cast(nn.Module, self.network.classifier))
 
     def encoded_split(self, task: int, split: Split) -> EncodedTexts:
-        """Return a split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
     def encode_pairs(self, pairs: TextPairs, **limits: int) -> EncodedTexts:
@@ -80,7 +74,6 @@ class TextLearner(Learner):
         return int(self.encoded_split(item.task, "train").lengths()[item.row])
 
     def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """Return the examples as a batch: `input_ids`, `attention_mask` of prompts and `labels`, all (row, token)."""
         tasks, rows = torch.tensor(items).unbind(1)
         prompts = [self.encoded_split(task, split).prompt(row) for task, row in items]
         answers = [self.encoded_split(task, split).answer(row) for task, row in items]
@@ -91,7 +84,23 @@ class TextLearner(Learner):
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """Return the logits (row, token, word) as they are: every task may say every word."""
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return as_float32(logits)
+
+    @contextmanager
+    def sampling(self, seed: int) -> Iterator[None]:
+        """For a while, evaluate the network without gradients, and draw from a seed."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with self.evaluation_mode(), torch.no_grad(), suppress_logging(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield
+
+    def sample_texts(self, question: Tensor, count: int, **options: Any) -> list[str]:
+        """Return texts that the model writes behind a question (1, token); `options` are those of `generate`."""
+        ids = question.to(self.device).expand(count, -1)
+        token_ids: Tensor = cast(Any, self.generator.encoder).generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, **options
+        )
+        return self.decode_answers(token_ids[:, 1 if self.generator.is_encoder_decoder else ids.shape[1] :])
 
     def decode_answers(self, ids: Tensor) -> list[str]:
         """Return the texts of answers (row, token), each as far as its end."""
@@ -102,10 +111,8 @@ class TextLearner(Learner):
 
 def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of the cross-entropies of answers (row, token), in float32 at least; −100 adds nothing."""
-    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return nn.functional.cross_entropy(
-        wide_logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+    wide_logits, targets = as_float32(logits).flatten(0, 1), labels.flatten()
+    return nn.functional.cross_entropy(wide_logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
@@ -154,9 +161,8 @@ def make_text_learner(
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
-    A model with an encoder for prompts (`encoder_decoder`) has special tokens around both, as its tokenizer puts them.
-    Else a prompt has those before it, and an answer none. An answer ends with the token that ends a text, also where it
-    was cut. Raises UserError for a prompt without tokens.
+    With an encoder for prompts (`encoder_decoder`) both have the tokenizer's special tokens; else a prompt has those
+    before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.
     """
     end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
     prompts: list[list[int]] = tokenizer(list(pairs.inputs), verbose=False)["input_ids"]

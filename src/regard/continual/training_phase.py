@@ -1,30 +1,29 @@
-"""One phase of the training of a task, and the budget that all methods share."""
+"""What the training of a task is made of: the budget that all methods share, phases, and their batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 from torch import nn
 
+from regard.continual.network import Network
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.continual.network import Network
+from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_learning_rate`, `num_probing_epochs`: of phases that train the head alone; `learning_rate`, `num_epochs`:
-    of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
-    `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
-    tasks from text to text. `max_steps`: steps on a task's own batches in a phase at most, by the task's name (steps
-    that replay come besides, and `joint` has no limit).
+    `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
+    warm-up; `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an
+    answer. `max_steps`: by a task's name, steps on its own batches in a phase at most (replay comes besides, and
+    `joint` has no limit).
     """
 
     num_epochs: int = 3
@@ -111,3 +110,66 @@ def train_only(network: Network, phase: TrainingPhase) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
+
+
+BATCHES_PER_SORT = 16
+"""Batches whose rows are sorted by length with one another."""
+
+
+class ExampleRef(NamedTuple):
+    """A training example of a stream: its task, counted from 0 in their order, and its row."""
+
+    task: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How many steps there are, and the rows of each; a batch is `size` rows, of which some may count for nothing."""
+
+    steps: int
+    size: int
+    rows: Callable[[int], Rows]
+
+
+class Epochs:
+    """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
+
+    The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out, so
+    that little padding is needed.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[ExampleRef],
+        lengths: Sequence[int],
+        *,
+        size: int,
+        epochs: int,
+        seed: int,
+        max_steps: int | None = None,
+    ) -> None:
+        self.items, self.size, self.seed = list(items), size, seed
+        self.lengths = np.asarray(lengths)
+        self.per_epoch = -(-len(self.items) // size)
+        steps = self.per_epoch * epochs
+        self.steps = steps if max_steps is None else min(steps, max_steps)
+        self._epoch, self._batches = -1, list[list[int]]()
+
+    def at(self, step: int) -> list[ExampleRef]:
+        """Return the items of a step: `size` of them, or fewer at the end of an epoch."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._shuffle(epoch)
+        return [self.items[number] for number in self._batches[index]]
+
+    def _shuffle(self, epoch: int) -> list[list[int]]:
+        random = np.random.default_rng([self.seed, epoch])
+        order = random.permutation(len(self.items))
+        batches: list[list[int]] = []
+        for start in range(0, len(order), BATCHES_PER_SORT * self.size):
+            chunk = order[start : start + BATCHES_PER_SORT * self.size]
+            chunk = chunk[np.argsort(self.lengths[chunk], kind="stable")]
+            chunk_batches = [chunk[first : first + self.size].tolist() for first in range(0, len(chunk), self.size)]
+            batches += [chunk_batches[number] for number in random.permutation(len(chunk_batches))]
+        return batches

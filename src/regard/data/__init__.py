@@ -1,14 +1,13 @@
 """Data: text windows to measure on, token blocks to train on, tasks to probe on, and streams of tasks."""
 
 from regard.data.corpus import prepare_corpus
-from regard.data.corpus_sources import Source
 from regard.data.encoding import LAYOUTS, Encoded, encode, mask_tokens
 from regard.data.examples import IGNORE_INDEX, Examples, Task
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
 from regard.data.tasks import TASKS, read_task
-from regard.data.texts import Texts, load_python_documentation, read_texts
+from regard.data.texts import Source, Texts, load_python_documentation, read_texts
 from regard.data.tokenizers import common_tokens, read_tokenizer, train_tokenizer
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 

@@ -19,9 +19,9 @@ class InstructionTask:
     name: str
     labels: tuple[str, ...]  # answers in the order of the class indices on the hub
     pattern: str  # regular expression of an input with a group for each part
-    texts: tuple[str, ...]  # one or two texts that an encoder reads, as templates of the parts by number
+    texts: tuple[str, ...] = ("{0}", "{1}")  # one or two texts that an encoder reads, as templates of the parts
     hub_labels: tuple[str, ...] = ()  # class names on the hub, if not `labels`
-    hub_texts: tuple[str, ...] = ()  # templates for the columns of the hub, if not `texts`
+    hub_texts: tuple[str, ...] = ()  # templates of the text columns of the hub, if not `texts`
     hub_test: str = "the development set"  # what the hub's test rows are
     match_last_part: bool = False  # rows with the same last part are the same row
     shares_first_part: bool = False  # several rows have the same first part, such as a passage
@@ -61,17 +61,16 @@ YAHOO_CLASSES = _split_names(
     "Society & Culture, Science & Mathematics, Health, Education & Reference, Computers & Internet, Sports, "
     "Business & Finance, Entertainment & Music, Family & Relationships, Politics & Government"
 )
-_PAIR = ("{0}", "{1}")
 _SINGLE = ("{0}",)
 _TRUTH = ("False", "True")
-_SENTIMENT = ("very negative", "negative", "neutral", "positive", "very positive")
+SENTIMENT = ("very negative", "negative", "neutral", "positive", "very positive")
 _SENTENCES = _named_parts("sentence 1", "sentence 2")
 _TITLE_AND_TEXT = _named_parts("Title", "Text")
 _OFFICIAL = "official test"
 
 _LONG_SEQUENCE_TASKS = (
-    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES, _PAIR),
-    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES, _PAIR),
+    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES),
+    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES),
     InstructionTask("wic", _TRUTH, r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z", ("{0}: {1}", "{2}")),
     InstructionTask(
         "copa",
@@ -85,17 +84,14 @@ _LONG_SEQUENCE_TASKS = (
         "qqp",
         ("no", "yes"),
         _named_parts("first sentence", "second sentence"),
-        _PAIR,
         hub_labels=("not_duplicate", "duplicate"),
     ),
-    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage"), _PAIR),
-    InstructionTask(
-        "rte", ("entailment", "contradiction"), _SENTENCES, _PAIR, hub_labels=("entailment", "not_entailment")
-    ),
+    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage")),
+    InstructionTask("rte", ("entailment", "contradiction"), _SENTENCES, hub_labels=("entailment", "not_entailment")),
     InstructionTask("imdb", ("Bad", "Good"), r"\s*(.*?)\s*\Z", _SINGLE, hub_labels=("neg", "pos"), hub_test=_OFFICIAL),
     InstructionTask(
         "yelp",
-        _SENTIMENT,
+        SENTIMENT,
         _named_parts("Text"),
         _SINGLE,
         hub_labels=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
@@ -103,9 +99,8 @@ _LONG_SEQUENCE_TASKS = (
     ),
     InstructionTask(
         "amazon",
-        _SENTIMENT,
+        SENTIMENT,
         _TITLE_AND_TEXT,
-        _PAIR,
         hub_texts=_SINGLE,
         hub_test="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
     ),
@@ -117,7 +112,6 @@ _LONG_SEQUENCE_TASKS = (
             "Natural Place, Village, Animal, Plant, Album, Film, Written Work"
         ),
         _TITLE_AND_TEXT,
-        _PAIR,
         hub_labels=DBPEDIA_CLASSES,
         hub_test=_OFFICIAL,
         match_last_part=True,
@@ -126,7 +120,6 @@ _LONG_SEQUENCE_TASKS = (
         "agnews",
         ("World", "Sports", "Business", "Science or Technology"),
         _TITLE_AND_TEXT,
-        _PAIR,
         hub_labels=("World", "Sports", "Business", "Sci/Tech"),
         hub_texts=_SINGLE,
         hub_test=_OFFICIAL,
@@ -139,7 +132,7 @@ _LONG_SEQUENCE_TASKS = (
         ("{0}", "{1} {2}"),
         shares_first_part=True,
     ),
-    InstructionTask("yahoo", YAHOO_CLASSES, _named_parts("Title", "Answer"), _PAIR, hub_test=_OFFICIAL),
+    InstructionTask("yahoo", YAHOO_CLASSES, _named_parts("Title", "Answer"), hub_test=_OFFICIAL),
 )
 
 LONG_SEQUENCE = Benchmark(
@@ -158,20 +151,17 @@ SUPER_NI = Benchmark(
     prompt_without_definition="Now complete the following example -\nInput: {input}\nOutput: ",
 )
 
-_ORDER_3 = _split_names(
-    "mnli, cb, wic, copa, qqp, boolq, rte, imdb, yelp, amazon, sst2, dbpedia, agnews, multirc, yahoo"
-)
+_ORDER_3 = tuple(task.name for task in _LONG_SEQUENCE_TASKS)
 _ORDER_4 = _split_names(
     "yelp, amazon, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yahoo, multirc, boolq, wic"
-)
-_O_LORA_ORDER_5 = _split_names(
-    "multirc, boolq, wic, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yelp, amazon, yahoo"
 )
 LONG_ORDERS: Mapping[str, tuple[str, ...]] = {
     "3": _ORDER_3,
     "4": _ORDER_4,
     "o-lora-4": _ORDER_3,
-    "o-lora-5": _O_LORA_ORDER_5,
+    "o-lora-5": _split_names(
+        "multirc, boolq, wic, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yelp, amazon, yahoo"
+    ),
     "o-lora-6": _ORDER_4,
 }
 """Orders 3 and 4 of SAPT (arXiv 2401.08295), and orders 4 to 6 of O-LoRA (arXiv 2310.14152, table of task orders)."""

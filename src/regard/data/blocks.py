@@ -1,19 +1,27 @@
-"""Token blocks on disk: rows of tokens of one length, mapped into memory."""
+"""Token blocks on disk: packed one document at a time, tokenized in batches, and mapped into memory."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regard.errors import UserError
+from regard.data.texts import Document, split_sections
+from regard.data.tokenizers import check_eos_token, tokenizer_hash
+from regard.errors import UserError, check_int
 
 BLOCKS = "blocks"
 
@@ -111,3 +119,205 @@ def check_num_blocks(metadata: BlocksMetadata | None, length: int, source: str, 
         blocks = "a block" if min_rows == 1 else f"{min_rows} blocks"
         available = f"{source} has {rows * length + dropped} tokens; give more text or a smaller length"
         raise UserError(f"data: expected text for {blocks} of {length} tokens, {available}")
+
+
+_BATCH_CHARACTERS, _BATCH_SECTIONS = 1 << 20, 1 << 10
+
+
+def pack(
+    documents: Iterable[Document],
+    tokenizer: Any,
+    length: int,
+    folder: str | Path,
+    *,
+    source: str = "",
+    fingerprint: str = "",
+    max_tokens: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> TokenBlocks:
+    """Pack documents into blocks of `length` tokens, or reuse those in `folder`.
+
+    Each document ends with the tokenizer's EOS token and may span several blocks; an incomplete last block is dropped.
+    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 for vocabularies of at
+    most 65,536 tokens, else uint32.
+
+    Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
+    Files are written to a temporary folder and moved, so `folder`, which holds the blocks alone, never has incomplete
+    ones. With several processes let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
+
+    `source` is kept in the metadata. `fingerprint` changes when the documents change; "" always packs. Reading stops at
+    `max_tokens`, and `on_progress` gets the number of tokens so far.
+    """
+    expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
+    if fingerprint and is_packed(folder, [BLOCKS], expected):
+        return TokenBlocks.load(folder)
+    with BlockPacker(folder, tokenizer, length, source=source, fingerprint=fingerprint) as packer:
+        packer.add(documents, lambda _: BLOCKS, max_tokens=max_tokens, on_progress=on_progress)
+        metadata = packer.finish()
+    check_num_blocks(metadata.get(BLOCKS), length, source or "the text")
+    return TokenBlocks.load(folder)
+
+
+class _Section(NamedTuple):
+    """A section of a document, the split that the document goes to, and whether the document ends here."""
+
+    split: str
+    text: str
+    is_last: bool
+
+
+class BlockPacker:
+    """Writes blocks to a temporary folder, which `finish` moves to its place and an exception removes."""
+
+    def __init__(self, folder: str | Path, tokenizer: Any, length: int, *, source: str, fingerprint: str) -> None:
+        check_int("length", length, least=1)
+        check_eos_token(tokenizer)
+        self.folder = Path(folder)
+        self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
+        self.length, self.dtype = length, "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+        self.metadata: dict[str, Any] = {
+            "length": length,
+            "dtype": self.dtype,
+            "source": source,
+            "fingerprint": fingerprint,
+            "tokenizer": tokenizer_hash(tokenizer),
+            "vocab_size": len(tokenizer),
+        }
+        self.writers: dict[str, _BlockWriter] = {}
+        self.temporary = self.folder.with_name(f".{self.folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+    def __enter__(self) -> BlockPacker:
+        with _report_write_errors(self.folder):
+            self.temporary.mkdir(parents=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self.writers.values():
+            with contextlib.suppress(OSError):  # a full disk has been reported before
+                writer.file.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def add(
+        self,
+        documents: Iterable[Document],
+        choose_split: Callable[[str], str],
+        *,
+        max_tokens: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Tokenize and write documents; `choose_split` returns the split of a document from its first section.
+
+        Writing stops after the section that reaches `max_tokens`; `on_progress` gets the number of tokens so far.
+        """
+        tokens = 0
+        for batch in _batch_sections(_iterate_sections(documents, choose_split)):
+            for section, ids in zip(batch, self._tokenize([section.text for section in batch]), strict=True):
+                self._writer(section.split).add([*ids, self.eos] if section.is_last else ids, section.is_last)
+                tokens += len(ids) + section.is_last
+                if max_tokens is not None and tokens >= max_tokens:
+                    return
+            if on_progress is not None:
+                on_progress(tokens)
+
+    def finish(self) -> dict[str, BlocksMetadata]:
+        """Move the files to their folder and return the metadata by split."""
+        with _report_write_errors(self.folder):
+            notes = {name: BlocksMetadata(**self.metadata, **writer.finish()) for name, writer in self.writers.items()}
+            for name, note in notes.items():
+                text = json.dumps(asdict(note), indent=1) + "\n"
+                (self.temporary / f"{name}.json").write_text(text, encoding="utf-8")
+            if notes and all(note.rows for note in notes.values()):
+                self._move(notes)
+        return notes
+
+    def _move(self, splits: Iterable[str]) -> None:
+        """Replace older blocks; if several processes packed the same, the first one wins."""
+        if self.metadata["fingerprint"] and is_packed(self.folder, splits, self.metadata):
+            return
+        if self.folder.exists():
+            if not self.folder.is_dir() or {file.suffix for file in self.folder.iterdir()} - {".bin", ".json"}:
+                raise UserError(f"blocks: expected a new folder or one of blocks, {self.folder} holds something else")
+            shutil.rmtree(self.folder)
+        try:
+            os.replace(self.temporary, self.folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        options = dict.fromkeys(("add_special_tokens", "padding", "truncation", "return_attention_mask"), False)
+        return self.tokenizer(texts, split_special_tokens=True, verbose=False, **options)["input_ids"]
+
+    def _writer(self, split: str) -> _BlockWriter:
+        if split not in self.writers:
+            with _report_write_errors(self.folder):
+                file = (self.temporary / f"{split}.bin").open("wb")
+            self.writers[split] = _BlockWriter(file, self.folder, self.dtype, self.length)
+        return self.writers[split]
+
+
+class _BlockWriter:
+    def __init__(self, file: BinaryIO, folder: Path, dtype: str, length: int) -> None:
+        self.file, self.folder, self.dtype, self.length = file, folder, dtype, length
+        self.rest: list[int] = []
+        self.rows = self.documents = 0
+        self.digest = hashlib.sha256()
+
+    def add(self, ids: list[int], is_last: bool) -> None:
+        """Write the blocks that these tokens complete."""
+        self.rest += ids
+        self.documents += is_last
+        rows = len(self.rest) // self.length
+        if rows:
+            raw = np.array(self.rest[: rows * self.length], dtype=self.dtype).tobytes()
+            with _report_write_errors(self.folder):
+                self.file.write(raw)
+            self.digest.update(raw)
+            self.rows += rows
+            del self.rest[: rows * self.length]
+
+    def finish(self) -> dict[str, Any]:
+        """Close the file and return its part of the metadata."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return {
+            "rows": self.rows,
+            "dropped": len(self.rest),
+            "documents": self.documents,
+            "sha256": self.digest.hexdigest(),
+        }
+
+
+def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:
+    for document in documents:
+        split, pending, has_text = "", "", False
+        for section in split_sections(document):
+            split = split or choose_split(section)
+            if has_text:
+                yield _Section(split, pending, False)
+            pending = section
+            has_text = has_text or bool(section.strip())
+        if has_text:
+            yield _Section(split, pending, True)
+
+
+def _batch_sections(sections: Iterable[_Section]) -> Iterator[list[_Section]]:
+    """Collect batches of about a million characters and at most a thousand sections."""
+    batch, size = [], 0
+    for section in sections:
+        batch.append(section)
+        size += len(section.text)
+        if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_SECTIONS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextlib.contextmanager
+def _report_write_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error

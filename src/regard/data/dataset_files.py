@@ -1,14 +1,23 @@
-"""Readers of published data sets, from the hub or from their files."""
+"""Readers of the data sets of built-in streams: published ones, and the documentation of Python's standard library."""
 
+import importlib
+import inspect
+import pkgutil
+import platform
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from regard.data.hub import HUB_DATASETS
 from regard.data.instructions import load_instances
-from regard.data.rows import LabeledRow, LabeledRows, hash_text
-from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_text
+from regard.data.splits import divide_rows
+from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec, StreamSpec
 from regard.data.tables import NO_GOLD_LABEL, STREAM, Table, TableRow, find_split_files, read_csv_fields, read_sentences
 from regard.errors import UserError
 
@@ -30,9 +39,9 @@ def read_dataset(name: str, folder: Path | None) -> DatasetRows:
         raise UserError(f"stream: expected a folder with the files of {name}, there is no {folder}")
     for files in spec.files:
         places = [folder / below for below in files.folders] + [folder] * (folder.name in files.folders)
-        if paths := find_split_files(places, files.train, files.test, STREAM):
+        if paths := find_split_files(places, (files.train,), (files.test,), STREAM):
             return _read_files(spec, files, *paths)
-    candidates = "; ".join(f"{' or '.join(files.folders)} with {' or '.join(files.train)}" for files in spec.files)
+    candidates = "; ".join(f"{' or '.join(files.folders)} with {files.train}" for files in spec.files)
     expected = f"the files of {name} in {folder}, packed with .gz or not: {candidates}"
     raise UserError(f"stream: expected {expected}; none is there")
 
@@ -89,16 +98,12 @@ def _read_csv(path: Path, files: DatasetFiles) -> Table:
 
 
 def _read_sentences(path: Path, files: DatasetFiles) -> Table:
-    """Read the rows of GLUE, or of .jsonl with the same columns."""
     assert files.columns is not None, "files of sentences have column names"
     return read_sentences(path, files.columns, STREAM)
 
 
 def _read_instructions(path: Path, files: DatasetFiles) -> Table:
-    """Read inputs of lines "Part: text", whose output is the class; missing parts are "".
-
-    Rows labeled "-" are dropped.
-    """
+    """Read inputs of lines "Part: text", whose output is the class, not "-"; missing parts are ""."""
     assert files.columns is not None, "files of instructions name the parts of an input"
     parts = files.columns.texts
     pattern = re.compile("".join(rf"(?:{re.escape(part)}: (.*?)\s*)?" for part in parts) + r"\Z", re.DOTALL)
@@ -118,3 +123,88 @@ _READERS: Mapping[str, Callable[[Path, DatasetFiles], Table]] = {
     "sentences": _read_sentences,
     "instructions": _read_instructions,
 }
+
+
+MIN_WORDS = 6  # documentation of fewer words is dropped
+_DEV_AND_TEST_FRACTIONS = (0.15, 0.25)
+_SEED = 0  # dev and test rows do not depend on the seed of a stream
+_SKIPPED_MODULES = re.compile(r"(^|\.)(__main__|test|tests|_.*)(\.|$)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def read_stdlib_tasks(spec: StreamSpec) -> list[RawTask]:
+    """Read tasks whose classes are modules of the standard library."""
+    texts = read_documentation(tuple(label for task in spec.tasks for label in task.labels))
+    source = f"documentation of the standard library of Python {platform.python_version()}"
+    tasks = []
+    for task in spec.tasks:
+        rows = tuple(LabeledRow.of((text,), label) for label in task.labels for text in texts[label])
+        train, dev, test = divide_rows(rows, _DEV_AND_TEST_FRACTIONS, _SEED, task.name)
+        tasks.append(RawTask(name=task.name, labels=task.labels, train=train, dev=dev, test=test, source=source))
+    return tasks
+
+
+def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Read the documentation of functions, classes and methods by module, sorted by their qualified names.
+
+    A text is an object's own name and its docstring. A package includes its public submodules that can be imported.
+    Dotted names that begin with the module's own lose it (email.message.Message becomes Message), so that the class is
+    not in the text. Dropped are repeated docstrings within a module, docstrings that two modules share, those with
+    fewer than `MIN_WORDS` words, and those with a memory address.
+    """
+    by_module = {module: _read_module(module) for module in modules}
+    uses = Counter(key for texts in by_module.values() for key in texts)
+    result = {
+        module: tuple(text for key, text in texts.items() if uses[key] == 1) for module, texts in by_module.items()
+    }
+    if empty := [module for module, module_texts in result.items() if not module_texts]:
+        raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")
+    return result
+
+
+def _read_module(name: str) -> dict[str, str]:
+    """Read the texts of a module by the hash of their docstrings."""
+    texts: dict[str, str] = {}
+    own_name = re.compile(rf"\b{re.escape(name)}\.(?:\w+\.)*(?=\w)")
+    for module in _iterate_modules(name):
+        for object_name, value in _iterate_objects(module, name):
+            docstring = getattr(value, "__doc__", None)
+            if not isinstance(docstring, str) or _ADDRESS.search(docstring):
+                continue
+            docstring = own_name.sub("", inspect.cleandoc(docstring)).strip()
+            if len(re.findall(r"\w+", docstring)) >= MIN_WORDS:
+                texts.setdefault(hash_text((docstring,)), f"{object_name}: {docstring}")
+    return texts
+
+
+def _iterate_modules(name: str) -> Iterator[ModuleType]:
+    """Iterate over a module and its public submodules, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise UserError(f"stream: expected the module {name} in this Python: {error}") from None
+        yield module
+        for below in sorted(info.name for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}.")):
+            if _SKIPPED_MODULES.search(below):
+                continue
+            try:
+                importlib.import_module(below)
+            except ImportError:
+                continue
+            yield from _iterate_modules(below)
+
+
+def _iterate_objects(module: ModuleType, owner: str) -> Iterator[tuple[str, Any]]:
+    """Iterate over names and objects of functions and classes that a module defines, and of methods."""
+    for name, value in sorted(vars(module).items()):
+        origin = str(getattr(value, "__module__", None)).lstrip("_")
+        if not (inspect.isclass(value) or inspect.isroutine(value)) or not f"{origin}.".startswith(f"{owner}."):
+            continue
+        yield name, value
+        if inspect.isclass(value):
+            for method, attribute in sorted(vars(value).items()):
+                function = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+                if method != "__doc__" and (inspect.isroutine(function) or isinstance(function, property)):
+                    yield method, function

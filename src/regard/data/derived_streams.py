@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,7 @@ from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, Tex
 from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
 
-MIN_ROWS = 20
-"""Tasks of a folder with fewer rows are skipped."""
+MIN_ROWS = 20  # tasks of a folder with fewer rows are skipped
 
 
 def sample_instruction_tasks(
@@ -35,16 +34,20 @@ def sample_instruction_tasks(
 
     The folder has one file per task (task*.json, with a Definition and Instances), or a folder of train, dev and test
     per task. `max_eval_samples` and `protocol` are those of `regard.data.streams.read_stream`.
-
-    Raises:
-        UserError: There are too few tasks, or a file has another format.
     """
     check_seed(seed)
     check_int("tasks", count, least=1)
     names = _list_tasks(Path(folder))
+    raw: list[RawTask] = []
     skipped: list[str] = []
-    order = sorted(names, key=lambda name: hash_rank("tasks", seed, name))
-    raw = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
+    for name in sorted(names, key=lambda name: hash_rank("tasks", seed, name)):
+        if len(raw) == count:
+            break
+        task = read_instruction_task(name, find_task_files(Path(folder), SUPER_NI, name), SUPER_NI)
+        if sum(map(len, task.by_split().values())) < MIN_ROWS:
+            skipped.append(name)
+        else:
+            raw.append(task)
     if len(raw) < count:
         available = f"{len(names)} of which {len(raw)} have at least {MIN_ROWS} rows" if skipped else len(raw)
         raise UserError(f"tasks: expected {count} tasks in {folder}, there are {available}")
@@ -73,16 +76,6 @@ def _list_tasks(folder: Path) -> list[str]:
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[RawTask]:
-    """Read tasks; those with too few rows are added to `skipped`."""
-    for name in names:
-        task = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
-        if sum(len(rows) for rows in (task.train, task.dev or (), task.test)) < MIN_ROWS:
-            skipped.append(name)
-        else:
-            yield task
-
-
 class _ClassRows(NamedTuple):
     """Rows of a class by split, the number of tasks they are enough for, their source and their stream."""
 
@@ -92,8 +85,7 @@ class _ClassRows(NamedTuple):
     stream: str
 
 
-_ClassPool = dict[str, _ClassRows]
-"""Classes of a stream by name, all with the same number of texts per row."""
+_ClassPool = dict[str, _ClassRows]  # classes of a stream by name, all with the same number of texts per row
 
 
 def split_classes(
@@ -104,12 +96,7 @@ def split_classes(
     If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
     rows are divided evenly in each split. No two tasks have the same classes, and classes are used as evenly as their
     rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
-    class.
-
-    Each task has `classes` classes, with at least `min_rows` rows per class and split.
-
-    Raises:
-        UserError: There are too few classes or rows.
+    class. Each task has `classes` classes, with at least `min_rows` rows per class and split.
     """
     check_seed(seed)
     for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
@@ -207,13 +194,7 @@ def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dic
 
 
 def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:
-    """Return the stream without some tasks, and these, which are evaluated but never trained on.
-
-    `metadata["unseen"]` names them.
-
-    Raises:
-        UserError: A name is unknown, or the names are none or all of the tasks.
-    """
+    """Return the stream without some tasks (`metadata["unseen"]`), and these, which are never trained on."""
     all_names = [task.name for task in stream.tasks]
     unknown = [name for name in names if name not in all_names]
     if unknown or not names or len(set(names)) == len(all_names):

@@ -6,21 +6,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.data.examples import IGNORE_INDEX, KINDS, Examples, TaskKind
-from regard.data.special_tokens import (
-    SpecialTokenCounts,
-    arrange_special_tokens,
-    check_min_length,
-    count_special_tokens,
-    gather_columns,
-    separator_columns,
-)
-from regard.errors import UserError, check_choice
+from regard.errors import UserError, check_choice, check_int
 
 SpecialTokenLayout = Literal["paper", "natural"]
 LAYOUTS: tuple[SpecialTokenLayout, ...] = ("paper", "natural")
@@ -29,25 +21,16 @@ _CHUNK_ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Examples as model inputs: N rows of T columns.
+    """Examples as model inputs: N rows of T columns."""
 
-    Attributes:
-        input_ids: int64 of shape (N, T).
-        attention_mask: bool of shape (N, T), False at padding.
-        token_type_ids: int64 of shape (N, T); None for tokenizers without token types.
-        labels: Shape (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label.
-        separators: Columns with a special token in every row; empty for the layout "natural".
-        truncated: Number of examples that lost tokens.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_type_ids: Tensor | None
-    labels: Tensor
+    input_ids: Tensor  # int64 of shape (N, T)
+    attention_mask: Tensor  # bool of shape (N, T), False at padding
+    token_type_ids: Tensor | None  # int64 of shape (N, T); None for tokenizers without token types
+    labels: Tensor  # (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label
     layout: SpecialTokenLayout
     length: int
-    separators: tuple[int, ...]
-    truncated: int
+    separators: tuple[int, ...]  # columns with a special token in every row; empty for the layout "natural"
+    truncated: int  # number of examples that lost tokens
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -69,8 +52,7 @@ class Encoded:
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
         """Iterate over model inputs without labels, `size` rows at a time; the last batch may be shorter."""
-        if size < 1:
-            raise UserError(f"batch size: expected at least 1, got {size}")
+        check_int("batch size", size, least=1)
         for start in range(0, len(self), size):
             rows = self.rows(start, start + size)
             batch = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
@@ -95,11 +77,8 @@ def encode(
     truncated, or that the tokenizer drops, lose theirs. "mlm" joins all texts and cuts them into full windows, dropping
     the rest; `mask_tokens` adds the labels.
 
-    Padding has the tokenizer's pad id, or else its end-of-text id, or 0. Position ids are left to the model.
-
-    Raises:
-        UserError: No examples, a row without tokens, a length too small for the special tokens, a mix of single texts
-            and pairs, or a token task with a slow tokenizer.
+    Padding has the tokenizer's pad id, or else its end-of-text id, or 0. Position ids are left to the model. Token
+    tasks need a fast tokenizer.
     """
     check_choice("layout", layout, LAYOUTS)
     check_choice("task kind", kind, KINDS)
@@ -122,7 +101,7 @@ def encode(
     return Encoded(
         input_ids=torch.cat(ids),
         attention_mask=torch.cat(mask),
-        token_type_ids=torch.cat(types) if _has_types(tokenizer) else None,
+        token_type_ids=torch.cat(types) if "token_type_ids" in tokenizer.model_input_names else None,
         labels=torch.cat(labels),
         layout=layout,
         length=length,
@@ -136,9 +115,6 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
 
     Each token except padding and special tokens is selected with the given probability. Of the selected, 80 % become
     the mask token, 10 % a random token of the vocabulary that is not special, and 10 % stay.
-
-    Raises:
-        UserError: The tokenizer has no mask token, or the probability is outside (0, 1].
     """
     if not 0 < probability <= 1:
         raise UserError(f"probability: expected a number over 0 and at most 1, got {probability}")
@@ -164,8 +140,6 @@ _EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
 
 
 class _RowEncoder:
-    """Encodes rows of sequence and token tasks, after checking that they can be encoded."""
-
     def __init__(
         self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
     ) -> None:
@@ -180,7 +154,7 @@ class _RowEncoder:
         check_min_length(self.count if layout == "paper" else SpecialTokenCounts(sum(self.count), 0, 0), length)
         # otherwise `arrange_special_tokens` truncates each text by itself
         self.tokenizer_truncates = layout == "natural" or (sizes == {2} and not self.count.between)
-        self.has_types = _has_types(tokenizer)
+        self.has_types = "token_type_ids" in tokenizer.model_input_names
         self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
@@ -192,7 +166,9 @@ class _RowEncoder:
             for name, values in self._tokenize([texts[row] for row in too_long], **truncation).items():
                 for row, value in zip(too_long, values, strict=True):
                     encoding[name][row] = value
-        pad, width = _pad_id(self.tokenizer), max(self.length, *map(len, encoding["input_ids"]))
+        pad_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        pad = next(int(token) for token in pad_ids if token is not None)
+        width = max(self.length, *map(len, encoding["input_ids"]))
         ids = _pad_rows(encoding["input_ids"], pad, width)
         mask = _pad_rows(encoding["attention_mask"], 0, width).bool()
         types = _pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
@@ -272,12 +248,125 @@ def _pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 
-def _pad_id(tokenizer: Any) -> int:
-    """Return the token id of padding, or what replaces it."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((int(token) for token in candidates if token is not None), 0)
+class SpecialTokenCounts(NamedTuple):
+    """Number of special tokens before the first text, between two texts, and after the last."""
+
+    before: int
+    between: int
+    after: int
 
 
-def _has_types(tokenizer: Any) -> bool:
-    """Whether models of this tokenizer take token types."""
-    return "token_type_ids" in tokenizer.model_input_names
+class ArrangedTokens(NamedTuple):
+    """Rows with their special tokens in fixed columns; shapes are (row, length)."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    token_type_ids: Tensor | None
+    columns: Tensor  # input column of each token, −1 at padding
+    truncated: Tensor  # rows that lost tokens, bool of shape (row,)
+
+
+def count_special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokenCounts:
+    """Count the special tokens that a tokenizer puts around one text, or around a pair."""
+    texts = ("a", "a") if pairs else ("a",)
+    encoding = tokenizer(*texts, return_special_tokens_mask=True, padding=False, truncation=False, verbose=False)
+    mask = [bool(flag) for flag in encoding["special_tokens_mask"]]
+    text_columns = [column for column, special in enumerate(mask) if not special]
+    if not text_columns:
+        raise UserError("tokenizer: expected a token for the text 'a', it made none")
+    first, last = text_columns[0], text_columns[-1]
+    return SpecialTokenCounts(first, sum(mask[first:last]), len(mask) - 1 - last)
+
+
+def separator_columns(count: SpecialTokenCounts, length: int) -> tuple[int, ...]:
+    """Return the columns in which `arrange_special_tokens` puts special tokens, ascending."""
+    middle = range(length // 2, length // 2 + count.between)
+    return (*range(count.before), *middle, *range(length - count.after, length))
+
+
+def check_min_length(count: SpecialTokenCounts, length: int) -> None:
+    """Raise UserError if rows of `length` columns leave a text without a token."""
+    min_length = sum(count) + 1
+    if count.between:
+        first, second = count.before + 1, count.between + 1 + count.after
+        min_length = max(2 * first, 2 * second - 1)
+    if length < min_length:
+        texts = "pairs of texts" if count.between else "a text"
+        raise UserError(f"length: expected at least {min_length}, for {texts} and their special tokens; got {length}")
+
+
+def arrange_special_tokens(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    token_type_ids: Tensor | None,
+    special: Tensor,
+    *,
+    count: SpecialTokenCounts,
+    length: int,
+    pad: int,
+) -> ArrangedTokens:
+    """Move the special tokens of each row to the columns of the layout "paper" of `encode`.
+
+    One text may fill all other columns. Of two, the first has the columns before `length` // 2 and the second those
+    after; each loses its own end. Token types move with their tokens, and padding gets the type of the special token
+    that ends its text.
+
+    The rows are as the tokenizer builds them, padded on the right to (row, width). `special` is True at special tokens,
+    `count` is from `count_special_tokens`, `length` is the number of columns of the result, and `pad` fills these.
+    """
+    check_min_length(count, length)
+    target = _target_columns(attention_mask, special, count, length)
+    rows, width = target.shape
+    columns = torch.full((rows, length + 1), -1, dtype=torch.int64)
+    columns.scatter_(1, target, torch.arange(width).expand(rows, width))
+    columns = columns[:, :length]
+    types = None
+    if token_type_ids is not None:
+        types = _fill_types(gather_columns(token_type_ids, columns, 0), columns, count)
+    return ArrangedTokens(
+        gather_columns(input_ids, columns, pad),
+        columns >= 0,
+        types,
+        columns,
+        (attention_mask & (target == length)).any(dim=1),
+    )
+
+
+def gather_columns(values: Tensor, columns: Tensor, fill: int) -> Tensor:
+    """Move values of shape (row, width) along with their tokens; `fill` goes to padding."""
+    return torch.where(columns >= 0, values.gather(1, columns.clamp_min(0)), fill)
+
+
+def _target_columns(mask: Tensor, special: Tensor, count: SpecialTokenCounts, length: int) -> Tensor:
+    """Return the new column of each token, (row, width); `length` for padding and truncated tokens."""
+    column = torch.arange(mask.shape[1]).expand(mask.shape)
+    end = mask.sum(dim=1, keepdim=True) - count.after
+    after = mask & (column >= end)
+    text = mask & (column >= count.before) & ~after
+    middle = text & special if count.between else torch.zeros_like(text)
+    if not bool((middle.sum(dim=1) == count.between).all()):
+        expected = f"{count.between} special tokens between two texts"
+        raise UserError(f"tokenizer: expected {expected}; a text holds one more, take it out")
+    separators_passed = middle.cumsum(dim=1)
+    second = text & ~middle & (separators_passed == count.between) if count.between else torch.zeros_like(text)
+    first = text & ~middle & ~second
+    half, last = length // 2, length - count.after
+    first_end = half if count.between else last
+    target = torch.full_like(column, length)
+    target = torch.where((mask & (column < count.before)) | (first & (column < first_end)), column, target)
+    target = torch.where(middle, half + separators_passed - 1, target)
+    second_column = half + count.between + second.cumsum(dim=1) - 1
+    target = torch.where(second & (second_column < last), second_column, target)
+    return torch.where(after, column - end + last, target)
+
+
+def _fill_types(types: Tensor, columns: Tensor, count: SpecialTokenCounts) -> Tensor:
+    """Give padding the token type of the special token that ends its text."""
+    rows, length = types.shape
+    column = torch.arange(length).expand(rows, length)
+    fill = types.new_zeros(rows, length)
+    if count.after:
+        fill = types[:, length - count.after, None].expand(rows, length)
+    if count.between:
+        fill = torch.where(column < length // 2, types[:, length // 2, None], fill)
+    return torch.where(columns >= 0, types, fill)

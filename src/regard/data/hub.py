@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 from regard.data.tables import TASK, Columns, Table, TableRow, check_columns
 from regard.errors import UserError
 
-CLIENTS = ("httpx2", "httpx", "requests")
-"""HTTP packages of huggingface_hub; which one it uses depends on its version."""
-
 
 class HubSplit(NamedTuple):
     """A split of a data set, whose configuration may be None."""
@@ -48,7 +45,7 @@ class HubSplit(NamedTuple):
 
 def network_errors() -> tuple[type[Exception], ...]:
     """Return the base exceptions of the HTTP packages that huggingface_hub may use."""
-    clients = (name for name in CLIENTS if importlib.util.find_spec(name) is not None)
+    clients = (name for name in ("httpx2", "httpx", "requests") if importlib.util.find_spec(name) is not None)
     return tuple(importlib.import_module(name).HTTPError for name in clients)
 
 

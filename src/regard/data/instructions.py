@@ -15,12 +15,9 @@ from regard.data.splits import divide_rows
 from regard.data.tables import NO_GOLD_LABEL, STREAM, find_file, read_text_lines
 from regard.errors import UserError
 
-TEST_FRACTION = 0.2
-"""Fraction of each class that is held out for testing if a task has one split only."""
-SINGLE_FILE_FRACTIONS = (0.1, 0.1)
-"""Fractions of dev and test of a task in a single file."""
-_SEED = 0
-"""Rows held out of a file do not depend on the seed of a stream."""
+TEST_FRACTION = 0.2  # fraction of each class that is held out for testing if a task has one split only
+SINGLE_FILE_FRACTIONS = (0.1, 0.1)  # fractions of dev and test of a task in a single file
+_SEED = 0  # rows held out of a file do not depend on the seed of a stream
 _SPLIT_FILES = ("train", "dev", "test")
 _KINDS = {
     "dialogue generation": "dialogue",
@@ -116,16 +113,17 @@ def read_instruction_task(
                 for text, answers in content.rows
             )
         else:
-            rows[split] = _label_rows(task, benchmark, content, head.definition, task_type, definitions)
+            definition = head.definition if definitions or task_type == "generation" else ""
+            rows[split] = _label_rows(task, benchmark, content, definition, task_type)
         if not rows[split]:
             raise UserError(f"stream: expected rows with a label in {files[split]}, got none")
     train, dev, test, test_rows = _choose_splits(name, rows, _group_rows(task, contents.values()))
     return RawTask(
-        name=name,
-        labels=(FREE_ANSWER,) if task is None else task.labels,
-        train=train,
-        dev=dev,
-        test=test,
+        name,
+        (FREE_ANSWER,) if task is None else task.labels,
+        train,
+        dev,
+        test,
         source=f"{', '.join(str(path) for path in files.values())} ({test_rows})",
         has_free_answers=task is None,
         definition=head.definition,
@@ -152,15 +150,7 @@ def read_hub_task(task: InstructionTask) -> RawTask:
         splits.append(tuple(rows))
     name = "/".join(part for part in (hub.repository, hub.config) if part)
     source = f"{name} ({hub.splits[0]}, {hub.splits[1]}: {task.hub_test})"
-    return RawTask(
-        name=task.name,
-        labels=task.labels,
-        train=splits[0],
-        dev=None,
-        test=splits[1],
-        source=source,
-        files={"evaluated": task.hub_test},
-    )
+    return RawTask(task.name, task.labels, splits[0], None, splits[1], source, files={"evaluated": task.hub_test})
 
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
@@ -187,7 +177,6 @@ def _label_rows(
     content: InstructionFile,
     definition: str,
     task_type: TaskType,
-    definitions: bool,
 ) -> LabeledRows:
     """Make the rows of a classification task: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.pattern, re.DOTALL)
@@ -206,7 +195,7 @@ def _label_rows(
             rows.append(LabeledRow((format_prompt(benchmark, definition, text),), label, key, answers))
             continue
         texts = tuple(template.format(*match.groups()) for template in task.texts)
-        rows.append(LabeledRow((definition, " ".join(texts)) if definitions and definition else texts, label, key))
+        rows.append(LabeledRow((definition, " ".join(texts)) if definition else texts, label, key))
     return tuple(rows)
 
 
@@ -236,13 +225,10 @@ def _choose_splits(
     if "all" in rows:
         train, dev, test = divide_rows(rows["all"], SINGLE_FILE_FRACTIONS, _SEED, repr(name))
         return train, dev, test, f"{SINGLE_FILE_FRACTIONS[1]:.0%} of the only file"
-    if len(rows) == 1:
-        ((split, split_rows),) = rows.items()
-        train, test = _hold_out_test(name, split_rows, groups)
-        return train, None, test, f"{held_out} {split} file, the only one"
-    if "train" not in rows:
-        train, test = _hold_out_test(name, rows["test"], groups)
-        return train, None, test, f"{held_out} test file, there is no train file"
+    if len(rows) == 1 or "train" not in rows:
+        split, note = (next(iter(rows)), "the only one") if len(rows) == 1 else ("test", "there is no train file")
+        train, test = _hold_out_test(name, rows[split], groups)
+        return train, None, test, f"{held_out} {split} file, {note}"
     if "test" not in rows:
         return rows["train"], None, rows["dev"], "the dev file, there is no test file"
     test_keys = {row.key for row in rows["test"]}

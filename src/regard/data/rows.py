@@ -14,8 +14,7 @@ from regard.data.examples import Examples
 from regard.data.stream import SPLITS, ClassificationTask, Metric, Split, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
-FREE_ANSWER = "any answer"
-"""The class of all rows of a task with free answers."""
+FREE_ANSWER = "any answer"  # the class of all rows of a task with free answers
 _NON_WORD = re.compile(r"[\W_]+")
 
 
@@ -37,7 +36,7 @@ class LabeledRow(NamedTuple):
 LabeledRows = tuple[LabeledRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RawTask:
     """A task as rows: as read, and after rows are dropped and sampled."""
 

@@ -20,11 +20,7 @@ Rows = TypeVar("Rows")
 
 @dataclass(frozen=True, kw_only=True)
 class TextPairs:
-    """Inputs and their correct answers; the first answer of each input is trained on.
-
-    Raises:
-        UserError: An input without an answer, an empty answer, or different numbers of inputs and targets.
-    """
+    """Inputs and their correct answers; the first answer of each input is trained on."""
 
     inputs: tuple[str, ...]
     targets: tuple[tuple[str, ...], ...]
@@ -55,8 +51,7 @@ class _StreamTask(Generic[Rows]):
 
     def split(self, name: Split) -> Rows:
         """Return the rows of a split."""
-        rows: Rows = getattr(self, name)
-        return rows
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +63,12 @@ class ClassificationTask(_StreamTask[Examples]):
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(_StreamTask[TextPairs]):
-    """A text-to-text task, with complete prompts as inputs.
+    """A text-to-text task, with complete prompts as inputs."""
 
-    Attributes:
-        metric: How answers are scored.
-        definition: Instruction of the task, which is part of every prompt.
-        labels: Possible answers; empty if answers are free.
-        kind: Category of the task in its collection, such as "dialogue" or "summarisation".
-    """
-
-    metric: Metric
-    definition: str = ""
-    labels: tuple[str, ...] = ()
-    kind: str = ""
+    metric: Metric  # how answers are scored
+    definition: str = ""  # instruction of the task, which is part of every prompt
+    labels: tuple[str, ...] = ()  # possible answers; empty if answers are free
+    kind: str = ""  # category of the task in its collection, such as "dialogue" or "summarisation"
 
     def __post_init__(self) -> None:
         check_choice("metric", self.metric, METRICS)
@@ -88,20 +76,14 @@ class TextTask(_StreamTask[TextPairs]):
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Tasks in training order, all of classification or all text to text.
-
-    Attributes:
-        order: For each task its index in the published order.
-        seed: Seed of sampled rows and of a random order.
-        metadata: How the stream was made: dropped rows, overlaps, files.
-    """
+    """Tasks in training order, all of classification or all text to text."""
 
     name: str
     tasks: tuple[ClassificationTask | TextTask, ...]
-    order: tuple[int, ...]
-    seed: int
+    order: tuple[int, ...]  # for each task its index in the published order
+    seed: int  # of sampled rows and of a random order
     protocol: Protocol = "clean"
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # how it was made: dropped rows, overlaps, files
 
     def __post_init__(self) -> None:
         names = [task.name for task in self.tasks]

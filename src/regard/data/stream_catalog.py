@@ -8,6 +8,7 @@ from regard.data.benchmarks import (
     DBPEDIA_CLASSES,
     LONG_ORDERS,
     LONG_SEQUENCE,
+    SENTIMENT,
     SUPER_NI,
     SUPER_NI_ORDERS,
     YAHOO_CLASSES,
@@ -15,13 +16,8 @@ from regard.data.benchmarks import (
 )
 from regard.data.tables import Columns
 
-FileFormat = Literal["csv", "sentences", "instructions"]
 
-SAMPLES_PER_CLASS = 1245
-"""Published number of training rows per class (arXiv 2410.05648)."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DatasetFiles:
     """Files in which a data set is published.
 
@@ -30,9 +26,9 @@ class DatasetFiles:
     """
 
     folders: tuple[str, ...]  # possible names
-    train: tuple[str, ...]  # possible names
-    test: tuple[str, ...]  # possible names
-    format: FileFormat
+    train: str
+    test: str
+    format: Literal["csv", "sentences", "instructions"]
     text_columns: tuple[int, ...] = ()  # of "csv"
     columns: Columns | None = None  # of "sentences"; of "instructions" the parts of an input
     first_class: int = 0  # index of the first class
@@ -45,13 +41,13 @@ class DatasetSpec:
     """A published data set; `regard.data.hub.HUB_DATASETS` has it under the same name."""
 
     labels: tuple[str, ...]  # in the order of their indices
-    test_rows: str  # what the test rows are
     files: tuple[DatasetFiles, ...]  # in the order in which they are looked for
+    test_rows: str = "official test"  # what the test rows are
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other names of classes
     match_last_text: bool = False  # rows with the same last text are the same row, whatever their titles
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StreamTaskSpec:
     """A task of a stream: all or some classes of a data set."""
 
@@ -63,74 +59,49 @@ class StreamTaskSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """A built-in stream."""
+    """A built-in stream; by default with the numbers of arXiv 2410.05648."""
 
     tasks: tuple[StreamTaskSpec, ...]  # in their published order
-    samples_per_class: int = SAMPLES_PER_CLASS  # published training rows per class, or per task with free answers
+    samples_per_class: int = 1245  # published training rows per class, or per task with free answers
     max_eval_samples: int | None = None  # published evaluation rows per task; None for all
     paper: str
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # if several; the first is that of `tasks`
     benchmark: Benchmark | None = None  # of instruction tasks
 
 
-def _zhang_files(*folders: str, text_columns: tuple[int, ...]) -> DatasetFiles:
-    return DatasetFiles(
-        folders=folders,
-        train=("train.csv",),
-        test=("test.csv",),
-        format="csv",
-        text_columns=text_columns,
-        first_class=1,
-    )
+def _zhang_files(*folders: str, text_columns: tuple[int, ...] = (1, 2)) -> DatasetFiles:
+    return DatasetFiles(folders, "train.csv", "test.csv", "csv", text_columns=text_columns, first_class=1)
 
 
 def _instruction_files(folder: str, *parts: str) -> DatasetFiles:
-    return DatasetFiles(
-        folders=(f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}"),
-        train=("train.json",),
-        test=("test.json",),
-        format="instructions",
-        columns=Columns(parts, "output"),
-        test_rows="the test file of the benchmark",
-    )
+    folders = (f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}")
+    columns, test_rows = Columns(parts, "output"), "the test file of the benchmark"
+    return DatasetFiles(folders, "train.json", "test.json", "instructions", columns=columns, test_rows=test_rows)
 
 
 def _glue_files(folder: str, *texts: str, label: str = "label", test: str = "dev.tsv") -> DatasetFiles:
-    return DatasetFiles(
-        folders=(f"glue/{folder}", folder),
-        train=("train.tsv",),
-        test=(test,),
-        format="sentences",
-        columns=Columns(texts, label),
-    )
+    return DatasetFiles((f"glue/{folder}", folder), "train.tsv", test, "sentences", columns=Columns(texts, label))
 
 
 _STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
-_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(
-    zip(("very negative", "negative", "neutral", "positive", "very positive"), _STARS, strict=True)
-)
+_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(zip(SENTIMENT, _STARS, strict=True))
 
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
         ("World", "Sports", "Business", "Sci/Tech"),
-        "official test",
-        (
-            _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
-            _instruction_files("agnews", "Title", "Text"),
-        ),
+        (_zhang_files("agnews", "ag_news_csv", "ag_news"), _instruction_files("agnews", "Title", "Text")),
         synonyms={"Science or Technology": "Sci/Tech"},
         match_last_text=True,
     ),
     "dbpedia": DatasetSpec(
         DBPEDIA_CLASSES,
-        "official test",
         (
-            _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
+            _zhang_files("dbpedia_csv", "dbpedia"),
             DatasetFiles(
-                folders=("dbpedia14",),
-                train=("train.jsonl",),
-                test=("test.jsonl",),
-                format="sentences",
+                ("dbpedia14",),
+                "train.jsonl",
+                "test.jsonl",
+                "sentences",
                 columns=Columns(("title", "text"), "label"),
                 joins_texts=True,
                 test_rows="a pool, not the official split",
@@ -142,7 +113,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yahoo": DatasetSpec(
         YAHOO_CLASSES,
-        "official test",
         (
             _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
             _instruction_files("yahoo", "Title", "Answer"),
@@ -150,7 +120,6 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "yelp": DatasetSpec(
         _STARS,
-        "official test",
         (
             _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
             _instruction_files("yelp", "Text"),
@@ -159,43 +128,34 @@ DATASETS: Mapping[str, DatasetSpec] = {
     ),
     "amazon": DatasetSpec(
         _STARS,
+        (_zhang_files("amazon_review_full_csv", "amazon_review_full"), _instruction_files("amazon", "Title", "Text")),
         "official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
-        (
-            _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
-            _instruction_files("amazon", "Title", "Text"),
-        ),
         synonyms=_STAR_SYNONYMS,
     ),
-    "sst2": DatasetSpec(("negative", "positive"), "GLUE dev", (_glue_files("SST-2", "sentence"),)),
-    "rte": DatasetSpec(("entailment", "not_entailment"), "GLUE dev", (_glue_files("RTE", "sentence1", "sentence2"),)),
+    "sst2": DatasetSpec(("negative", "positive"), (_glue_files("SST-2", "sentence"),), "GLUE dev"),
+    "rte": DatasetSpec(("entailment", "not_entailment"), (_glue_files("RTE", "sentence1", "sentence2"),), "GLUE dev"),
     "mrpc": DatasetSpec(
-        ("not_equivalent", "equivalent"), "GLUE dev", (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),)
+        ("not_equivalent", "equivalent"), (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),), "GLUE dev"
     ),
     "mnli": DatasetSpec(
         ("entailment", "neutral", "contradiction"),
-        "GLUE dev, matched",
         (
             _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),
             _instruction_files("mnli", "sentence 1", "sentence 2"),
         ),
+        "GLUE dev, matched",
     ),
 }
 
 
 def _class_groups(dataset: str, *groups: str) -> tuple[StreamTaskSpec, ...]:
     """Make tasks of groups "name: class, class" of a data set."""
-    tasks = []
-    for group in groups:
-        name, _, labels = group.partition(": ")
-        tasks.append(StreamTaskSpec(name=name, dataset=dataset, labels=tuple(labels.split(", "))))
-    return tuple(tasks)
+    parts = (group.partition(": ") for group in groups)
+    return tuple(StreamTaskSpec(name, dataset, tuple(labels.split(", "))) for name, _, labels in parts)
 
 
 def _all_classes(*names: str) -> tuple[StreamTaskSpec, ...]:
-    """Make one task of each data set."""
-    return tuple(
-        StreamTaskSpec(name=name, dataset=name, labels=DATASETS[name].labels, all_rows=name == "rte") for name in names
-    )
+    return tuple(StreamTaskSpec(name, name, DATASETS[name].labels, all_rows=name == "rte") for name in names)
 
 
 _PRESCALE = "arXiv 2410.05648"
@@ -249,10 +209,7 @@ STREAMS: Mapping[str, StreamSpec] = {
         paper="none: the documentation of Python's standard library",
     ),
     "long-sequence": StreamSpec(
-        tasks=tuple(
-            StreamTaskSpec(name=name, dataset=name, labels=LONG_SEQUENCE.tasks[name].labels)
-            for name in LONG_ORDERS["3"]
-        ),
+        tasks=tuple(StreamTaskSpec(name, name, LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]),
         samples_per_class=1000,
         max_eval_samples=7600,
         orders=LONG_ORDERS,
@@ -260,7 +217,7 @@ STREAMS: Mapping[str, StreamSpec] = {
         paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
     ),
     "superni": StreamSpec(
-        tasks=tuple(StreamTaskSpec(name=name, dataset=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+        tasks=tuple(StreamTaskSpec(name, name, ()) for name in SUPER_NI_ORDERS["1"]),
         samples_per_class=1000,
         max_eval_samples=100,
         orders=SUPER_NI_ORDERS,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskType
-from regard.data.dataset_files import read_dataset
+from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import (
     candidate_folders,
     check_labels,
@@ -16,10 +16,8 @@ from regard.data.instructions import (
     read_hub_task,
     read_instruction_task,
 )
-from regard.data.protocols import compare_splits
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
-from regard.data.splits import DEV_FRACTION, clean_splits, sample_balanced, sample_proportional
-from regard.data.stdlib_texts import read_stdlib_tasks
+from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
@@ -47,24 +45,20 @@ def read_stream(
 
     Rows are sampled by the seed; fewer rows are a subset of more. `metadata["overlaps"]` counts what the splits have in
     common, and for tasks with instructions `metadata["files"]` says what their files contain and
-    `metadata["protocols"]` what each protocol makes of them (see `regard.data.protocols`).
+    `metadata["protocols"]` what each protocol makes of them (see `regard.data.splits`).
 
     Args:
         name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
         folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
         samples_per_class: Maximum number of training rows per class. None for the published number, and for all rows of
             a user's own tasks and of the files of "long-sequence".
-        max_eval_samples: Maximum number of test rows per task, and of dev rows, with the class frequencies of all rows.
-            None for the published number.
+        max_eval_samples: Maximum number of test rows per task, and of dev rows; None for the published number.
         order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
         seed: Seed of sampled rows, and of a random order.
         protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
         task_type: How to read tasks with instructions. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         instructions: Put the definition of a task before the texts of classification.
-
-    Raises:
-        UserError: An argument, file, column, class or split is not as expected.
     """
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
@@ -77,7 +71,11 @@ def read_stream(
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
     if spec is None or benchmark is None:
-        _check_no_instructions(name, task_type, instructions)
+        streams = ", ".join(stream for stream, spec in STREAMS.items() if spec.benchmark)
+        if task_type not in (None, "classification"):
+            raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
+        if instructions:
+            raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
         raw = _read_datasets(name, spec, folder) if spec else _read_user(name, folder, seed)
     else:
         task_type = task_type or benchmark.task_types[0]
@@ -123,10 +121,9 @@ def assemble_stream(
     dev_is_test: bool = False,
     metadata: Mapping[str, Any],
 ) -> Stream:
-    """Make a stream of tasks as read: clean their splits and sample rows.
+    """Make a stream of tasks as read: clean their splits (see `clean_splits`) and sample rows.
 
-    Tasks with a `metric` are text to text. `samples_per_class` has one number per task. `dev_is_test` and exceptions
-    are those of `regard.data.splits.clean_splits`.
+    Tasks with a `metric` are text to text. `samples_per_class` has one number per task.
     """
     available = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
     sampled = [
@@ -136,9 +133,7 @@ def assemble_stream(
     comparison = compare_splits(raw, available, protocol, seed)
     return Stream(
         name=name,
-        tasks=tuple(
-            make_classification_task(task) if metric is None else make_text_task(task, metric) for task in sampled
-        ),
+        tasks=tuple(make_text_task(task, metric) if metric else make_classification_task(task) for task in sampled),
         order=tuple(range(len(raw))),
         seed=seed,
         protocol=protocol,
@@ -197,7 +192,6 @@ def _resolve_order(
 
 
 def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
-    """Read a user's table or folder."""
     path = Path(name)
     if not (path.exists() or is_table(name)):
         allowed = f"{', '.join(STREAMS)}, a file ({list_suffixes()}) or a folder with a folder for each task"
@@ -211,23 +205,13 @@ def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[Raw
     """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
         return read_stdlib_tasks(spec)
-    datasets = dict.fromkeys(task.dataset for task in spec.tasks)
-    rows = {dataset: read_dataset(dataset, folder) for dataset in datasets}
+    rows = {dataset: read_dataset(dataset, folder) for dataset in dict.fromkeys(task.dataset for task in spec.tasks)}
     raw = []
     for task in spec.tasks:
         *splits, source = rows[task.dataset]
         train, test = (tuple(row for row in split if row.label in task.labels) for split in splits)
         raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=source))
     return raw
-
-
-def _check_no_instructions(name: str, task_type: TaskType | None, instructions: bool) -> None:
-    """Raise UserError for options that only streams with instructions have."""
-    streams = ", ".join(name for name, spec in STREAMS.items() if spec.benchmark is not None)
-    if task_type not in (None, "classification"):
-        raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
-    if instructions:
-        raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
 
 
 def _read_instruction_tasks(
@@ -244,7 +228,14 @@ def _read_instruction_tasks(
         raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
     names = [task.name for task in spec.tasks]
     if folder is not None:
-        files = _find_benchmark_files(names, benchmark, folder, missing_tasks)
+        files = {name: paths for name in names if (paths := find_task_files(folder, benchmark, name))}
+        if not files:
+            folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
+            raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
+        missing = ", ".join(name for name in names if name not in files)
+        if missing and missing_tasks == "refuse":
+            advice = "to leave them out, skip what is missing (missing-tasks=skip)"
+            raise UserError(f"stream: expected files of every task in {folder}, got none of {missing}; {advice}")
         raw = [
             read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
             for name in files
@@ -256,21 +247,6 @@ def _read_instruction_tasks(
     for task in raw:
         check_labels(task.name, task.labels)
     return raw
-
-
-def _find_benchmark_files(
-    names: Sequence[str], benchmark: Benchmark, folder: Path, missing_tasks: MissingTasks
-) -> dict[str, dict[str, Path]]:
-    """Find the files of each task that has any."""
-    files = {name: paths for name in names if (paths := find_task_files(folder, benchmark, name))}
-    missing = [name for name in names if name not in files]
-    if not files:
-        folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
-        raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
-    if missing and missing_tasks == "refuse":
-        advice = "to leave them out, skip what is missing (missing-tasks=skip)"
-        raise UserError(f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; {advice}")
-    return files
 
 
 def _sample_splits(
@@ -288,12 +264,10 @@ def _sample_splits(
 
 
 def _count_classes(task: RawTask) -> dict[str, dict[str, int]]:
-    """Count the rows of each class by split."""
     return {split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in task.by_split().items()}
 
 
 def _describe_dev(raw: Sequence[RawTask], protocol: Protocol, dev_is_test: bool) -> str:
-    """Say where the dev split comes from."""
     if all(task.dev is not None for task in raw):
         return "a split of its own"
     if protocol == "paper" and dev_is_test:

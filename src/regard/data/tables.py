@@ -18,8 +18,7 @@ import pyarrow.parquet
 
 from regard.errors import UserError
 
-NO_GOLD_LABEL = "-"
-"""How GLUE and MultiNLI mark examples whose annotators disagree."""
+NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
 TASK, STREAM = "task", "stream"
 CHUNK_BYTES = 1 << 20
 
@@ -154,7 +153,6 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
 
 
 def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
-    """Return the texts and the label of one record."""
     check_columns((*columns.texts, columns.label), record, location, option)
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
@@ -166,12 +164,10 @@ def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line:
     return TableRow(texts, str(label), line)
 
 
-Records = Iterator[tuple[int, dict[str, Any]]]
-"""Line number (for .parquet the row number, from 1) and values by column."""
+Records = Iterator[tuple[int, dict[str, Any]]]  # line number (for .parquet the row number, from 1) and values by column
 
 
 def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
-    """Read tab-separated values without quotes."""
     lines = (line.split("\t") if line else [] for line in read_text_lines(path, option))
     return _name_fields(enumerate(lines, start=1), path, option, header)
 

@@ -41,7 +41,7 @@ class TaskPreset:
 class TaskSpec:
     """A published task, with the presets of the paper and for a quick run on a laptop."""
 
-    kind: TaskKind
+    kind: TaskKind = "sequence"
     metric: str
     labels: tuple[str, ...] | None  # in the order of their indices; None if the training data determine them
     hub: HubDataset
@@ -80,7 +80,6 @@ _WIKITEXT_TEST = ("wiki.test.raw", "wiki.test.tokens")
 
 TASKS: Mapping[str, TaskSpec] = {
     "cola": TaskSpec(
-        kind="sequence",
         metric="mcc",
         labels=("unacceptable", "acceptable"),
         hub=HUB_DATASETS["cola"],
@@ -90,7 +89,6 @@ TASKS: Mapping[str, TaskSpec] = {
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
     ),
     "sst2": TaskSpec(
-        kind="sequence",
         metric="accuracy",
         labels=("negative", "positive"),
         hub=HUB_DATASETS["sst2"],
@@ -100,7 +98,6 @@ TASKS: Mapping[str, TaskSpec] = {
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
     ),
     "mrpc": TaskSpec(
-        kind="sequence",
         metric="f1",
         labels=("not_equivalent", "equivalent"),
         hub=HUB_DATASETS["mrpc"],
@@ -110,7 +107,6 @@ TASKS: Mapping[str, TaskSpec] = {
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
     ),
     "mnli": TaskSpec(
-        kind="sequence",
         metric="accuracy",
         labels=("entailment", "neutral", "contradiction"),
         hub=HUB_DATASETS["mnli-mismatched"],
@@ -145,8 +141,6 @@ def read_task(
 ) -> Task:
     """Read a task of `TASKS`, or a table of the user's own (.jsonl, .csv, .tsv without quotes, or .parquet).
 
-    The classes of a user's table are the labels of its training rows: integers by size, then names by alphabet.
-
     Args:
         name: A name in `TASKS`, or the path of a table.
         folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
@@ -159,9 +153,6 @@ def read_task(
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
-
-    Raises:
-        UserError: A name, file, column or label is not as expected.
     """
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
@@ -178,8 +169,12 @@ def read_task(
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
         *tables, source = _read_published(name, spec, None if folder is None else Path(folder))
-    kind = spec.kind if spec else "sequence"
+    kind, metric = (spec.kind, spec.metric) if spec else ("sequence", metric or "accuracy")
     labels, indices = _index_labels(spec.labels if spec else None, tables[0])
+    if spec is None:
+        check_choice("metric", metric, TABLE_METRICS)
+        if metric == "f1" and len(labels) != 2:
+            raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
     train, held_out = (
         _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(tables)
     )
@@ -187,7 +182,7 @@ def read_task(
         name=name if spec else Path(name).name,
         kind=kind,
         labels=labels,
-        metric=spec.metric if spec else _check_metric(metric, labels),
+        metric=metric,
         train=train,
         validation=held_out,
         source=source,
@@ -196,20 +191,10 @@ def read_task(
 
 
 def _parse_columns(text: str | None, label: str | None) -> Columns:
-    """Parse the columns of a user's table."""
     texts = tuple(part.strip() for part in (text or "text").split(","))
     if len(texts) > 2 or not all(texts):
         raise UserError(f"text: expected one column or two apart by a comma, got '{text}'")
     return Columns(texts, label or "label")
-
-
-def _check_metric(metric: str | None, labels: Sequence[str]) -> str:
-    """Check the metric of a user's table."""
-    if metric is not None:
-        check_choice("metric", metric, TABLE_METRICS)
-    if metric == "f1" and len(labels) != 2:
-        raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
-    return metric or "accuracy"
 
 
 def _read_user_table(path: Path, columns: Columns, validation: str | Path | None, seed: int) -> _Tables:
@@ -260,7 +245,6 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
 
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> Table:
-    """Read the rows of one published file."""
     if spec.kind == "token":
         return read_conll(path, name)
     if spec.kind == "mlm":
@@ -285,7 +269,6 @@ def _index_labels(labels: tuple[str, ...] | None, train: Table) -> tuple[tuple[s
 
 
 def _split_label(row: TableRow) -> tuple[str, ...]:
-    """Return the labels of a row: one, one per word, or none."""
     return (row.label,) if isinstance(row.label, str) else row.label or ()
 
 

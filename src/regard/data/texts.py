@@ -1,19 +1,94 @@
-"""Documents to measure on: files, standard input, or Python's own documentation."""
+"""Documents of text to measure and to train on: files, standard input, Python's own documentation, or the hub.
+
+Readers of files take the name of the user's option ("texts", "data"), which begins their error messages.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import platform
+import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from regard.data.documents import SUFFIXES, find_suffix, read_documents, read_stream
+from regard.data.hub import HubSplit
+from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
 from regard.errors import UserError
+
+Document = str | Iterable[str]  # a text, or the pieces of a text too long for memory, which can be read once
+_SECTION_SIZE = 1 << 15
+_LINE_END = re.compile(r"(?<=\S)(?=\n)")
+_SPACE = re.compile(r"(?<=\S)(?=\s)")
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+
+def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
+    """Split a document into sections of at most `size` characters.
+
+    Cuts are before a line end, or else a space, that follows a letter, where byte-level tokenizers cut as well.
+    """
+    rest = ""
+    for piece in [document] if isinstance(document, str) else document:
+        rest += piece
+        start = 0
+        while len(rest) - start > size:
+            middle, end = start + size // 2, start + size
+            match = _LINE_END.search(rest, middle, end) or _SPACE.search(rest, middle, end)
+            cut = match.start() if match else end
+            yield rest[start:cut]
+            start = cut
+        rest = rest[start:]
+    if rest:
+        yield rest
+
+
+def read_documents(path: Path, option: str) -> Iterator[Document]:
+    """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
+
+    `.txt` is one document, in pieces. `.jsonl` has the document under `text` in each line; blank lines are skipped.
+    `.parquet` has the documents in the column `text`; null is an empty document. Errors are raised while iterating.
+    """
+    if find_suffix(path).startswith(".txt"):
+        return iter([_require_text(read_pieces(path, option), str(path), option)])
+    return _require_text(_read_text_column(path, option), str(path), option)
+
+
+def read_stream(file: IO[bytes], name: str, option: str) -> Iterator[str]:
+    """Iterate over the pieces of a UTF-8 text; `name` names it in messages."""
+    return _require_text(decode_pieces(file, name, option), name, option)
+
+
+def find_suffix(path: Path) -> str:
+    """Return the suffix of a file, including the one before .gz."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+
+
+def _read_text_column(path: Path, option: str) -> Iterator[str]:
+    is_parquet = path.suffix == ".parquet"
+    for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
+        location = f"{path}, {'row' if is_parquet else 'line'} {number}"
+        check_columns(["text"], record, location, option)
+        text = "" if is_parquet and record["text"] is None else record["text"]
+        if not isinstance(text, str):
+            raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")
+        yield text
+
+
+def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]:
+    """Pass texts on, and raise UserError after the last one if all were blank."""
+    is_blank = True
+    for text in texts:
+        is_blank = is_blank and not text.strip()
+        yield text
+    if is_blank:
+        raise UserError(f"{option}: expected text, {name} is empty")
+
 
 STANDARD_INPUT = "-"
 _OPTION = "texts"
@@ -40,11 +115,7 @@ class Texts:
 
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
-    """Read the documents of all files (see `regard.data.documents`), in order; "-" is standard input, one document.
-
-    Raises:
-        UserError: A file is missing, empty, not UTF-8, or not what its suffix says.
-    """
+    """Read the documents of all files, in order; "-" is standard input, one document."""
     if not paths:
         raise UserError(f"texts: expected at least one file ({', '.join(SUFFIXES)}) or -, got none")
     texts = [document for path in paths for document in _read(path)]
@@ -78,7 +149,6 @@ def load_standard_library() -> Texts:
 
 
 def _read(path: str | Path) -> list[str]:
-    """Read the documents of one file, or of standard input."""
     if str(path) == STANDARD_INPUT:
         return ["".join(read_stream(sys.stdin.buffer, "standard input", _OPTION))]
     path = Path(path)
@@ -93,7 +163,6 @@ def _read(path: str | Path) -> list[str]:
 
 
 def _remove_rules(text: str) -> str:
-    """Remove lines of punctuation."""
     return "\n".join(line for line in text.splitlines() if not line.strip() or any(map(str.isalnum, line)))
 
 
@@ -103,14 +172,157 @@ def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
     texts = []
     for path in sorted(library.glob(pattern)):
         if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(library).parts):
-            nodes = ast.walk(_parse(path))
-            docstrings = [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
+            with warnings.catch_warnings():  # of the parser
+                warnings.simplefilter("ignore")
+                module = ast.parse(path.read_bytes())
+            docstrings = [ast.get_docstring(node) for node in ast.walk(module) if isinstance(node, kinds)]
             texts.append("\n\n".join(docstring for docstring in docstrings if docstring))
     return [text for text in texts if text]
 
 
-def _parse(path: Path) -> ast.Module:
-    """Parse a module without the parser's warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(path.read_bytes())
+PYTHON, HUB = "python", "hub:"
+_NAMED = re.compile(r"(?P<name>[\w.-]*)(@(?P<weight>[^=]*))?=(?P<rest>.+)")
+_SOURCE_OPTION = re.compile(r"(?P<rest>.+),(?P<key>valid|tokens)=(?P<value>[^,]*)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A domain of training text.
+
+    A location is one of
+
+    * `python`: the documentation of Python's language and the docstrings of its standard library, two megabytes;
+    * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder with such files, also nested;
+    * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; the split is
+      `train` by default.
+    """
+
+    name: str
+    where: str = PYTHON  # location of the text
+    weight: float = 1.0  # sampling weight
+    valid: str | None = None  # location of separate validation text
+    tokens: int | None = None  # maximum number of tokens to read; None for all
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`.
+
+        Examples: `python`, `novels.txt`, `novels=train.txt,valid=valid.txt`, `web@0.7=hub:allenai/c4:en,tokens=1e9`.
+        The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
+        """
+        match = _NAMED.fullmatch(text)
+        where = match["rest"] if match else text
+        options: dict[str, str] = {}
+        while option := _SOURCE_OPTION.fullmatch(where):
+            options.setdefault(option["key"], option["value"])
+            where = option["rest"]
+        if not where.strip():
+            raise UserError(f"data: expected [NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N], got '{text}'")
+        return cls(
+            match["name"] if match and match["name"] else _default_name(where),
+            where,
+            _parse_positive(match["weight"], "weight", text) if match and match["weight"] is not None else 1.0,
+            options.get("valid"),
+            int(_parse_positive(options["tokens"], "tokens", text)) if "tokens" in options else None,
+        )
+
+    def __str__(self) -> str:
+        weight = "" if self.weight == 1 else f"@{self.weight:g}"
+        valid = "" if self.valid is None else f",valid={self.valid}"
+        tokens = "" if self.tokens is None else f",tokens={self.tokens}"
+        return f"{self.name}{weight}={self.where}{valid}{tokens}"
+
+
+def read_source(where: str) -> Iterator[Document]:
+    """Iterate over the documents of a location (see `Source`), in the same order in every run."""
+    if where == PYTHON:
+        yield from load_python_documentation().documents
+        yield from load_standard_library().documents
+    elif where.startswith(HUB):
+        split = _parse_hub_split(where)
+        with split.open("data", streaming=True) as rows:
+            for row in rows:
+                check_columns(["text"], row, str(split), "data")
+                yield row["text"] or ""
+    else:
+        for path in find_text_files(where):
+            yield from read_documents(path, "data")
+
+
+def identify_source(where: str) -> str:
+    """Return the SHA-256 over names and bytes of files, the version of Python, or the name of a data set of the hub."""
+    if where == PYTHON:
+        return f"{PYTHON} {platform.python_implementation()} {platform.python_version()}"
+    if where.startswith(HUB):
+        return HUB + ":".join(map(str, _parse_hub_split(where)))
+    digest = hashlib.sha256()
+    for file in find_text_files(where):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            while raw := stream.read(1 << 20):
+                digest.update(raw)
+    return digest.hexdigest()
+
+
+def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
+    """Iterate over text to train a tokenizer on: from each source its weight's share of at most `characters`."""
+    sources = tuple(sources)
+    total = sum(source.weight for source in sources)
+    for source in sources:
+        remaining = int(characters * source.weight / total)
+        sections = (section for document in read_source(source.where) for section in split_sections(document))
+        for section in sections:
+            yield section[:remaining]
+            remaining -= len(section)
+            if remaining <= 0:
+                break
+
+
+def find_text_files(where: str) -> list[Path]:
+    """Return the file at a path, or all text files in a folder and below, sorted by path."""
+    path = Path(where).expanduser()
+    allowed = ", ".join(SUFFIXES)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and find_suffix(file) in SUFFIXES)
+        if not files:
+            raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
+        return files
+    if find_suffix(path) not in SUFFIXES:
+        raise UserError(f"data: expected {PYTHON}, hub:NAME, a folder or a file ({allowed}), got {where}")
+    if not path.is_file():
+        raise UserError(f"data: expected a file, there is no {path}")
+    return [path]
+
+
+def check_source(source: Source) -> None:
+    """Raise UserError if a file or folder of the source is missing; the hub is not checked."""
+    for where in (source.where, source.valid):
+        if where is not None and where != PYTHON and not where.startswith(HUB):
+            find_text_files(where)
+
+
+def _parse_hub_split(where: str) -> HubSplit:
+    parts = where.removeprefix(HUB).split(":")
+    if not parts[0] or len(parts) > 3:
+        raise UserError(f"data: expected hub:NAME[:CONFIG[:SPLIT]], got '{where}'")
+    repository, config, split = (*parts, "", "")[:3]
+    return HubSplit(repository, config or None, split or "train")
+
+
+def _default_name(where: str) -> str:
+    """Name a domain after its file without suffix, or after its data set without owner."""
+    if where.startswith(HUB):
+        return _parse_hub_split(where).repository.split("/")[-1]
+    if where == PYTHON:
+        return where
+    return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])
+
+
+def _parse_positive(text: str, name: str, source: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UserError(f"data: expected a positive number as the {name} in '{source}', got '{text}'")
+    return number

@@ -26,9 +26,6 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
 
     The vocabulary has `<|endoftext|>` (id 0; BOS, EOS and padding), the 256 bytes, and the most frequent merges of
     pairs that occur at least twice. No special tokens are put around a text.
-
-    Raises:
-        UserError: The size is under 257, or the documents have too few merges.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_size = len(alphabet) + 1
@@ -74,9 +71,8 @@ def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
     """Raise UserError if the tokenizer has ids outside of a model's vocabulary, or no EOS token."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
-        expected = f"ids under the model's vocabulary of {vocab_size}"
-        allowed = f"a vocabulary of {largest + 1} or more is allowed"
-        raise UserError(f"tokenizer: expected {expected}, got ids up to {largest}; {allowed}")
+        allowed = f"got ids up to {largest}; a vocabulary of {largest + 1} or more is allowed"
+        raise UserError(f"tokenizer: expected ids under the model's vocabulary of {vocab_size}, {allowed}")
     check_eos_token(tokenizer)
 
 
@@ -110,16 +106,13 @@ def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
 def common_tokens(tokenizer: Any) -> frozenset[int]:
     """Return the ids of special tokens and of tokens of punctuation (Unicode category P) and white space.
 
-    Source:
-        "Common tokens", which occur in texts on any subject (Bai et al. 2024).
+    Source: "common tokens", which occur in texts on any subject (Bai et al. 2024).
     """
     ids = set(tokenizer.all_special_ids)
     for token, token_id in tokenizer.get_vocab().items():
-        if not any(map(str.isalnum, token)) and _is_punctuation(tokenizer.convert_tokens_to_string([token])):
-            ids.add(token_id)
+        if not any(map(str.isalnum, token)):
+            text = tokenizer.convert_tokens_to_string([token]).strip()
+            letters = text.replace("#", "").strip() or text
+            if letters and all(unicodedata.category(letter).startswith("P") for letter in letters):
+                ids.add(token_id)
     return frozenset(ids)
-
-
-def _is_punctuation(text: str) -> bool:
-    letters = text.replace("#", "").strip() or text.strip()
-    return bool(letters) and all(unicodedata.category(letter).startswith("P") for letter in letters)

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.data.rows import LabeledRow, LabeledRows, RawTask
+from regard.data.rows import LabeledRow, RawTask
 from regard.data.splits import divide_rows
+from regard.data.stream import SPLITS
 from regard.data.tables import STREAM, check_columns, is_table, list_suffixes, read_records
 from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
 """What a column or a file may call a split, and which split it is."""
-DEV_AND_TEST_FRACTIONS = (0.1, 0.2)
-"""Fractions of each class for dev and test in a table without splits."""
+DEV_AND_TEST_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
 
 
 def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
@@ -38,18 +38,25 @@ def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
         if has_splits and split not in SPLIT_NAMES:
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {location}, got {split!r}")
         tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
-    return [_make_table_task(name, splits, path, seed) for name, splits in tasks.items()]
+    if has_splits:
+        return [_make_task(name, splits, str(path)) for name, splits in tasks.items()]
+    dev_share, test_share = (f"{fraction:.0%}" for fraction in DEV_AND_TEST_FRACTIONS)
+    source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
+    result = []
+    for name, splits in tasks.items():
+        divided = divide_rows(tuple(splits["all"]), DEV_AND_TEST_FRACTIONS, seed, f"{name!r} of {path}")
+        result.append(_make_task(name, dict(zip(SPLITS, divided, strict=True)), source))
+    return result
 
 
 def _read_folder(path: Path) -> list[RawTask]:
-    """Read the tasks of a folder with a folder for each."""
     tasks = []
     for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
         files = _find_split_files(folder)
         for split in ("train", "test"):
             if split not in files:
                 raise UserError(f"stream: expected a file {split} ({list_suffixes()}) in {folder}, there is none")
-        splits = {split: tuple(row for row, _, _ in _read_rows(file)) for split, file in files.items()}
+        splits = {split: [row for row, _, _ in _read_rows(file)] for split, file in files.items()}
         tasks.append(_make_task(folder.name, splits, str(folder)))
     if not tasks:
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
@@ -57,7 +64,6 @@ def _read_folder(path: Path) -> list[RawTask]:
 
 
 def _find_split_files(folder: Path) -> dict[str, Path]:
-    """Find the files of a task by split."""
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         split = SPLIT_NAMES.get(file.name.split(".")[0])
@@ -70,18 +76,9 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _make_table_task(name: str, splits: Mapping[str, Sequence[LabeledRow]], path: Path, seed: int) -> RawTask:
-    """Make a task of a table's rows by split, or of rows "all" that have to be split."""
-    if "all" not in splits:
-        return _make_task(name, {split: tuple(rows) for split, rows in splits.items()}, str(path))
-    train, dev, test = divide_rows(tuple(splits["all"]), DEV_AND_TEST_FRACTIONS, seed, f"{name!r} of {path}")
-    dev_share, test_share = (f"{fraction:.0%}" for fraction in DEV_AND_TEST_FRACTIONS)
-    source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
-    return _make_task(name, {"train": train, "dev": dev, "test": test}, source)
-
-
-def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> RawTask:
+def _make_task(name: str, by_split: Mapping[str, Sequence[LabeledRow]], source: str) -> RawTask:
     """Make a task whose classes are those of train: integers by size, then names by alphabet."""
+    splits = {split: tuple(rows) for split, rows in by_split.items()}
     labels = sorted({row.label for rows in splits.values() for row in rows})
     if all(label.removeprefix("-").isdecimal() for label in labels):
         labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
@@ -90,14 +87,8 @@ def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> Raw
         }
     train = splits.get("train", ())
     train_labels = {row.label for row in train}
-    return RawTask(
-        name=name,
-        labels=tuple(label for label in labels if label in train_labels),
-        train=train,
-        dev=splits.get("dev"),
-        test=splits.get("test", ()),
-        source=source,
-    )
+    classes = tuple(label for label in labels if label in train_labels)
+    return RawTask(name, classes, train, splits.get("dev"), splits.get("test", ()), source)
 
 
 def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[tuple[LabeledRow, dict[str, Any], str]]:
@@ -137,7 +128,6 @@ def _parse_name(value: Any, expected: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is nothing but a number."""
     try:
         float(text)
     except ValueError:

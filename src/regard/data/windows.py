@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizers import ordinary_tokens
-from regard.errors import UserError, check_choice
+from regard.errors import UserError, check_choice, check_int
 
 Bos = Literal["keep", "drop", "add"]
 BOS: tuple[Bos, ...] = ("keep", "drop", "add")
@@ -18,21 +18,13 @@ BOS: tuple[Bos, ...] = ("keep", "drop", "add")
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of token ids.
+    """Windows of token ids."""
 
-    Attributes:
-        input_ids: int64 of shape (samples, length).
-        special: True at the special tokens around the text, of shape (samples, length).
-        document_of: Index of each window's document; empty if the windows come from no documents.
-        documents: Number of documents that were read.
-        too_short: Number of these that are shorter than a window.
-    """
-
-    input_ids: Tensor
-    special: Tensor
-    document_of: tuple[int, ...] = ()
-    documents: int = 0
-    too_short: int = 0
+    input_ids: Tensor  # int64 of shape (samples, length)
+    special: Tensor  # True at the special tokens around the text, of shape (samples, length)
+    document_of: tuple[int, ...] = ()  # index of each window's document; empty if they come from no documents
+    documents: int = 0  # number of documents that were read
+    too_short: int = 0  # number of these that are shorter than a window
 
     @property
     def tokens(self) -> int:
@@ -74,10 +66,6 @@ def make_text_windows(
     is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
     of a section after its last full window is dropped. `bos` is to "keep" the tokens before the text, "drop" them, or
     "add" one if the tokenizer has none.
-
-    Raises:
-        UserError: The length is over `max_length` or too small for the special tokens, or the documents have too few
-            windows.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length
@@ -140,11 +128,14 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
     before, after = tuple(framed[:start]), tuple(framed[start + len(content) :])
     if bos == "drop":
         before = ()
-    elif bos == "add":
-        before = before or (_bos_token(tokenizer),)
+    elif bos == "add" and not before:
+        candidates = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id)
+        before = tuple(int(token) for token in candidates if token is not None)[:1]
+        if not before:
+            expected = "a tokenizer with a BOS, CLS or EOS token to add"
+            raise UserError(f"bos: expected {expected}, this has none; allowed: keep, drop")
     special = len(before) + len(after)
-    if samples < 1:
-        raise UserError(f"samples: expected at least 1, got {samples}")
+    check_int("samples", samples, least=1)
     if max_length is not None and length > max_length:
         raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
     if length <= special:
@@ -152,26 +143,16 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
     return _Frame(before, after, length - special)
 
 
-def _bos_token(tokenizer: Any) -> int:
-    """Return the id of BOS, or of what replaces it."""
-    for token in (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise UserError("bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; allowed: keep, drop")
-
-
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
-    """Sample token ids uniformly from the vocabulary without special tokens."""
     ids = ordinary_tokens(tokenizer)
     return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
 
 
 def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
     """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
-    ids: list[int] = tokenizer(
+    return tokenizer(
         text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
     )["input_ids"]
-    return ids
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
 from regard.hooks.modules import Stack, attention_kind, find_stacks
@@ -172,7 +172,7 @@ def _run_small_forward(model: Any) -> None:
     try:
         model(**_smallest_input(model))
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = describe_error(error)[:200]
         raise UserError(
             f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
             f"as its input ({reason}); replace the heads of the part of it that does"

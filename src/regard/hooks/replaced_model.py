@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from regard.constants import Constants, Head, Origin
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.hooks.constant_heads import begin_pass
 from regard.hooks.fused_projection import FusedProjection
 from regard.hooks.layers import AttentionLayer, find_attention_layers
@@ -97,7 +97,7 @@ class ReplacedModel:
             try:
                 config = AutoConfig.from_pretrained(name, **hub_options)
             except (OSError, ValueError) as error:
-                raise UserError(f"model: cannot read '{name}': {' '.join(str(error).split())[:300]}") from error
+                raise UserError(f"model: cannot read '{name}': {describe_error(error)[:300]}") from error
         if not isinstance(config, ReplacedConfig):
             raise UserError(f"expected a model that regard.replaced made and save_pretrained wrote, got {name}")
         model: PreTrainedModel = _model_class(config).from_pretrained(name, config=config, **options)

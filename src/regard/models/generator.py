@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
@@ -35,13 +36,6 @@ class GeneratorConfig:
     lora: dict[str, Any] | None = None
     lineage: dict[str, Any] = field(default_factory=dict)
     part_of: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class AnswerLogits:
-    """Output for answers that are known: `logits` (row, token, word), of which those at t predict token t."""
-
-    logits: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,19 +119,19 @@ class Generator(nn.Module):
 
     # -- answers that are known ---------------------------------------------------------------------------
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> AnswerLogits:
-        """Return the logits of each token of answers from the prompt and the tokens before it; −100 is padding."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> CausalLMOutput:
+        """Return the logits (row, token, word) of answers, each from the tokens before it; −100 is padding."""
         length, inputs = labels.shape[1], dict[str, Any](use_cache=False)
         if self.is_encoder_decoder:
             inputs |= {"input_ids": input_ids, "decoder_input_ids": self._shift(labels)}
-            return AnswerLogits(self.encoder(attention_mask=attention_mask.long(), **inputs).logits)
+            return CausalLMOutput(logits=self.encoder(attention_mask=attention_mask.long(), **inputs).logits)
         joined = self.join(input_ids, attention_mask, labels)
         inputs |= {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
         if "position_ids" in self._input_names:
             inputs["position_ids"] = joined.position_ids
         if "logits_to_keep" in self._input_names:
             inputs["logits_to_keep"] = length + 1
-        return AnswerLogits(self.encoder(**inputs).logits[:, -length - 1 : -1])
+        return CausalLMOutput(logits=self.encoder(**inputs).logits[:, -length - 1 : -1])
 
     def join(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
         """Return prompts, and behind them the answers if there are any, as a decoder-only model reads them."""

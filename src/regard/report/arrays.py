@@ -14,7 +14,6 @@ from regard.errors import UserError
 
 AXES = ("layer", "head", "position")
 COLUMNS = ("statistic", "site", "epsilon", *AXES, "value", "standard_error")
-
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 

@@ -15,13 +15,11 @@ from importlib.resources import files
 from typing import Any
 
 from regard.report import colors
-from regard.report.key_figure import KeyFigure
 from regard.report.libraries import libraries
 from regard.report.words import format_value
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page may run its own scripts and styles and fetch nothing; browsers enforce this."""
-
 Row = tuple[str, str, Sequence[str]]
 """A row of a table: its heading, a note under the heading, and its cells."""
 
@@ -165,6 +163,16 @@ class Section:
 
     def __bool__(self) -> bool:
         return any(self.parts)
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One number worth a headline: what it is, the number, where or how sure it is, the site if there are several."""
+
+    label: str
+    value: str
+    note: str
+    site: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import pandas as pd
 from regard.report import labels
 from regard.report.arrays import Floats
 
+Panel = dict[str, Any]
+Values = Sequence[float] | Floats
 MOST = 500
 """The most points of one line on a page; longer lines are thinned evenly."""
-
-
 DOMAIN = "valid_loss."
 """What stands before a domain's name in the columns of validation losses."""
 
@@ -52,12 +52,7 @@ def thinning_note(lengths: Iterable[int], file: str) -> str:
 
 
 def line(
-    axis: str,
-    series: str,
-    places: Sequence[float] | Floats,
-    values: Sequence[float] | Floats,
-    unit: str = "",
-    half: Sequence[float] | Floats | None = None,
+    axis: str, series: str, places: Values, values: Values, unit: str = "", half: Values | None = None
 ) -> list[dict[str, Any]]:
     """The points of one line as the page's script reads them, `half` the half width of the band around each.
 
@@ -101,6 +96,3 @@ def panel(
         return []
     styles = {} if lines is None else {"lines": [list(style) for style in lines]}
     return [{"caption": caption, "note": note, "axis": axis, **fields, "points": list(points), **styles}]
-
-
-Panel = dict[str, Any]

@@ -13,10 +13,8 @@ from regard.report.arrays import Block, Floats, Labels, Measure, nanmean
 
 NUMBERS = 400_000
 """The most numbers by position that one page holds; beyond it positions are thinned."""
-
 FIRST = 16
 """The first positions, where sinks stand, are never thinned."""
-
 SHORT = {"layer": "l", "head": "h", "position": "p"}
 
 

@@ -38,10 +38,10 @@ def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | N
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
-def run_time(record: Mapping[str, Any]) -> str:
-    """How long the run took, as in "12.3 s"; "" where the record does not say."""
+def run_time(record: Mapping[str, Any], verb: str) -> str:
+    """How long the run took, as in "measured in 12.3 s"; "" where the record does not say."""
     seconds = metadata_number(record, "cost", "seconds")
-    return "" if seconds is None else f"{labels.number(seconds, 3)} s"
+    return "" if seconds is None else f"{verb} {labels.number(seconds, 3)} s"
 
 
 def join(parts: Iterable[str], separator: str = ", ") -> str:

@@ -59,9 +59,9 @@ def parse_config_options(args: argparse.Namespace, config: type[Config]) -> dict
 def _parse(option: Option, text: Any) -> Any:
     if isinstance(text, bool):
         return text
-    return (
-        tuple(value for part in text for value in option.parse(part)) if isinstance(text, list) else option.parse(text)
-    )
+    if isinstance(text, list):
+        return tuple(value for part in text for value in option.parse(part))
+    return option.parse(text)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -28,12 +28,9 @@ def run_command(
 ) -> None:
     """Run a command, save its result, and print its summary and where it is. Raises UserError.
 
-    Args:
-        args: The options of `add_run_options`, and the command `line` as it was typed.
-        command: The command's name.
-        out: The folder to write to.
-        run: Returns the result, a `RunResult`, given the work folder and a callback for progress.
-        parts: What the run makes in its work folder; see `open_work_dir`. None for a run that cannot be resumed.
+    `args` has the options of `add_run_options`, and the command `line` as it was typed. `run` returns the result, a
+    `RunResult`, given the work folder and a callback for progress. `parts` is what it makes in the work folder; see
+    `open_work_dir`. Without parts the run cannot be resumed.
     """
     work_dir = default_work_dir(out)
     _check_folders(args, command, out, work_dir, parts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -14,10 +15,20 @@ from regard.errors import UserError
 from regard.runs.options import Option, config_field
 from regard.runs.output_dir import RESULTS
 
-__all__ = ["MAX_SEED", "UNSET", "Config", "Unset", "config_field", "explicit_arguments", "read_results"]
+__all__ = [
+    "MAX_SEED",
+    "UNSET",
+    "Config",
+    "Unset",
+    "config_field",
+    "describe_options",
+    "explicit_arguments",
+    "read_results",
+]
 
 MAX_SEED = 2**63 - 1
 C = TypeVar("C", bound="Config")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Unset:
@@ -119,6 +130,21 @@ def _options(config: type[Config]) -> Mapping[str, Option]:
 def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:
     """Return those of a function's `locals()` that are fields of a configuration and were given."""
     return {name: arguments[name] for name in config.field_names() if not isinstance(arguments.get(name, UNSET), Unset)}
+
+
+def describe_options(config: type[Config]) -> Callable[[F], F]:
+    """Add the help of a configuration's fields to the `Args` of the decorated function, as far as it lacks them."""
+
+    def describe(function: F) -> F:
+        names, text = inspect.signature(function).parameters, inspect.getdoc(function) or ""
+        helps = {field.name: field.metadata["help"] for field in fields(config) if field.name in names}
+        lines = [
+            f"    {name}: {help[0].upper()}{help[1:]}." for name, help in helps.items() if f"    {name}:" not in text
+        ]
+        function.__doc__ = text.replace("\n\nReturns:", "\n".join(["", *lines, "", "Returns:"]), 1)
+        return function
+
+    return describe
 
 
 def read_results(path: str | Path, command: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.rank import num_processes
 
 CHUNK_BYTES = 2**20
@@ -30,7 +30,7 @@ def process_group() -> Iterator[None]:
     try:
         dist.init_process_group("gloo")
     except (ValueError, dist.DistError) as error:
-        reason = " ".join(str(error).split())
+        reason = describe_error(error)
         raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but the processes do not meet: {reason}") from error
     try:
         yield
@@ -60,8 +60,7 @@ def local_shard(samples: Tensor) -> Tensor:
 def raise_on_all_ranks() -> Iterator[None]:
     """Fail in every process if the block fails in one, so that none waits for another. All must reach its end.
 
-    Raises:
-        UserError: Of the first process that failed, in processes in which nothing did.
+    Processes in which nothing failed raise the UserError of the first that did.
     """
     error: Exception | None = None
     try:
@@ -81,7 +80,7 @@ def _error_message(error: Exception | None) -> str | None:
     """Return the message of an error for the other processes."""
     if error is None or isinstance(error, UserError):
         return None if error is None else str(error)
-    return f"another process failed with {type(error).__name__}: {' '.join(str(error).split())}"
+    return f"another process failed with {type(error).__name__}: {describe_error(error)}"
 
 
 def all_gather_bytes(raw: bytes) -> list[bytes]:

@@ -12,12 +12,13 @@ SEAL = "sha256"
 """The key under which a sealed record holds its own checksum."""
 
 
-def sha256_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file, as hexadecimal digits."""
+def sha256_of_file(*paths: Path) -> str:
+    """Return the SHA-256 of a file, or of several one after another, as hexadecimal digits."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
     return digest.hexdigest()
 
 

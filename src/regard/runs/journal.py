@@ -20,14 +20,10 @@ class Journal:
     """Named entries in a file, each written at once and for good.
 
     A line has a checksum over its entry and the checksum before it, so that a changed, missing or reordered line is
-    noticed. A last line that a crash cut off does not count.
+    noticed: UserError. A last line that a crash cut off does not count.
 
-    Args:
-        path: The file. It is created where it does not exist.
-        writable: False in processes that only follow what the main process writes: `add` then keeps entries in memory.
-
-    Raises:
-        UserError: A line is damaged, or the file cannot be written.
+    Processes that only follow what the main process writes have a journal that is not `writable`: `add` then keeps
+    entries in memory.
     """
 
     def __init__(self, path: str | Path, *, writable: bool = True) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"
@@ -36,7 +36,7 @@ def readable_errors(target: object, *, option: str = "", note: str = "") -> Iter
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = getattr(error, "strerror", None) or describe_error(error)
         message = f"cannot write {target}: {reason}"
         raise UserError(f"{option}: {message}" if option else f"{message}; {note}" if note else message) from error
 
@@ -152,16 +152,10 @@ def _check_writable(path: Path, option: str) -> None:
 def atomic_folder(
     folder: str | Path, *, overwrite: bool, command: str | None = None, marker: str = RESULTS, option: str = OPTION
 ) -> Iterator[Path]:
-    """Write a folder whole or not at all; see `check_output_dir` for the arguments.
+    """Write a folder whole or not at all; see `check_output_dir` for the arguments. Raises UserError.
 
-    The block writes to a folder beside the one that is asked for. It takes the name at the end, or vanishes after an
-    exception. What an earlier process left that was killed while it wrote is deleted first.
-
-    Yields:
-        The folder to write to.
-
-    Raises:
-        UserError: The folder cannot be written.
+    The block writes to the folder that is yielded, beside the one that is asked for. It takes the name at the end, or
+    vanishes after an exception. What an earlier process left that was killed while it wrote is deleted first.
     """
     folder = Path(folder).resolve()
     check = partial(check_output_dir, folder, overwrite=overwrite, command=command, marker=marker, option=option)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
 from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
@@ -53,12 +53,8 @@ class RunResult(ABC):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result to a folder, whole or not at all, and return it.
 
-        Args:
-            folder: Where to write.
-            overwrite: Replace an earlier result of the same command.
-
-        Raises:
-            UserError: The folder holds something else, or cannot be written.
+        With `overwrite` it replaces an earlier result of the same command. Raises UserError if the folder holds
+        something else, or cannot be written.
         """
         with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
             self.write_files(path)
@@ -76,11 +72,7 @@ class RunResult(ABC):
 
     @classmethod
     def load(cls: type[R], folder: str | Path) -> R:
-        """Read a result that `save` wrote.
-
-        Raises:
-            UserError: There is none, it is of another command or version, or a file is not as it was written.
-        """
+        """Read a result that `save` wrote. Raises UserError if it is missing, damaged, or of another command."""
         folder = Path(folder)
         metadata = read_metadata(folder, cls.command)
         try:
@@ -89,7 +81,7 @@ class RunResult(ABC):
         except UserError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+            raise UserError(f"the run in {folder} cannot be read: {describe_error(error)}") from error
         metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
         make: Callable[..., R] = cls
         return make(**tables, **artifacts, metadata=metadata)
@@ -98,10 +90,7 @@ class RunResult(ABC):
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     """Return the metadata of a finished run of a command, with the checksums of its files under `files`.
 
-    The files are checked, except the page and those in folders below.
-
-    Raises:
-        UserError: There is no such run, or it is damaged.
+    The files are checked, except the page and those in folders below. Raises UserError if one is damaged.
     """
     path = Path(folder) / RESULTS
     if not path.is_file():

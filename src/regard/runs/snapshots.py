@@ -35,18 +35,10 @@ class Snapshots:
     """How many of the last states stay. With two, one that is damaged does not lose the run."""
 
     def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
-        """Write a state whole or not at all. States of a larger index are of an earlier run, and are deleted.
+        """Write a state whole or not at all, and return its folder. Raises UserError if it cannot be written.
 
-        Args:
-            index: The index of the state.
-            write: Writes the files of the state into the folder that it is given.
-            record: What `latest` returns with the state, as JSON holds it.
-
-        Returns:
-            The folder of the state.
-
-        Raises:
-            UserError: It cannot be written. What was there before is there still.
+        `write` puts the files into a folder; `latest` returns the `record`. States of a larger index are of an earlier
+        run, and are deleted.
         """
         final = self.path(index)
         unfinished = self._unfinished_path()
@@ -90,10 +82,9 @@ class Snapshots:
         return next((path for path in reversed(self.paths()) if isinstance(self._read_manifest(path), dict)), None)
 
     def latest(self) -> tuple[Path, Any] | None:
-        """Return folder and record of the last good state, None if there are no states; warn of damaged ones.
+        """Return folder and record of the last good state, None if there are no states.
 
-        Raises:
-            UserError: All states are damaged.
+        It warns of damaged ones, and raises UserError if all are.
         """
         paths = self.paths()
         for path in reversed(paths):
@@ -138,14 +129,8 @@ class Snapshots:
         self.clear_unfinished()
         past = [path for path in self.paths() if self.index_of(path) <= index]
         for path in self.paths():
-            if path not in past[-self.keep :]:
-                self._delete(path)
-
-    def _delete(self, path: Path) -> None:
-        """Rename first: a process that is killed now leaves no half of a state under its name."""
-        unfinished = self._unfinished_path()
-        path.rename(unfinished)
-        shutil.rmtree(unfinished, ignore_errors=True)
+            if path not in past[-self.keep :]:  # renamed first: no half of a state is left under its name
+                shutil.rmtree(path.rename(self._unfinished_path()), ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -9,12 +9,12 @@ from regard.errors import UserError
 from regard.statistics.dependence import InputDependence
 from regard.statistics.keys import HiddenNorm, KeyNorm, QKCosine, QKNorm, ValueNorm, ValueWeightedMass
 from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound
-from regard.statistics.observation import Observation
 from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
 from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
     Average,
+    Observation,
     PerLayer,
     SampleValues,
     Statistic,

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import Statistic, StatisticInfo, StatisticRow
+from regard.statistics.statistic import Observation, Statistic, StatisticInfo, StatisticRow
 
 
 def input_dependence(
@@ -26,25 +25,18 @@ def input_dependence(
     return ((1 - explained) * (samples / (samples - 1))).clamp(0, 1)
 
 
-_PARTS = ("sum", "square", "samples")
-"""Names of the parts of `_Sums` in a state."""
-
-
 class _Sums(NamedTuple):
-    """ΣA (head, query, key), Σ‖A‖² (head) and the number of samples."""
+    """ΣA (head, query, key), Σ‖A‖² (head) and the number of samples, as a state names them."""
 
-    weights: Tensor
-    squares: Tensor
+    sum: Tensor
+    square: Tensor
     samples: int
 
 
 class InputDependence(Statistic):
     """The distance of each head's matrix from its average over samples, and that average.
 
-    Only samples without padding and of one length count.
-
-    Args:
-        length: Their length; None: that of the first sample of a layer.
+    Only samples without padding and of one `length` count, by default that of the first sample of a layer.
     """
 
     name = "input_dependence"
@@ -72,22 +64,22 @@ class InputDependence(Statistic):
                 self._add(key, _Sums(weights.detach().to("cpu", torch.float64, copy=True), total, samples))
 
     def _length(self, key: tuple[str, int]) -> int | None:
-        return self.sums[key].weights.shape[-1] if key in self.sums else None
+        return self.sums[key].sum.shape[-1] if key in self.sums else None
 
     def _add(self, key: tuple[str, int], new: _Sums) -> None:
         if key in self.sums:
             old = self.sums[key]
-            new = _Sums(old.weights + new.weights, old.squares + new.squares, old.samples + new.samples)
+            new = _Sums(old.sum + new.sum, old.square + new.square, old.samples + new.samples)
         self.sums[key] = new
 
     def merge(self, other: InputDependence) -> None:
         for key, sums in other.sums.items():
-            assert self._length(key) in (None, sums.weights.shape[-1]), "averages of different lengths cannot be merged"
+            assert self._length(key) in (None, sums.sum.shape[-1]), "averages of different lengths cannot be merged"
             self._add(key, sums)
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
         """Return the average matrices by site and layer."""
-        return {key: sums.weights / sums.samples for key, sums in self.sums.items()}
+        return {key: sums.sum / sums.samples for key, sums in self.sums.items()}
 
     def result(self) -> list[StatisticRow]:
         rows = []
@@ -97,15 +89,14 @@ class InputDependence(Statistic):
         return rows
 
     def state(self) -> dict[str, Tensor]:
-        state = {}
+        state: dict[str, Tensor] = {}
         for (site, layer), sums in self.sums.items():
-            for part, value in zip(_PARTS, sums, strict=True):
-                state[f"{site}|{layer}|{part}"] = torch.as_tensor(value)
+            state |= {f"{site}|{layer}|{part}": torch.as_tensor(value) for part, value in sums._asdict().items()}
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.sums = {}
         for name in dict.fromkeys(name.rpartition("|")[0] for name in state):
             site, layer = name.split("|")
-            weights, squares, samples = (state[f"{name}|{part}"].clone() for part in _PARTS)
+            weights, squares, samples = (state[f"{name}|{part}"].clone() for part in _Sums._fields)
             self.sums[site, int(layer)] = _Sums(weights, squares, int(samples))

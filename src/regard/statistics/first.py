@@ -8,10 +8,9 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.statistics.observation import Observation
 from regard.statistics.rows import mean_over_queries
 from regard.statistics.sinks import mean_received_attention, sink_rate
-from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
 
 
 def num_prepended_tokens(layer: Observation, tokens: int) -> int:

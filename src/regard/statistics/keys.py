@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import GU, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import GU, Observation, PerLayer, SampleValues, StatisticInfo
 
 
 def first_to_rest_ratio(

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
 
 
 def mean_over_queries(

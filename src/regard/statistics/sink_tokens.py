@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.statistics.observation import Observation
 from regard.statistics.sinks import BAI, PERCENT, strongest_keys
-from regard.statistics.statistic import PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
+from regard.statistics.statistic import Observation, PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
 
 
 class CommonSinkRatio(PerLayer):

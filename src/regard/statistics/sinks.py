@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.statistics.observation import Observation
-from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo, StatisticKey
+from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo, StatisticKey
 
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
@@ -68,9 +67,7 @@ def strongest_keys(
 class SinkRate(Average):
     """Sink_k^ε of each position k: by head, and over all layers and heads of a sample.
 
-    Args:
-        epsilons: The thresholds ε.
-        minimum_queries: Positions that fewer queries see do not count.
+    `epsilons` are the thresholds ε. Positions that fewer than `minimum_queries` queries see do not count.
     """
 
     name = "sink_rate"

@@ -3,10 +3,9 @@
 from regard.training.checkpoint import full_weights
 from regard.training.loop import Monitor, TrainResult, train
 from regard.training.metrics import METRICS, check_metric, score
-from regard.training.plan import TrainingConfig
+from regard.training.plan import TrainingConfig, learning_rate
 from regard.training.probes import KINDS, MaskedProbe, ProbeKind, SequenceProbe, TokenProbe, make_probe
 from regard.training.probing import ProbeConfig, batch_rows, fit_probe, predict
-from regard.training.schedule import learning_rate
 from regard.training.states import States, encode_states
 from regard.training.through import train_through_encoder
 

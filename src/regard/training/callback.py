@@ -45,12 +45,8 @@ class SinkCallback(TrainerCallback):
 
     Args:
         rows: Token ids (sample, length) of held-out sequences.
-        texts: Texts from which rows are made instead.
-        tokenizer: Tokenizer of the texts.
-        every: Steps between measurements.
+        texts: Texts from which rows are made instead: `samples` windows of `length` tokens, by the `tokenizer`.
         epsilon: Threshold of the sink rate.
-        length: Tokens of a window of the texts.
-        samples: Number of windows.
         batch_size: Rows of a forward pass.
         folder: Folder to which `history.parquet` and `sinks.parquet` are written at each checkpoint and at the end.
 
@@ -126,7 +122,9 @@ class SinkCallback(TrainerCallback):
             self._measure(state, control, kwargs["model"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._write(state)
+        if self.folder is not None and state.is_world_process_zero:
+            for name, table in {HISTORY: self.history(), SINKS: self.frame()}.items():
+                write_file(self.folder / name, table.to_parquet(index=False))
 
     on_train_end = on_save
 
@@ -152,8 +150,3 @@ class SinkCallback(TrainerCallback):
         should_log = control.should_log
         self._trainer.log(dict(metrics))
         control.should_log = should_log
-
-    def _write(self, state: Any) -> None:
-        if self.folder is not None and state.is_world_process_zero:
-            for name, table in {HISTORY: self.history(), SINKS: self.frame()}.items():
-                write_file(self.folder / name, table.to_parquet(index=False))

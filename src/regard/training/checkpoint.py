@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,8 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 """Prefixes that wrappers add to the names of parameters."""
 
 
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """Full tensors on the CPU: those of a model by name, and of its optimizer by `parameter/state`.
-
-    Tied parameters have their first name only.
-    """
-
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+Weights = dict[str, dict[str, Tensor]]
+"""Full tensors on the CPU by file: of a model by name, tied ones once, and of its optimizer by `parameter/state`."""
 
 
 def gather(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep: bool = True) -> Weights:
@@ -43,7 +35,7 @@ def gather(model: nn.Module, optimizer: torch.optim.Optimizer, *, keep: bool = T
         for name, tensor in tensors.items()
         for state, value in optimizer.state.get(tensor, {}).items()
     }
-    return Weights(*(dict(_full_tensors(part, keep)) for part in (tensors, moments)))
+    return {file: dict(_full_tensors(part, keep)) for file, part in {MODEL: tensors, OPTIMIZER: moments}.items()}
 
 
 def _full_tensors(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[str, Tensor]]:
@@ -76,8 +68,8 @@ def save(snapshots: Snapshots, weights: Weights, state: Mapping[str, Any]) -> Pa
     """Write a checkpoint of weights and the JSON state of the loop, whose `step` is its index. Raises UserError."""
 
     def write(folder: Path) -> None:
-        save_file(dict(weights.model), folder / MODEL, metadata={"format": "pt"})
-        save_file(dict(weights.optimizer), folder / OPTIMIZER)
+        save_file(weights[MODEL], folder / MODEL, metadata={"format": "pt"})
+        save_file(weights[OPTIMIZER], folder / OPTIMIZER)
 
     return snapshots.save(state["step"], write, state)
 

@@ -22,7 +22,6 @@ from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
-from regard.training.non_finite import raise_non_finite
 from regard.training.placement import (
     Placement,
     Rows,
@@ -35,8 +34,7 @@ from regard.training.placement import (
     slice_batch,
     to_device,
 )
-from regard.training.plan import TrainingConfig
-from regard.training.schedule import learning_rate, set_rate
+from regard.training.plan import TrainingConfig, learning_rate, set_rate
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
@@ -93,24 +91,10 @@ class _Progress:
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
-    def state(self) -> dict[str, Any]:
-        """State that is saved with the weights."""
-        return {name: getattr(self, name) for name in _STATE_FIELDS}
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the history has a row of this step."""
-        return bool(self.history) and self.history[-1]["step"] == self.step
-
-    @property
     def items_per_second(self) -> float:
         """Speed of recent steps, without time between them."""
         items, seconds = (sum(column) for column in zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
         return items / seconds if seconds else 0.0
-
-    def seconds_left(self, steps: int) -> float:
-        """Return the estimated time of the remaining steps."""
-        return (steps - self.step) * sum(seconds for _, seconds in self.recent) / max(len(self.recent), 1)
 
 
 def train(
@@ -197,8 +181,7 @@ def _take_step(run: _Run, progress: _Progress) -> None:
     mean = float(placed.total(summed)) / count
     gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not bool(torch.tensor([mean, gradient_norm]).isfinite().all()):
-        last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
-        raise_non_finite(placed, run.loss, rows, run.plan.seed, progress.step, mean, gradient_norm, last)
+        raise _non_finite_error(run, rows, progress.step, mean, gradient_norm)
     with _delay_interrupts():
         if run.plan.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.max_grad_norm, norm)
@@ -209,6 +192,41 @@ def _take_step(run: _Run, progress: _Progress) -> None:
         progress.step, progress.items = progress.step + 1, progress.items + count
         progress.seconds += seconds
         progress.numbers = {"loss": mean, "learning_rate": rate, "gradient_norm": gradient_norm}
+
+
+def _non_finite_error(run: _Run, rows: Rows, step: int, mean: float, norm: float) -> UserError:
+    """Return the error of a mean loss or gradient norm that is not finite, which names the rows at fault."""
+    last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
+    if torch.tensor(mean).isfinite():
+        return UserError(
+            f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}"
+        )
+    rows_at_fault = _rows_without_finite_loss(run, rows, step)
+    description = "; ".join(_describe_row(rows, row) for row in rows_at_fault[:3]) or "no single row alone"
+    more = f" and {len(rows_at_fault) - 3} more" if len(rows_at_fault) > 3 else ""
+    return UserError(
+        f"loss: expected a finite number, got {mean} at step {step}; rows of its batch: {description}{more}; {last}"
+    )
+
+
+def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
+    """Return the rows of the batch whose loss alone is not finite; each process checks its own."""
+    placed = run.placed
+    flags = torch.zeros(len(next(iter(rows.values()))), dtype=torch.bool)
+    share = placed.share(rows)
+    seed_step(placed.device, run.plan.seed, step, placed.rank)
+    with torch.no_grad(), placed.autocast():
+        for row in range(share.start, share.stop):
+            value = run.loss(placed.bare, to_device(placed.device, slice_batch(rows, slice(row, row + 1))))
+            flags[row] = not bool(value.isfinite())
+    return placed.any(flags).nonzero().flatten().tolist()
+
+
+def _describe_row(rows: Rows, row: int) -> str:
+    if "input_ids" not in rows:
+        return str(row)
+    tokens = rows["input_ids"][row].flatten().tolist()
+    return f"{row} (tokens {' '.join(map(str, tokens[:8]))}{' …' if len(tokens) > 8 else ''})"
 
 
 def _count_losses(run: _Run, rows: Rows, step: int) -> int:
@@ -259,7 +277,8 @@ def _record_row(run: _Run, progress: _Progress) -> None:
     last = progress.step == run.plan.max_steps
     due = [watcher for watcher in run.watchers if watcher.due(progress.step, last)]
     logged = progress.step > 0 and (last or progress.step % run.plan.logging_steps == 0)
-    if progress.recorded or not (due or logged):
+    is_recorded = bool(progress.history) and progress.history[-1]["step"] == progress.step
+    if is_recorded or not (due or logged):
         return
     row: Row = {"step": progress.step, "items": progress.items, **progress.numbers, "seconds": progress.seconds}
     if progress.recent:
@@ -283,7 +302,8 @@ def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.first:
-        left = progress.seconds_left(run.plan.max_steps)
+        seconds = sum(seconds for _, seconds in progress.recent)
+        left = (run.plan.max_steps - progress.step) * seconds / max(len(progress.recent), 1)
         speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
@@ -311,7 +331,8 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
     with contextlib.nullcontext() if alone else raise_on_all_ranks():
         if placed.first:
-            state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+            state = {name: getattr(progress, name) for name in _STATE_FIELDS}
+            state |= {"plan": run.plan.to_dict(), "processes": placed.processes}
             if run.journal is not None:
                 state["journal"] = run.journal.head
             with _delay_interrupts():

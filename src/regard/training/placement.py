@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.errors import UserError
-from regard.training.plan import TrainingConfig
-from regard.training.schedule import adamw
+from regard.errors import UserError, describe_error
+from regard.training.plan import TrainingConfig, adamw
 
 Rows = dict[str, Tensor]
 
@@ -130,7 +129,7 @@ def _accelerator(on_cpu: bool, trackers: Sequence[str], folder: str | None) -> A
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset", category=UserWarning)
             return Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(trackers) or None, project_dir=folder)
     except ValueError as error:
-        raise UserError(f"accelerate: {' '.join(str(error).split())}") from error
+        raise UserError(f"accelerate: {describe_error(error)}") from error
 
 
 def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:

@@ -106,15 +106,8 @@ def make_probe(
 ) -> Probe:
     """Make a probe, initialized with the seed; the global generator is not changed.
 
-    Args:
-        kind: Kind of probe.
-        layers: Number of states of a token, with the embeddings.
-        length: Number of positions of a sample.
-        width: Hidden size of the model and of the probe.
-        classes: Number of classes; of an MLM probe the size of the vocabulary.
-        dropout: Dropout of a sequence probe.
-        activation: Activation of an MLM probe, the model's `config.hidden_act`.
-        seed: Seed of the initial weights.
+    The number of `layers` includes the embeddings. `dropout` is of a sequence probe. An MLM probe needs the size of the
+    vocabulary as `classes` and the model's `config.hidden_act` as `activation`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

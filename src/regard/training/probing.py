@@ -54,16 +54,9 @@ def fit_probe(
 ) -> Probe:
     """Fit a new probe, and return it in evaluation mode; the global generators are not changed.
 
-    Args:
-        kind: Kind of probe.
-        states: Hidden states.
-        labels: Labels (sample,) of a sequence probe, else (sample, position) with −100 for tokens without label.
-        classes: Number of classes; of an MLM probe the size of the vocabulary.
-        settings: Hyperparameters.
-        seed: Seed of weights, batches and dropout.
-        activation: Activation of an MLM probe, the model's `config.hidden_act`.
-        device: Device of the probe.
-        on_epoch: Called with epochs done, all epochs and mean loss.
+    Labels are (sample,) of a sequence probe, else (sample, position) with −100 for tokens without label. The seed is of
+    weights, batches and dropout; see `make_probe` for `classes` and `activation`. `on_epoch` is called with epochs
+    done, all epochs and mean loss.
     """
     check_labels(kind, states, labels, classes)
     sizes = {"layers": states.layers, "length": states.length, "width": states.width, "classes": classes}
@@ -158,13 +151,7 @@ def seeded_dropout(seed: int, device: torch.device | str) -> Iterator[None]:
 
 @torch.no_grad()
 def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch_size: int = 64) -> Tensor:
-    """Predict with a probe.
-
-    Args:
-        probe: The probe.
-        states: Hidden states.
-        labels: Labels (sample, position). A token probe predicts only tokens with a label; an MLM probe needs them.
-        batch_size: Samples of a batch.
+    """Predict with a probe; with labels (sample, position), which an MLM probe needs, only tokens that have one.
 
     Returns:
         Classes (sample,) of a sequence probe. Classes (sample, position) of a token probe, −100 at other tokens. Of an

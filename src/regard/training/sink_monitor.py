@@ -63,8 +63,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
-        every: Steps between measurements.
-        epsilon: Threshold ε.
         batch_size: Rows of a forward pass.
         minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
@@ -202,7 +200,6 @@ class ValidationLoss(_PeriodicMonitor):
 
     Args:
         domains: Token ids (row, length) by domain.
-        every: Steps between measurements.
         batch_size: Maximum rows of a forward pass; fewer if they have too many logits.
         uncounted: Positions, from 0, of tokens that are no targets, as the first token of a row.
     """
@@ -274,13 +271,9 @@ ALPHA_FACTOR = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Emergence:
-    """Steps at which sinks emerged, None if they did not.
+    """Steps at which sinks emerged, None if they did not: by sink rate, rate of the sink beside the tokens, mean α_1.
 
-    Args:
-        step: By the sink rate.
-        virtual_step: By the rate of the sink beside the tokens.
-        alpha_step: By the mean α_1.
-        rate: Threshold of the rates, in percent.
+    `rate` is the threshold of both rates, in percent.
     """
 
     step: int | None
@@ -294,14 +287,8 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
 
     A sink emerged at the first step from which on all measurements reach the threshold, to the end of the history:
     `sink_rate_max` or `virtual_sink_rate` of at least `rate`, or `alpha_first` above 1.5 × `alpha_uniform`. So a sink
-    that disappeared has not emerged. Steps without the metric are skipped.
-
-    Args:
-        history: Rows with a step, in any order; the last row of a step counts.
-        rate: Threshold of the rates, in percent.
-
-    Raises:
-        UserError: The rate is no percentage above 0, or a row has no step.
+    that disappeared has not emerged. Rows may have any order, and the last of a step counts. Steps without the metric
+    are skipped.
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")

@@ -120,16 +120,9 @@ def encode_states(
 ) -> States:
     """Run a model, or its encoder if it has a decoder, and store the hidden states under a key for `States.open`.
 
-    The metadata is written last: without it the states do not count.
-
-    Args:
-        model: The model.
-        batches: Inputs of the model, in order and at one length.
-        folder: Folder of the files.
-        mask: Mask (sample, position) of the tokens whose states are stored.
-        key: Part of the names of the files.
-        dtype: Type in which states are stored; float16 becomes float32 if a value exceeds 60,000.
-        on_batch: Called with samples done and all samples after each batch.
+    The metadata is written last: without it the states do not count. The batches are inputs of the model, in order and
+    at one length. `mask` (sample, position) marks the tokens whose states are stored, in `dtype`; float16 becomes
+    float32 if a value exceeds 60,000. `on_batch` is called with samples done and all samples.
 
     Raises:
         UserError: The disk is too small, or a state is not finite.

@@ -31,16 +31,8 @@ def train_through_encoder(
     The model runs in evaluation mode, and its other weights are frozen meanwhile. Without parameters this is
     `fit_probe` with states computed again in each epoch.
 
-    Args:
-        model: The model.
-        probe: Probe of its hidden states, trained in place.
-        batches_of: Returns, for a seed and an epoch, batches of model inputs, mask (row, position) of tokens that are
-            no padding, and labels as in `fit_probe`.
-        parameters: Parameters in the model.
-        settings: Hyperparameters of the probe.
-        seed: Seed of batches and dropout.
-        parameters_rate: Learning rate of the parameters; by default that of the probe.
-        on_epoch: Called with epochs done, all epochs and mean loss.
+    `batches_of` returns, for a seed and an epoch, batches of model inputs, mask (row, position) of tokens that are no
+    padding, and labels as in `fit_probe`. `parameters_rate` is by default the learning rate of the probe.
     """
     trained_parameters = list({id(parameter): parameter for parameter in parameters}.values())
     encoder = get_encoder(model)

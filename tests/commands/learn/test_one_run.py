@@ -36,14 +36,14 @@ SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2", "router_warmup_st
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 @pytest.fixture(scope="module")
 def gated() -> LearnResult:
     """SAPT beside a method without a gate."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
+        patch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
         return learn(stream(), ["sapt", "finetune"], loaded(), **SAPT)
 
 

@@ -44,7 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder a method: the model after the second of three tasks."""
     place = tmp_path_factory.mktemp("learnt")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
+        patch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
         plain = learn(
             small_tasks.stream(), ["finetune", "mbpa++", "idbr"], small_tasks.loaded(), work_dir=place / "a", **FIELDS
         )
@@ -125,7 +125,7 @@ def test_learning_begins_from_it(
     name: str, lora: int, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its weights, all of which are trained unless adapters are; and the run is put together again by its name."""
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     folder = written / name
     options = {**FIELDS, **({"lora_rank": lora} if lora else {})}
     found = learn(small_tasks.stream(), "finetune", str(folder), work_dir=tmp_path / "work", **options)
@@ -183,7 +183,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
 
 
 def test_teaching_one_that_answers_goes_on(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     found = learn(small_text_tasks.stream(), "finetune", str(written / "answers"), work_dir=tmp_path / "work", **TEXTS)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 3, tmp_path / "again")

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 import regard
+from regard.commands.replace.config import RANKINGS
 from regard.commands.replace.ranking import (
-    RANKINGS,
     HeadRanking,
     rank_by_gate,
     rank_by_input_dependence,
@@ -52,7 +52,7 @@ def shares(values: dict[Head, float]) -> dict[tuple[str, int], Tensor]:
     return {layer: torch.tensor([v for head, v in sorted(values.items()) if head[:2] == layer]) for layer in layers}
 
 
-def unasked() -> HeadRanking:
+def unasked(_: Constants) -> HeadRanking:
     raise AssertionError("this order does not need it")
 
 
@@ -62,8 +62,8 @@ def named(name: str, seed: int = 0, *, found: Constants | None = None) -> HeadRa
         name,
         constants=constants() if found is None else found,
         seed=seed,
-        lambdas=(lambda: rank_by_gate(shares(LAMBDA))) if name in ("lambda", "reversed") else unasked,
-        norms=(lambda: HeadRanking.by(NORM)) if name == "output-norm" else unasked,
+        lambdas=(lambda _: rank_by_gate(shares(LAMBDA))) if name in ("lambda", "reversed") else unasked,
+        norms=(lambda _: HeadRanking.by(NORM)) if name == "output-norm" else unasked,
     )
 
 
@@ -118,9 +118,9 @@ def test_what_is_no_fraction_is_refused(fraction: float) -> None:
 def test_gates_and_norms_are_handed_on_as_they_are_given() -> None:
     known = HeadRanking(tuple(HEADS[::-1]), (9.0, 7.0, 5.0, 3.0, 1.0))
     given: dict[str, Any] = {"constants": constants(), "seed": 0}
-    assert rank_heads("lambda", **given, lambdas=lambda: known, norms=unasked) == known
-    assert rank_heads("output-norm", **given, lambdas=unasked, norms=lambda: known) == known
-    turned = rank_heads("reversed", **given, lambdas=lambda: known, norms=unasked)
+    assert rank_heads("lambda", **given, lambdas=lambda _: known, norms=unasked) == known
+    assert rank_heads("output-norm", **given, lambdas=unasked, norms=lambda _: known) == known
+    turned = rank_heads("reversed", **given, lambdas=lambda _: known, norms=unasked)
     assert turned == HeadRanking(tuple(HEADS), (-1.0, -3.0, -5.0, -7.0, -9.0))
     assert turned.reversed() == known
 
@@ -250,7 +250,7 @@ def test_heads_with_the_smallest_gates_become_constant_first() -> None:
             gate.copy_(torch.tensor(logits))
         expected = model(input_ids=rows()).last_hidden_state
         found = rank_by_gate(mixed.gate_values())
-    given: dict[str, Any] = {"constants": averages, "seed": 0, "lambdas": lambda: found, "norms": unasked}
+    given: dict[str, Any] = {"constants": averages, "seed": 0, "lambdas": lambda _: found, "norms": unasked}
 
     def output(name: str) -> Tensor:
         with regard.replacing(model, averages, rank_heads(name, **given).constant(0.5)):

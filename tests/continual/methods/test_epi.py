@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.epi import (
     OTHER_TASK_PENALTY,
@@ -23,6 +22,7 @@ from regard.continual.methods.epi import (
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors, load_tensors
 from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -32,7 +32,7 @@ SMALL = EpiConfig(r=2)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def made(config: EpiConfig = SMALL) -> tuple[Learner, Epi]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram_matrix, update_free_projection
-from regard.continual.methods.o_lora import overlap_penalty
+from regard.continual.methods.lora import overlap_penalty
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import made, precise, short, some
@@ -46,8 +46,8 @@ def gated() -> tuple[Learner, GainNetwork]:
         for number, name in enumerate(LAYERS):
             getattr(network, name).copy_(draw(*getattr(network, name).shape, seed=number))
             network.change[name].copy_(draw(*network.change[name].shape, seed=9 + number))
-            basis = torch.linalg.qr(draw(network.free_projection(name).shape[0], 2, seed=20 + number))[0]
-            network.free_projection(name).sub_(basis @ basis.T)
+            basis = torch.linalg.qr(draw(network.get_buffer(f"free_{name}").shape[0], 2, seed=20 + number))[0]
+            network.get_buffer(f"free_{name}").sub_(basis @ basis.T)
     return learner, network
 
 
@@ -65,7 +65,7 @@ def test_a_gate_is_what_its_formula_says() -> None:
             own = {name: getattr(network, name)[block].clone() for name in LAYERS}
             if block:
                 own = {
-                    name: one + network.change[name].detach() @ network.free_projection(name)
+                    name: one + network.change[name].detach() @ network.get_buffer(f"free_{name}")
                     for name, one in own.items()
                 }
             state, key = silu(times(own["up"], silu(times(own["down"], mean)))), own["key"][0].tolist()
@@ -96,7 +96,7 @@ def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> N
     _, network = gated()
     states = draw(40, 16, seed=3)
     network.init_key(1, gram_matrix(states))
-    key, free = network.key[1, 0], network.free_projection("key")
+    key, free = network.key[1, 0], network.get_buffer("free_key")
     residual = states.numpy() @ free.numpy()
     direction = np.linalg.svd(residual)[2][0]
     assert abs(np.dot(key.numpy(), direction)) == pytest.approx(math.sqrt(16 / 3), rel=1e-10)
@@ -106,7 +106,7 @@ def test_a_last_layer_begins_where_the_new_states_are_and_no_earlier_ones() -> N
 
 def test_a_gate_with_no_direction_left_is_shut() -> None:
     _, network = gated()
-    network.free_projection("key").zero_()
+    network.get_buffer("free_key").zero_()
     network.init_key(1, gram_matrix(draw(40, 16, seed=3)))
     assert int(network.key[1].count_nonzero()) == 0
     assert float(network.gate_weight(draw(3, 16), 1).abs().max().detach()) == 0
@@ -116,7 +116,7 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
     _, network = gated()
     with torch.no_grad():
         for name in LAYERS:
-            network.free_projection(name).copy_(torch.eye(len(network.free_projection(name))))
+            network.get_buffer(f"free_{name}").copy_(torch.eye(len(network.get_buffer(f"free_{name}"))))
     network.start_adapter(0)
     network.begin_gate(0)
     read = draw(3, 16, seed=4) @ torch.diag(torch.tensor([1.0] * 2 + [0.0] * 14, dtype=torch.float64))
@@ -166,7 +166,7 @@ def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
         left, values, _ = np.linalg.svd(H if measure == "paper" else H @ H.T)
         many = 1 + int((np.cumsum(values**2) < 0.6 * (values**2).sum()).sum())
         expected = np.eye(len(H)) - left[:, :many] @ left[:, :many].T
-        np.testing.assert_allclose(network.free_projection(name).numpy(), expected, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(network.get_buffer(f"free_{name}").numpy(), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("measure, most", [("paper", 0.25), ("released", 0.35)])
@@ -174,7 +174,7 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
     measure: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The more so the more directions are kept of the first."""
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     method = made("gainlora", gate_hidden_size=8, threshold=0.99, threshold_formula=measure)
     learner = make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
     network = run_stream(learner, method).learner.network_as(GainNetwork)

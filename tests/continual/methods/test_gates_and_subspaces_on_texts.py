@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

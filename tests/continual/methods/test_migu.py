@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.migu import Migu, MiguConfig, mask_largest, sum_magnitudes
+from regard.continual.methods.lora import Migu, MiguConfig, mask_largest, sum_magnitudes
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import learnt, made, moved, precise, some
 

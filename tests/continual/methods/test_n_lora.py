@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
-from regard.continual.methods.n_lora import NLoraConfig, l1_norm
+from regard.continual.methods.lora import NLoraConfig, l1_norm
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 

@@ -5,7 +5,7 @@ import torch
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.o_lora import OLoraConfig, overlap_penalty
+from regard.continual.methods.lora import OLoraConfig, overlap_penalty
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 

@@ -107,7 +107,7 @@ def begun(**said: Any) -> tuple[Any, Learner]:
 
 
 def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     method, learner = begun()
     network = learner.network
     assert isinstance(network, OsfNetwork)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual.adapter_network import PromptConfig
-from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
+from regard.continual.methods.prompts import ProgPrompt, ProgressiveNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.scoring import generate_answers
 from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import ExampleRef
 from regard.data.stream import TextTask
 from regard.errors import UserError
 from tests.continual import small_text_tasks
@@ -26,7 +26,7 @@ SMALL = PromptConfig(num_virtual_tokens=2, encoder_hidden_size=4, learning_rate=
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def made(config: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:

@@ -5,7 +5,7 @@ import torch
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.methods import METHODS
-from regard.continual.methods.lora_baselines import ReplayLoraConfig
+from regard.continual.methods.lora import ReplayLoraConfig
 from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError

@@ -26,7 +26,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:

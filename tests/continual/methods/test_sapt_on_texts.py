@@ -16,7 +16,7 @@ from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:

@@ -14,8 +14,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
 from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_inputs
 from regard.continual.run import make_learner, run_stream
@@ -37,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def made(**config: Any) -> tuple[Learner, Sapt, SaptNetwork]:

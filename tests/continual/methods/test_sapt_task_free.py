@@ -34,7 +34,7 @@ AGAIN = 2
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
 
 def recurring(rows: int = ROWS) -> Stream:
@@ -77,7 +77,7 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
 def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
     """The stream learnt; the weights after each portion, and what was kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "flops_per_token", lambda *_: 0.0)
+        patch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
         learner, method = begun(recurring())
         after, kept = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormalize
+from regard.continual.methods.lora import MERGED, TUNED, SlaoNetwork, orthonormalize
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some
@@ -75,7 +75,7 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
 
 
 def test_the_merged_block_is_nearer_to_the_first_task_than_the_tuned_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "flops_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
     method = made("slao")
     learner = make_learner(short(3), method, loaded(dropout=0.0), BUDGET, seed=1)
     after: list[dict[str, Tensor]] = []

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from regard.continual.pseudo.copies import (
+from regard.continual.pseudo.quality import (
     CopiedRuns,
     copied_fraction,
     duplicate_fraction,

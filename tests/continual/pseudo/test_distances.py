@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.adapters.reflection import Density
-from regard.continual.pseudo.distances import (
+from regard.continual.pseudo.quality import (
     frechet_distance,
     measure_privacy,
     nearest_distances,

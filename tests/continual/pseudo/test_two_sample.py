@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from regard.continual.pseudo.two_sample import (
+from regard.continual.pseudo.quality import (
     binomial_tail,
     fit_logistic_regression,
     hash_features,

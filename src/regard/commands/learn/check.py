@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(drops: Sequence[ForgottenTask]) -> Table:
-    """Make a row per old task."""
     from rich.table import Table
     from rich.text import Text
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.learn.config import LearnConfig, parse_recorded_seeds, split_methods
+from regard.commands.learn.config import LearnConfig, split_methods
 from regard.runs.arguments import add_config_options, add_run_options, file_slug, parse_config_options, parse_seeds
+from regard.runs.config import read_results
 from regard.runs.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def parse_config(args: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
     split_methods(config)
     if args.seeds is not None:
         return config, parse_seeds(args.seeds)
-    recorded = () if args.config is None else parse_recorded_seeds(args.config)
-    return config, [*recorded] or [config.seed]
+    runs = () if args.config is None else read_results(args.config, "learn").get("runs", ())
+    return config, list(dict.fromkeys(int(run["seed"]) for run in runs)) or [config.seed]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -110,7 +111,7 @@ def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
     The differences between the stream's protocols become a note.
     """
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
-    from regard.data.protocols import format_protocol_differences
+    from regard.data.splits import format_protocol_differences
 
     clock = Clock()
 

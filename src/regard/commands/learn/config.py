@@ -6,11 +6,10 @@ Cheap to import: values are resolved when a configuration is made.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError
-from regard.runs.config import MAX_SEED, Config, config_field, read_results
+from regard.runs.config import MAX_SEED, Config, config_field
 
 if TYPE_CHECKING:
     from regard.continual.method import Method
@@ -222,12 +221,6 @@ class LearnConfig(Config):
         }
 
 
-def parse_recorded_seeds(path: str | Path) -> tuple[int, ...]:
-    """Return the seeds of the runs in a folder or file; none if it has only a configuration."""
-    runs = read_results(path, "learn").get("runs", ())
-    return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
-
-
 def split_methods(config: LearnConfig) -> list[LearnConfig]:
     """Return a configuration per method, each with the items of `set` that it knows.
 
@@ -265,7 +258,6 @@ def _pair(item: str) -> tuple[str, str]:
 
 
 def _limits(max_steps: tuple[str, ...]) -> dict[str, int]:
-    """Parse steps by task name. Raises UserError."""
     limits = {}
     for item in max_steps:
         name, _, steps = item.rpartition("=")

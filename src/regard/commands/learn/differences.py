@@ -63,7 +63,6 @@ def format_p_value(p: float) -> str:
 
 
 def _about(differences: Sequence[Difference], baseline: str) -> str:
-    """Describe how to read the differences."""
     if not differences:
         return ""
     sentence = f"Difference to {baseline} in points, paired by run (same seed and order)."

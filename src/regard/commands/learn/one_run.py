@@ -28,8 +28,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
-from regard.data.protocols import describe_protocol_differences
-from regard.data.splits import check_disjoint
+from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
@@ -101,6 +100,7 @@ def run_method(
         on_kept=report_task,
     )
     pairs += _interference(learner, config, num_tasks=len(stream))
+    gate = run_state.rows["gate"]
     return {
         **run_state.rows,
         "interference": pairs,
@@ -114,9 +114,9 @@ def run_method(
         "search": search,
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
-        "blocks": find_task_adapters(run_state.rows["gate"]),
+        "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
         "warnings": [
-            *write_gate_warnings(run_state.rows["gate"], method),
+            *write_gate_warnings(gate, method),
             *write_score_warnings(run_state.rows["matrix"], stream, method_rate),
         ],
     }
@@ -130,11 +130,6 @@ def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
     """Return the hash of each split of each task."""
     return {task.name: dict(task.sha256) for task in stream.tasks}
-
-
-def find_task_adapters(gate: Sequence[Row]) -> dict[str, int]:
-    """Return each task's adapter, for methods with a gate."""
-    return {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"}
 
 
 def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
@@ -190,14 +185,12 @@ def majority_score(labels: Sequence[int]) -> float:
 
 
 def _suggest_opening(config: Any) -> str:
-    """Suggest settings that open the gate."""
     if config.gate != "open":
         return "--set gate=open"
     return f"more than --set router_warmup_steps={config.router_warmup_steps:g}, --set freeze_router=true"
 
 
 def _suggest_preserving(config: Any) -> str:
-    """Suggest settings that preserve the weights of earlier tasks."""
     if config.reflection == "none":
         return "--set reflection=real"
     if config.gate == "open":
@@ -208,7 +201,6 @@ def _suggest_preserving(config: Any) -> str:
 def _make_learner(
     config: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget
 ) -> Learner:
-    """Make the learner before its first task."""
     lora = None if config.lora_rank is None else {"rank": config.lora_rank}
     return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=config.head)
 

@@ -30,7 +30,7 @@ from regard.report.page import (
     Table,
     read_asset,
 )
-from regard.report.words import format_value
+from regard.report.words import format_value, pluralize
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
@@ -89,7 +89,6 @@ def _first(tables: Tables) -> tuple[str, dict[str, learn_metrics.Estimate]]:
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:
-    """Map names to themselves."""
     return {name: name for name in names}
 
 
@@ -180,7 +179,7 @@ def _diagnostics(diagnostics: Mapping[str, Any]) -> Box:
 
 
 def _interference(interference: Mapping[str, Any]) -> Box:
-    afters = {str(after): words.pluralize(after, "task") for after in interference.get("afters", [])}
+    afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
     fields = [
         Select("interference-method", "Method", _same(interference.get("methods", []))),
         Select("interference-after", "Tasks trained", afters, list(afters)[-1] if afters else ""),

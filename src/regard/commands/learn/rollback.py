@@ -46,7 +46,6 @@ def rollback(
 
 
 def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
-    """Find the run with a method and seed."""
     matching = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
     if len(matching) != 1:
         available = ", ".join(f"{run['method']} with seed {run['seed']}" for run in runs[:12])
@@ -59,8 +58,7 @@ def _find_position(tasks: Sequence[str], task: int | str) -> int:
     """Return a task's position, from 1."""
     if isinstance(task, str) and task in tasks:
         return list(tasks).index(task) + 1
-    if isinstance(task, int) or str(task).isdecimal():
-        index = int(task)
-        if 1 <= index <= len(tasks):
-            return index
-    raise UserError(f"task: expected a number from 1 to {len(tasks)}, or one of {', '.join(tasks)}; got {task!r}")
+    position = int(task) if str(task).isdecimal() else 0
+    if not 1 <= position <= len(tasks):
+        raise UserError(f"task: expected a number from 1 to {len(tasks)}, or one of {', '.join(tasks)}; got {task!r}")
+    return position

@@ -22,7 +22,7 @@ from regard.data.streams import parse_order
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
-from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.provenance import describe_run
 from regard.runs.rank import is_main_process, num_processes
 from regard.runs.work_dir import WorkDir, check_same_identity, open_work_dir
@@ -78,7 +78,8 @@ class _Run:
         return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
 
 
-def learn(
+@describe_options(LearnConfig)
+def learn(  # noqa: D417 - the options are described in the configuration
     stream: str | Stream | LearnConfig = "stdlib-split",
     method: str | Sequence[str] | None = None,
     model: str | PreTrainedModel | Loaded | None = None,
@@ -134,35 +135,6 @@ def learn(
         resume: Resume the comparison interrupted in `work_dir`, if any, with the same results.
         save_models: Save the tasks' changes to the model in `work_dir`, for `regard rollback`.
         on_progress: Called with progress.
-        seed: The seed, if there is one.
-        data: Folder of published files (default: $REGARD_DATA, else the hub).
-        order: Paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1.
-        scale: Defaults of rows, lengths, epochs and rates, one of `SCALES`.
-        protocol: Clean drops rows shared by splits; paper uses the published files unchanged.
-        task_type: Classification, generation (of answers), or auto (the first that the stream supports).
-        missing_tasks: Tasks whose files are missing: refuse or skip.
-        instructions: Prepend the task's definition to each text, in classification.
-        samples_per_class: Maximum training rows per class.
-        max_eval_samples: Maximum test rows per task, and maximum dev rows.
-        length: Maximum tokens per text.
-        target_length: Maximum tokens per generated answer.
-        batch_size: Rows per update.
-        micro_batch_size: Rows per forward pass (default: all).
-        num_epochs: Epochs of full training.
-        max_steps: Maximum steps of a phase on a task's rows, each TASK=STEPS; or none.
-        learning_rate: Peak learning rate of full training.
-        lr_scheduler_type: Learning rate after warm-up: linear (to 0) or constant.
-        warmup_ratio: Fraction of a phase's steps spent on warm-up.
-        weight_decay: Weight decay of AdamW, on matrices only.
-        search_learning_rates: Learning rates separated by commas; the best on the first task's dev rows is used.
-        num_probing_epochs: Epochs of training the head alone.
-        probing_learning_rate: Learning rate of the head alone.
-        precision: Float32, or bfloat16 (autocast).
-        head: Labels: compare a text's state with those of the label words. None: the method's head.
-        lora_rank: Train LoRA adapters of this rank instead of the model.
-        set: Fields of the method, each NAME=VALUE.
-        diagnostic_samples: Dev rows per task for sinks, interference and gates; 0 disables diagnostics.
-        save_steps: Steps between checkpoints within a task (default: none).
 
     Returns:
         Scores, cost and diagnostics of every run.
@@ -229,7 +201,6 @@ def _run_and_keep(
 def _make_config(
     stream: str | Stream | LearnConfig, method: Any, model: Any, arguments: Mapping[str, Any]
 ) -> LearnConfig:
-    """Return the configuration that the arguments of `learn` make."""
     changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
     if method is not None:
         changes["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
@@ -283,7 +254,6 @@ def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, 
 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the provenance of the results."""
     first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
     return describe_run(
         replace(config, seed=first_seed),
@@ -315,7 +285,6 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
-    """Return the stream's metadata."""
     return {
         "name": stream.name,
         "protocol": stream.protocol,

@@ -15,8 +15,8 @@ from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
-from regard.report.words import format_duration, format_signed, metadata_number
+from regard.report.page import KeyFigure
+from regard.report.words import format_duration, format_signed, metadata_number, pluralize
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
 SCORE_NAMES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match"}
@@ -230,8 +230,3 @@ def describe_curves(matrix: pd.DataFrame) -> str:
     if num_methods > num_drawn:
         parts.append(f"Only the first {num_drawn} of {num_methods} methods are drawn.")
     return " ".join(parts)
-
-
-def pluralize(number: int, name: str, plural: str = "") -> str:
-    """Return the number and the word, as in "3 tasks"."""
-    return f"{number:,} {name if number == 1 else plural or name + 's'}"

@@ -46,16 +46,15 @@ def run(args: argparse.Namespace) -> None:
         check_output_file(args.out, overwrite=args.overwrite)
         if args.out.suffix.lower() not in PAGES:
             raise UserError(f"--out: expected a name that ends in {' or '.join(PAGES)}, got {args.out}")
-    runs = {name: MeasureResult.load(run) for name, run in zip(_names(args.runs), args.runs, strict=True)}
+    names = [run.resolve().name for run in args.runs]
+    names = names if len(set(names)) == len(names) else [str(run) for run in args.runs]
+    runs = {name: MeasureResult.load(run) for name, run in zip(names, args.runs, strict=True)}
     table, page = compare(runs)
     console = Console(highlight=False)
     console.print(_format_table(table))
-    for note in table.attrs.get("notes", []):
+    two_runs = "difference is {1} − {0}; means over heads have no standard error"
+    for note in (*table.attrs.get("notes", []), *([two_runs.format(*runs)] if len(runs) == 2 else [])):
         console.print(f"note: {note}", soft_wrap=True)
-    if len(runs) == 2:
-        first, second = runs
-        note = f"note: difference is {second} − {first}; means over heads have no standard error"
-        console.print(note, soft_wrap=True)
     if args.out is not None:
         write_file(args.out, page)
         console.print(f"\nWritten to {args.out}", soft_wrap=True)
@@ -67,11 +66,6 @@ def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
 
     tables = {name: (run.table, run.metadata) for name, run in runs.items()}
     return comparison(tables), comparison_page(tables)
-
-
-def _names(runs: list[Path]) -> list[str]:
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _format_table(table: pd.DataFrame) -> RenderableType:

@@ -21,6 +21,10 @@ Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
+_TABLE = (
+    "Values of the whole model where measured, else means over layers and heads. "
+    "SE: the difference's standard error, were the runs' samples independent."
+)
 
 
 def comparison(runs: Runs) -> pd.DataFrame:
@@ -30,17 +34,15 @@ def comparison(runs: Runs) -> pd.DataFrame:
     it is mostly too large. It is null where a run has none, as for means over heads.
 
     Returns:
-        Columns statistic, site, epsilon, scope, position, one per run, and for two runs `difference` (second minus
-        first) and `standard_error`. `scope` is the whole model if the table has such a row, else the mean over layers
-        and heads, or over layers (without embeddings, layer -1). `position` is null for values of the whole sequence,
-        else the first. Runs that differ in scope or position get separate rows. `frame.attrs["notes"]` holds
-        `caveats`.
+        Columns `KEYS`, one per run, and for two runs `difference` (second minus first) and `standard_error`. `scope` is
+        the whole model if the table has such a row, else the mean over layers and heads, or over layers (without
+        embeddings, layer -1). `position` is null for values of the whole sequence, else the first. Runs that differ in
+        either get separate rows. `frame.attrs["notes"]` holds `caveats`.
 
     Raises:
         UserError: There is no run, a table is empty, or a run is named like a column.
     """
-    _check_names(list(runs))
-    frame = _frame({name: measures(table) for name, (table, _) in runs.items()})
+    frame = _frame(_measures(runs))
     frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
     return frame
 
@@ -66,8 +68,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def comparison_page(runs: Runs) -> str:
     """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
-    _check_names(list(runs))
-    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
+    measures_by_run = _measures(runs)
     records = {name: metadata for name, (_, metadata) in runs.items()}
     described: dict[str, Any] = {}
     for metadata in reversed(records.values()):
@@ -93,18 +94,14 @@ def comparison_page(runs: Runs) -> str:
     ).html()
 
 
-_TABLE = (
-    "Values of the whole model where measured, else means over layers and heads. "
-    "SE: the difference's standard error, were the runs' samples independent."
-)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if not names:
+def _measures(runs: Runs) -> dict[str, list[Measure]]:
+    """Return the measures of each run, after a check of the names."""
+    if not runs:
         raise UserError("expected at least one run to compare; none came")
-    reserved = sorted(set(names) & {*KEYS, *ADDED})
+    reserved = sorted(set(runs) & {*KEYS, *ADDED})
     if reserved:
         raise UserError(f"expected run names other than {', '.join(KEYS + ADDED)}; got {', '.join(reserved)}")
+    return {name: measures(table) for name, (table, _) in runs.items()}
 
 
 def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.commands.measure.tokens import top_tokens
 from regard.report import labels
-from regard.report.arrays import Block, Measure
-from regard.report.key_figure import KeyFigure
+from regard.report.arrays import Block, Measure, check_table
+from regard.report.page import KeyFigure
 
+TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "share")
 EXTREMES = {
     "common_sink_ratio": "max",
     "over_smoothing": "max",
@@ -47,6 +47,31 @@ def key_figures(
     return [*models, *token_figures, *extremes]
 
 
+def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFrame:
+    """Return the strongest sinks of each site: site, position, token, share (a fraction, mean over heads).
+
+    Rows of a whole site (layer and head null) are used if there are any; otherwise heads are averaged, and a head
+    without a row for a token counts as 0. Empty if `tokens` is None or empty.
+    """
+    kept = ["site", "position", "token", "share"]
+    if tokens is None or tokens.empty:
+        return pd.DataFrame(columns=kept)
+    check_table("tokens", tokens, TOKEN_COLUMNS)
+    sites = [_of_site(rows) for _, rows in tokens.groupby("site", sort=False, dropna=False)]
+    best = [rows.sort_values("share", ascending=False, kind="stable").head(max_tokens) for rows in sites]
+    return pd.concat(best, ignore_index=True)[kept]
+
+
+def _of_site(rows: pd.DataFrame) -> pd.DataFrame:
+    whole = rows[rows["layer"].isna() & rows["head"].isna()]
+    if not whole.empty:
+        return whole
+    heads = len(rows[["layer", "head"]].drop_duplicates())
+    keys = ["site", "position", "token"]
+    summed = rows.groupby(keys, sort=False, dropna=False)["share"].sum()
+    return (summed / heads).reset_index()
+
+
 def several_sites(all_measures: Sequence[Measure]) -> bool:
     """Return whether the measures have several sites."""
     return len({measure.site for measure in all_measures}) > 1
@@ -60,11 +85,6 @@ def strongest(block: Block) -> tuple[int, float, float]:
     return int(block.coordinates["position"][at]), float(block.values[at]), float(block.errors[at])
 
 
-def over_layers_and_heads(block: Block) -> Block:
-    """The mean over layers and heads, by position; without errors."""
-    return block.mean_over("head").mean_over("layer")
-
-
 def _of_model(measure: Measure) -> tuple[float, float, str] | None:
     """Return value, standard error and note of a whole-model value; None if there is none."""
     whole, block, note = measure.block(), measure.block("position"), ""
@@ -72,7 +92,7 @@ def _of_model(measure: Measure) -> tuple[float, float, str] | None:
         return float(whole.values), float(whole.errors), "whole model"
     by_head = measure.block("layer", "head", "position")
     if block is None and measure.statistic == "sink_rate" and by_head is not None:
-        block, note = over_layers_and_heads(by_head), ", mean over heads"
+        block, note = by_head.mean_over("head").mean_over("layer"), ", mean over heads"
     if block is None:
         return None
     position, value, error = strongest(block)

@@ -7,13 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.measure.key_figures import key_figures
-from regard.commands.measure.tokens import top_tokens
+from regard.commands.measure.key_figures import key_figures, top_tokens
 from regard.report import labels
 from regard.report.arrays import Measure, measures
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset
 from regard.report.payload import payload, thinned_length
 from regard.report.words import format_value, join, run_time
+
+_TOKENS = (
+    "How often a head's strongest column stood on this token at this position: "
+    "the share of samples, a mean over the heads."
+)
+_CLICK = "Click a cell, or type its layer and head, to see that head over positions."
+_THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
@@ -39,12 +45,6 @@ def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | N
     ).html()
 
 
-_TOKENS = (
-    "How often a head's strongest column stood on this token at this position: "
-    "the share of samples, a mean over the heads."
-)
-
-
 def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> list[Section]:
     """Make the sections that the page's script fills, if they have values."""
     blocks = [(axes, block) for measure in all_measures for axes, block in measure.blocks.items()]
@@ -61,10 +61,6 @@ def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> l
     ]
 
 
-_CLICK = "Click a cell, or type its layer and head, to see that head over positions."
-_THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
-
-
 def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Section]:
     """Make the glossary of statistics, and the rest of the metadata."""
     rest = {key: value for key, value in metadata.items() if key != "statistics"}
@@ -76,8 +72,7 @@ def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any])
 
 def lede(metadata: Mapping[str, Any]) -> str:
     """Describe what was measured, in one line."""
-    time = f"measured in {seconds}" if (seconds := run_time(metadata)) else ""
-    return join([labels.model_size(metadata), labels.samples(metadata), time], " · ")
+    return join([labels.model_size(metadata), labels.samples(metadata), run_time(metadata, "measured in")], " · ")
 
 
 def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -24,7 +24,7 @@ from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.observe import EMBEDDING_LAYER
 from regard.models.pretrained import resolve_model
-from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
@@ -35,6 +35,7 @@ from regard.statistics.sinks import SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 
+@describe_options(MeasureConfig)
 def measure(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,
     tokenizer: Any = None,
@@ -162,9 +163,8 @@ def _run_batches(
             ) from error
         if not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
-            batch_index = start // batch_size
-            message = f"output of the last layer in batch {batch_index}; expected finite values"
-            raise UserError(f"non-finite activations: {message}")
+            layer = f"output of the last layer in batch {start // batch_size}"
+            raise UserError(f"non-finite activations: {layer}; expected finite values")
         if on_progress is not None:
             done = min(start + batch_size, len(input_ids))
             on_progress(ProgressEvent(phase="measuring", step=done, steps=len(input_ids)))

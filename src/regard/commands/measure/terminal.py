@@ -12,8 +12,7 @@ import pandas as pd
 from rich.console import Group
 from rich.text import Text
 
-from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
-from regard.commands.measure.tokens import top_tokens
+from regard.commands.measure.key_figures import several_sites, strongest, top_tokens
 from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, sparkline
@@ -23,7 +22,6 @@ MARGIN = 5
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
-
 Name = Callable[[Measure], str]
 
 
@@ -41,8 +39,8 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
         [line for measure in all_measures for line in _smoothing(measure, name)],
         _norms(all_measures, name),
     ]
-    time = f"in {seconds}" if (seconds := run_time(metadata)) else ""
-    return terminal.summary(labels.model_name(metadata), [join([labels.samples(metadata), time])], [*maps, *lines])
+    lede = join([labels.samples(metadata), run_time(metadata, "in")])
+    return terminal.summary(labels.model_name(metadata), [lede], [*maps, *lines])
 
 
 def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:
@@ -63,7 +61,7 @@ def _slice(measure: Measure) -> Block:
     by_position = measure.block("layer", "head", "position")
     position = None
     if by_position is not None and measure.block("layer", "head") is None:
-        position = strongest(over_layers_and_heads(by_position))[0]
+        position = strongest(by_position.mean_over("head").mean_over("layer"))[0]
     by_head = heads(measure, position)
     assert by_head is not None
     return by_head

@@ -12,18 +12,15 @@ from regard.commands.pretrain import words
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 Points = list[dict[str, Any]]
-
 REQUIRED = ("step", "loss")
 """Columns that a history must have."""
 GREY = 4
 """Ink of reference lines."""
-
-SHOWN_LAYERS = 5
-"""Layers with a curve, at most."""
-SHOWN_STEPS = 4
-"""Steps with a profile over layers, at most."""
-MAP_STEPS = 60
-"""Steps of a map, at most."""
+SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
+"""The most layers with a curve, steps with a profile over layers, and steps of a map."""
+_NATS = "nats per token"
+UNIFORM = "uniform attention"
+_INKS = (0, 1, 2, 3, 5)
 
 
 def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
@@ -56,9 +53,6 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
     ]
 
 
-_NATS = "nats per token"
-
-
 def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
     """Plot sink rate and mean α_1 by step, and the rate of a virtual sink."""
     rates = _curve(words.symbol(metadata), history, "sink_rate", "%")
@@ -73,9 +67,6 @@ def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Pane
         *panel("Sink rate", "% of heads × samples", "step", rates),
         *panel("Attention on the first token", "mean of α₁ over heads and samples", "step", masses + uniform, lines),
     ]
-
-
-UNIFORM = "uniform attention"
 
 
 def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
@@ -99,9 +90,6 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
         *panel("By layer", "layer −1: input of the first layer", "layer", profiles, lines),
         *panel("By step", "", "step", largest + curves, styles),
     ]
-
-
-_INKS = (0, 1, 2, 3, 5)
 
 
 def position_panels(sinks: pd.DataFrame) -> list[Panel]:

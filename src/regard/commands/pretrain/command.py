@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.pretrain.config import PRESETS, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
-from regard.data.corpus_sources import Source, check_source
+from regard.data.texts import Source, check_source
 from regard.runs.command import Command
 from regard.runs.result import read_metadata
 

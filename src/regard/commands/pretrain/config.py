@@ -133,18 +133,16 @@ class PretrainConfig(Config):
         """Return the configuration of the model; `tokens` are the ids of its special tokens by their names."""
         from regard.models import RegardConfig
 
+        names = ("hidden_size", "intermediate_size", "ffn", "norm", "tie_word_embeddings")
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
         return RegardConfig(
             vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
             num_hidden_layers=self.num_layers,
             num_attention_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
             max_position_embeddings=self.length,
-            ffn=self.ffn,
-            norm=self.norm,
-            tie_word_embeddings=self.tie_word_embeddings,
             attention=self.spec.to_dict(),
+            **same,
             **tokens,
         )
 

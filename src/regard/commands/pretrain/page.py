@@ -14,6 +14,24 @@ from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Recor
 from regard.report.panels import thinning_note
 from regard.report.words import format_count, format_value, metadata_number
 
+_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
+"""The metadata that other sections show."""
+_SINKS = (
+    "On held-out text. α₁ is a head’s mean attention on the first token; "
+    "Sink₁ is the share of heads × samples whose α₁ is above ε."
+)
+_MAPS = "Mean over the watched samples, by layer and head; the slider turns to earlier steps."
+_POSITIONS = (
+    "The share of heads × samples whose mean attention on a position is above ε. "
+    "The last positions are means over few queries and may pass it without a sink."
+)
+_NORMS = "|h₁| over the mean of |hₜ|, t > 1: the L2 norm of the first token’s hidden state against the others’."
+_COMMAND = "regard pretrain --config results.json"
+_AGAIN = (
+    "results.json of this run holds every field of the recipe; the same data, seed and versions give this run again."
+)
+_NUMBERS = ("weight", "train_tokens", "valid_tokens")
+
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
     """Return the report as one self-contained HTML file, from the tables and the metadata of a `PretrainResult`.
@@ -46,24 +64,6 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str
     ).html()
 
 
-_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
-"""The metadata that other sections show."""
-_SINKS = (
-    "On held-out text. α₁ is a head’s mean attention on the first token; "
-    "Sink₁ is the share of heads × samples whose α₁ is above ε."
-)
-_MAPS = "Mean over the watched samples, by layer and head; the slider turns to earlier steps."
-_POSITIONS = (
-    "The share of heads × samples whose mean attention on a position is above ε. "
-    "The last positions are means over few queries and may pass it without a sink."
-)
-_NORMS = "|h₁| over the mean of |hₜ|, t > 1: the L2 norm of the first token’s hidden state against the others’."
-_COMMAND = "regard pretrain --config results.json"
-_AGAIN = (
-    "results.json of this run holds every field of the recipe; the same data, seed and versions give this run again."
-)
-
-
 def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
     """Make a table of the fields that differ from the preset, then list the others."""
     config = labels.section(metadata, "config")
@@ -94,6 +94,3 @@ def _domain(domain: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     cells += ["–" if count is None else format_count(count) for count in counts]
     name, source, sha256 = (str(domain.get(key) or "") for key in ("name", "source", "sha256"))
     return name, source, [*cells, sha256[:12] or "–"]
-
-
-_NUMBERS = ("weight", "train_tokens", "valid_tokens")

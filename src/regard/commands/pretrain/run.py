@@ -17,7 +17,7 @@ from regard.commands.pretrain.text import Text, cache_dir, prepare_text, vocab_s
 from regard.data.examples import IGNORE_INDEX
 from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
-from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
@@ -29,6 +29,7 @@ PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
 
 
+@describe_options(PretrainConfig)
 def pretrain(  # noqa: D417 - the options are described in the configuration
     config: str | PretrainConfig = "nano",
     *,
@@ -126,7 +127,8 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             watchers=[losses, sinks],
             on_progress=report,
         )
-        return _result(config, text, model, trained, sinks, name=name, preset=preset)
+        origin = {"name": name, "config_defaults": preset.to_dict()}
+        return _result(config, text, model, trained, sinks, origin)
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
@@ -161,9 +163,8 @@ class JournaledSinkMonitor(SinkMonitor):
 
     def table(self, steps: Iterable[int]) -> pd.DataFrame:
         """Return the table of what was seen at these steps."""
-        return sink_table(
-            [row for step in steps if str(step) in self.work.journal for row in self.work.journal[str(step)]]
-        )
+        journal, names = self.work.journal, map(str, steps)
+        return sink_table([row for name in names if name in journal for row in journal[name]])
 
 
 def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:
@@ -181,17 +182,14 @@ def _result(
     model: RegardForCausalLM,
     trained: training.TrainResult,
     sinks: JournaledSinkMonitor,
-    *,
-    name: str | None,
-    preset: PretrainConfig,
+    origin: Mapping[str, Any],
 ) -> PretrainResult:
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model = model.device, _whole(model)
     history = make_history([_rename_items(row) for row in trained.history])
     metadata = describe_run(
         config,
-        name=name,
-        config_defaults=preset.to_dict(),
+        **origin,
         model={
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "parameters_without_embeddings": model.parameters_without_embeddings,

@@ -16,10 +16,9 @@ from accelerate import PartialState
 from torch import Tensor
 
 from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig
-from regard.data.corpus import Corpus, prepare_corpus
-from regard.data.corpus_sources import Source, identify_source, sample_texts
+from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
 from regard.data.examples import IGNORE_INDEX
-from regard.data.sampling import BatchSampler, insert_tokens
+from regard.data.texts import Source, identify_source, sample_texts
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, train_tokenizer
 from regard.errors import UserError
 from regard.runs.output_dir import atomic_folder
@@ -102,12 +101,11 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     """Return the tokenizer: read, or trained on the text, once for the same text and size."""
     if config.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(config.tokenizer)
-    about = json.dumps(
-        [[[identify_source(s.where), s.weight, s.tokens] for s in sources], config.vocab_size or TRAINED_VOCAB_SIZE]
-    )
+    size = config.vocab_size or TRAINED_VOCAB_SIZE
+    about = json.dumps([[[identify_source(s.where), s.weight, s.tokens] for s in sources], size])
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(sample_texts(sources), config.vocab_size or TRAINED_VOCAB_SIZE)
+        trained = train_tokenizer(sample_texts(sources), size)
         try:
             with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
+from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
 from regard.report.words import format_count, format_duration, join, metadata_number
 

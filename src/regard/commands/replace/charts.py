@@ -42,8 +42,9 @@ def _panels(outcome: Outcome, points: pd.DataFrame, series: str) -> list[Panel]:
         for row in rows.to_dict("records"):
             margin = "" if math.isnan(row["ci_low"]) else f" ± {labels.number((row['ci_high'] - row['ci_low']) / 2, 2)}"
             shown = f"{labels.number(row['mean'], 3)}{margin} ({pluralize(row['n'], 'seed')})"
-            fraction, interval = float(row["dynamic_fraction"]), (row["ci_low"], row["ci_high"])
-            written.append(_point(positions, fraction, str(row[series]), shown, row["mean"], *interval))
+            fraction, numbers = float(row["dynamic_fraction"]), (row["mean"], row["ci_low"], row["ci_high"])
+            named = dict(zip(("value", "low", "high"), numbers, strict=True))
+            written.append(_point(positions, fraction, str(row[series]), shown, **named))
         caption = words.title(outcome, str(model), str(task))
         panels += panel(caption, words.metric(str(metric)), "fraction", written, ticks=_ticks(positions))
     return panels
@@ -54,16 +55,9 @@ def _ticks(positions: Mapping[float, float]) -> dict[str, list[Any]]:
 
 
 def _point(
-    positions: Mapping[float, float],
-    fraction: float,
-    series: str,
-    shown: str,
-    value: float,
-    low: float = math.nan,
-    high: float = math.nan,
+    positions: Mapping[float, float], fraction: float, series: str, shown: str, **numbers: float
 ) -> dict[str, Any]:
-    """Make a point of a line as the page's script reads it."""
-    numbers = {"value": value, "low": low, "high": high}
+    """Make a point of a line as the page's script reads it, with a value and the interval from low to high."""
     rounded = {name: None if math.isnan(x) else float(f"{x:.6g}") for name, x in numbers.items()}
     place = {"place": positions[fraction], "fraction": fraction_name(fraction)}
     return {**place, "series": series, "shown": shown, **rounded}
@@ -73,8 +67,9 @@ def cost_panels(cost: pd.DataFrame) -> list[Panel]:
     """Plot time and FLOPs in percent of the original model's, by fraction; nothing for one point."""
     costs = words.relative_cost(cost)
     positions = axis_places(costs["dynamic_fraction"].tolist())
+    unknown = {"low": math.nan, "high": math.nan}
     points = [
-        _point(positions, row["dynamic_fraction"], name, f"{labels.number(row[key], 3)} %", row[key])
+        _point(positions, row["dynamic_fraction"], name, f"{labels.number(row[key], 3)} %", value=row[key], **unknown)
         for key, name in (("time", "time"), ("work", "FLOPs"))
         for row in costs.to_dict("records")
         if not math.isnan(row[key])

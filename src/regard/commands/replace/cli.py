@@ -95,7 +95,7 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
 
 def _check(args: argparse.Namespace, config: ReplaceConfig, data: str | None) -> None:
     """Check what does not need the model. Raises UserError."""
-    from regard.commands.replace.averages import check_origin
+    from regard.commands.replace.run import check_origin
     from regard.data import TASKS, read_task
 
     if args.constants_from is not None:

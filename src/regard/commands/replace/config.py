@@ -13,6 +13,7 @@ TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 """Sources trained on the task's labels, and what each starts from."""
 AVERAGED = ("average", "average-init")
 """Sources that read averages; the others need only their shape."""
+RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
 OF_PLACE = ("first-layers", "last-layers", "random")
 """Rankings that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
@@ -32,13 +33,6 @@ def constants_names() -> tuple[str, ...]:
     return ("average", *SOURCES, *TRAINED)
 
 
-def ranking_names() -> tuple[str, ...]:
-    """Return the names of the head rankings."""
-    from regard.commands.replace.ranking import RANKINGS
-
-    return tuple(RANKINGS)
-
-
 def parse_fractions(text: str) -> tuple[float, ...]:
     """Return the numbers that a text lists, such as 1,1/2,0.25. Raises ValueError."""
     return tuple(float(Fraction(part.strip())) for part in text.split(","))
@@ -46,10 +40,7 @@ def parse_fractions(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceConfig(Config):
-    """Configuration of `regard replace`; model and task are arguments.
-
-    Fields that are None take the value of `scale`.
-    """
+    """Configuration of `regard replace`; model and task are arguments. Fields of None take the value of `scale`."""
 
     command: ClassVar[str] = "replace"
 
@@ -67,7 +58,7 @@ class ReplaceConfig(Config):
     rank_heads_by: tuple[str, ...] | None = config_field(
         None,
         "head ranking: lambda (default), input-dependence, output-norm, first-layers, last-layers, random, reversed",
-        choices=ranking_names,
+        choices=RANKINGS,
         none_word="",
     )
     dynamic_fractions: tuple[float, ...] | None = config_field(
@@ -119,7 +110,7 @@ class ReplaceConfig(Config):
         elif self.constants == ():
             raise UserError(f"constants: expected some of {', '.join(constants_names())}, got none")
         elif self.rank_heads_by == ():
-            raise UserError(f"rank-heads-by: expected some of {', '.join(ranking_names())}, got none")
+            raise UserError(f"rank-heads-by: expected some of {', '.join(RANKINGS)}, got none")
 
     @property
     def _only_attention(self) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from regard.attention.lse import FLASH_FORWARD
-from regard.commands.replace import ranking as head_ranking
 from regard.commands.replace.evaluators import Evaluator, read_batches
-from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm
+from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded
 from regard.errors import UserError
@@ -27,6 +27,7 @@ from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.layers import eval_mode
 from regard.hooks.operation import parse_attention
 from regard.runs.journal import Journal
+from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
 
 TIMED = 5
@@ -76,18 +77,8 @@ class HeadEvaluation:
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """Return the averages of all heads over the inputs."""
-
-        def average() -> Constants:
-            return average_attention(
-                self.model,
-                read_batches(inputs),
-                inputs.length,
-                layout=inputs.layout,
-                separators=inputs.separators,
-                tokenizer=tokenizer,
-                source=source,
-            )
-
+        origin = {"layout": inputs.layout, "separators": inputs.separators, "tokenizer": tokenizer, "source": source}
+        average = partial(average_attention, self.model, read_batches(inputs), inputs.length, **origin)
         return self._stored_constants("average", "average", "averaging attention", average)
 
     def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
@@ -113,24 +104,16 @@ class HeadEvaluation:
             return constants
         self.step(step)
         constants, part = compute(), path.with_name(f"{UNFINISHED}{path.name}")
-        try:
+        with readable_errors(path, note="finished work is kept"):
             path.parent.mkdir(parents=True, exist_ok=True)
             constants.save(part)
             part.replace(path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}; finished work is kept") from error
         self.journal.add(entry, constants.sha256)
         return constants
 
     def rank_heads(self, averages: Constants, name: str, seed: int) -> HeadRanking:
         """Return a ranking of heads by name, computed at the averages."""
-        return head_ranking.rank_heads(
-            name,
-            constants=averages,
-            seed=seed,
-            lambdas=lambda: self._lambdas(averages),
-            norms=lambda: self._norms(averages),
-        )
+        return rank_heads(name, averages, seed, lambdas=self._lambdas, norms=self._norms)
 
     def _lambdas(self, averages: Constants) -> HeadRanking:
         """Rank by σ(l), trained with all else frozen."""
@@ -153,10 +136,8 @@ class HeadEvaluation:
             return [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)]
 
         entry = f"output-norm {_key(averages.sha256, ())}"
-        *heads, values = zip(*self._stored_rows(entry, "ranking heads, output-norm", measure), strict=True)
-        return HeadRanking(
-            tuple((site, int(layer), int(head)) for site, layer, head in zip(*heads, strict=True)), values
-        )
+        rows = self._stored_rows(entry, "ranking heads, output-norm", measure)
+        return HeadRanking(tuple((site, layer, head) for site, layer, head, _ in rows), tuple(row[3] for row in rows))
 
     def _stored_rows(self, entry: str, step: str, compute: Callable[[], list[list[Any]]]) -> list[list[Any]]:
         """Return the rows of a journal entry, computed once."""

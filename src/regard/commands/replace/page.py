@@ -14,6 +14,10 @@ from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
 from regard.report.words import join
 
+_DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
+_OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
+_RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
+
 
 def replace_page(
     scores: pd.DataFrame,
@@ -68,10 +72,6 @@ def _scores(outcome: Outcome) -> list[Section]:
     ]
 
 
-_DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
-_OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
-
-
 def _drops_table(outcome: Outcome) -> Table:
     """Make a table of drops by task and fraction, with the mean over tasks with a drop in percent."""
     drops = outcome.main
@@ -122,9 +122,6 @@ def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) 
 
 def _original(drops: pd.DataFrame) -> str:
     return labels.number(float(drops["original"].iloc[0]), 3)
-
-
-_RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
 
 
 def _patterns(heads: pd.DataFrame) -> Table:

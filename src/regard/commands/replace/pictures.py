@@ -16,19 +16,13 @@ from torch import Tensor
 from regard.report import labels
 from regard.report.words import join
 
-SIDE = 64
-"""Rows and columns of an image, at most."""
-
-MOST = 12
-"""Images on a page, at most."""
+SIDE, MOST = 64, 12
+"""The most rows and columns of an image, and images on a page."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Matrix of one head, reduced to block means of at most `SIDE` × `SIDE`.
-
-    `size` and `largest` are those of the full matrix.
-    """
+    """Matrix of one head, reduced to block means of at most `SIDE` × `SIDE`; `size` and `largest` of the full one."""
 
     site: str
     layer: int
@@ -42,18 +36,12 @@ class Picture:
 
 def pictures(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int = MOST) -> list[Picture]:
     """Make images of the heads of each pattern that become constant first, pattern by pattern in turn."""
-    images = [_picture(row, matrices) for row in _chosen(heads, matrices, max_images)]
-    return sorted(images, key=lambda image: (image.site, image.layer, image.head))
-
-
-def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int) -> list[dict[Hashable, Any]]:
-    known = heads[[f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]]
-    if known.empty:
-        return []
-    ordered = known.sort_values("rank", ascending=False, na_position="last", kind="stable")
+    is_known = [f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]
+    ordered = heads.loc[is_known].sort_values("rank", ascending=False, na_position="last", kind="stable")
     turn = ordered.groupby(ordered["pattern"].fillna("").astype(str), sort=False).cumcount()
     selected = ordered.assign(turn=turn).sort_values("turn", kind="stable").head(max_images)
-    return selected.to_dict("records")
+    images = [_picture(row, matrices) for row in selected.to_dict("records")]
+    return sorted(images, key=lambda image: (image.site, image.layer, image.head))
 
 
 def _picture(row: Mapping[Hashable, Any], matrices: Mapping[str, Tensor]) -> Picture:
@@ -75,21 +63,19 @@ def _picture(row: Mapping[Hashable, Any], matrices: Mapping[str, Tensor]) -> Pic
 def payload(images: list[Picture]) -> list[dict[str, Any]]:
     """Encode images for the page's script: shades 0–255 as base64, row by row."""
     multiple_sites = len({image.site for image in images}) > 1
-    return [
-        {
-            "caption": f"Layer {image.layer}, head {image.head}"
-            + (f", {labels.site(image.site)}" if multiple_sites else ""),
-            "note": _note(image),
-            "size": list(image.weights.shape),
-            "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
-        }
-        for image in images
-    ]
-
-
-def _note(image: Picture) -> str:
-    rank = "" if image.rank is None else f"rank {image.rank}"
-    return join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"])
+    encoded = []
+    for image in images:
+        site = labels.site(image.site) if multiple_sites else ""
+        rank = "" if image.rank is None else f"rank {image.rank}"
+        encoded.append(
+            {
+                "caption": join([f"Layer {image.layer}, head {image.head}", site]),
+                "note": join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"]),
+                "size": list(image.weights.shape),
+                "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
+            }
+        )
+    return encoded
 
 
 def _shades(weights: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.commands.replace.config import RANKINGS
 from regard.constants import Constants, Head
 from regard.errors import UserError, check_choice
 from regard.hooks import watching
@@ -75,26 +77,19 @@ def rank_by_gate(gates: Mapping[Any, Tensor]) -> HeadRanking:
     )
 
 
-RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
+Ranker = Callable[[Constants], HeadRanking]
 
 
-def rank_heads(
-    name: str,
-    *,
-    constants: Constants,
-    seed: int,
-    lambdas: Callable[[], HeadRanking],
-    norms: Callable[[], HeadRanking],
-) -> HeadRanking:
+def rank_heads(name: str, constants: Constants, seed: int, lambdas: Ranker, norms: Ranker) -> HeadRanking:
     """Return the ranking of a name; `lambdas` and `norms` are called only if needed."""
     check_choice("rank-heads-by", name, RANKINGS)
-    rankings: dict[str, Callable[[], HeadRanking]] = {
+    rankers: dict[str, Ranker] = {
         "lambda": lambdas,
-        "reversed": lambda: lambdas().reversed(),
-        "input-dependence": lambda: rank_by_input_dependence(constants),
+        "reversed": lambda constants: lambdas(constants).reversed(),
+        "input-dependence": rank_by_input_dependence,
         "output-norm": norms,
-        "random": lambda: rank_randomly(constants, seed),
-        "first-layers": lambda: rank_by_layer(constants, first_replaced=True),
-        "last-layers": lambda: rank_by_layer(constants, first_replaced=False),
+        "random": partial(rank_randomly, seed=seed),
+        "first-layers": partial(rank_by_layer, first_replaced=True),
+        "last-layers": partial(rank_by_layer, first_replaced=False),
     }
-    return rankings[name]()
+    return rankers[name](constants)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("dynamic_fraction", "latency_ms", "flops")
-
 __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
 
@@ -107,12 +106,6 @@ class ReplaceResult(RunResult):
         if CONSTANTS not in metadata["files"]:
             return {"heads": heads}
         constants = (folder / CONSTANTS).read_bytes()
-        return {"heads": heads, "constants": constants, "matrices": dict(_matrices(constants))}
-
-
-def _matrices(constants: bytes) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the matrices in a file of constants, by "site.layer"."""
-    for name, tensor in safetensors.torch.load(constants).items():
-        layer, _, kind = name.rpartition(".")
-        if kind == "matrix":
-            yield layer, tensor
+        tensors = safetensors.torch.load(constants).items()
+        matrices = {name.removesuffix(".matrix"): tensor for name, tensor in tensors if name.endswith(".matrix")}
+        return {"heads": heads, "constants": constants, "matrices": matrices}

@@ -12,7 +12,6 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
-from regard.commands.replace.averages import From, read_other_source
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -26,14 +25,15 @@ from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, Per
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, NONE
-from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions
+from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
+from regard.hooks.average import vocabulary_digest
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.models.pretrained import resolve_model
-from regard.runs.config import UNSET, Unset, explicit_arguments
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
 from regard.runs.work_dir import open_work_dir
@@ -41,10 +41,12 @@ from regard.training import ProbeConfig, check_metric
 from regard.training.states import get_encoder
 
 STATES, CONSTANTS = "states", "constants"
+From = str | Path | Constants | None
 PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
 
 
+@describe_options(ReplaceConfig)
 def replace(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,
     task: str | Path | Task,
@@ -202,13 +204,49 @@ def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: Ta
     max_length = models.maximum_length(loaded.model, tokenizer)
     if max_length is not None and length > max_length:
         raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
-    splits = [
-        encode(read.kind, split, tokenizer, length, config.special_token_layout)
-        for split in (read.train, read.validation)
-    ]
+    examples, layout = (read.train, read.validation), config.special_token_layout
+    train, validation = (encode(read.kind, split, tokenizer, length, layout) for split in examples)
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
-        splits = [mask_tokens(split, tokenizer, seed) for seed, split in enumerate(splits)]
-    return splits[0], splits[1]
+        return mask_tokens(train, tokenizer, 0), mask_tokens(validation, tokenizer, 1)
+    return train, validation
+
+
+def read_other_source(
+    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
+) -> Constants | tuple[Encoded, str] | None:
+    """Read what the averages come from, if not the task's inputs: constants, or other inputs and their source."""
+    if origin is None or isinstance(origin, Constants):
+        return None if origin is None else _fit_constants(origin, encoder, tokenizer, train)
+    if str(origin) in TASKS:
+        other = read_task(str(origin), data, rows=scale.rows)
+        return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
+    check_origin(origin)
+    return _fit_constants(Constants.load(origin), encoder, tokenizer, train)
+
+
+def check_origin(origin: str | Path) -> None:
+    """Check that the source is a task or a file. Raises UserError."""
+    if str(origin) not in TASKS and not Path(origin).is_file():
+        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
+
+
+def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
+    """Check that constants fit model, length and layout, and cut them to length."""
+    if constants.origin.layout != train.layout:
+        raise UserError(
+            f"constants: expected averages in layout {train.layout}, got {constants.origin.layout}; choose that "
+            "layout, or compute new averages"
+        )
+    constants.check_model(model_fingerprint(encoder))
+    vocabulary = vocabulary_digest(tokenizer)
+    if constants.origin.tokenizer not in (None, vocabulary):
+        raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
+    if constants.length < train.length:
+        raise UserError(
+            f"constants: expected some for {train.length} tokens, got {constants.length}; choose --length "
+            f"{constants.length}, or fit them with regard.constants.to_length"
+        )
+    return to_length(constants, train.length)
 
 
 def _evaluator(
@@ -254,12 +292,6 @@ def _describe(
     )
 
 
-def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
-    start = TRAINED.get(name, name)
-    constants = make_data_free(start, averages) if start in SOURCES else averages
-    return evaluation.train_constants(constants, 0, name) if name in TRAINED else constants
-
-
 def _scores(
     evaluation: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
@@ -268,9 +300,8 @@ def _scores(
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:
-        rows.extend(
-            (model, task, constants, ranking, fraction, seed, metric, value) for seed, value in scores_by_seed.items()
-        )
+        names = (model, task, constants, ranking, fraction)
+        rows.extend((*names, seed, metric, value) for seed, value in scores_by_seed.items())
 
     if 1.0 in config.shares:
         evaluation.step("scoring the model as it is")
@@ -280,7 +311,10 @@ def _scores(
         add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        constants = _source(evaluation, averages, name)
+        start = TRAINED.get(name, name)
+        constants = make_data_free(start, averages) if start in SOURCES else averages
+        if name in TRAINED:
+            constants = evaluation.train_constants(constants, 0, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
                 evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")

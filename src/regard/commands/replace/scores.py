@@ -18,24 +18,12 @@ from regard.runs.intervals import t_half_width
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
-
 ATTENTION = "attention"
 """Ranking in rows of a model whose heads compute another operation, named as constants."""
-
 IN_NATS = ("negative_log_perplexity",)
 """Metrics without a meaningful zero: their drop is a difference."""
-
 GROUP = ["model", "task", "metric"]
 KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
-
-
-def check_scores(scores: pd.DataFrame) -> None:
-    """Check that scores are present, complete and unique. Raises UserError."""
-    check_table("scores", scores, COLUMNS)
-    duplicates = scores[scores.duplicated([*KEYS, "seed"])]
-    if len(duplicates):
-        values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
-        raise UserError(f"scores: expected one row for each run, several are of {values}")
 
 
 def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +36,11 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
 
     The interval is Student's t with n − 1 degrees of freedom, null for one seed. Null scores are left out.
     """
-    check_scores(scores)
+    check_table("scores", scores, COLUMNS)
+    duplicates = scores[scores.duplicated([*KEYS, "seed"])]
+    if len(duplicates):
+        values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
+        raise UserError(f"scores: expected one row for each run, several are of {values}")
     grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
     means = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
     margins = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
@@ -85,18 +77,13 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
     rest = points[points["dynamic_fraction"] != 1]
     all_curves = []
     for key, group in rest.groupby([*GROUP, "constants", "rank_heads_by"], sort=False):
-        start = _of(original, dict(zip(GROUP, key, strict=False)))
-        end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"dynamic_fraction": 0}).head(1)
+        start = original[(original[GROUP] == list(key[:3])).all(axis=1)]
+        is_same = (rest[[*GROUP, "constants"]] == list(key[:4])).all(axis=1)
+        end = rest[is_same & (rest["dynamic_fraction"] == 0)].head(1)
         pieces = [start, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
         curve = pd.concat([piece for piece in pieces if len(piece)]).assign(constants=key[3], rank_heads_by=key[4])
         all_curves.append(curve.sort_values("dynamic_fraction", ascending=False))
     return pd.concat(all_curves, ignore_index=True) if all_curves else rest.reset_index(drop=True)
-
-
-def _of(points: pd.DataFrame, conditions: Mapping[str, Any]) -> pd.DataFrame:
-    for column, value in conditions.items():
-        points = points[points[column] == value]
-    return points
 
 
 def shown_constants(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, str]:

@@ -15,8 +15,7 @@ from regard.report import labels
 from regard.report.terminal import WIDTH, plain, summary
 from regard.report.words import pluralize
 
-NAME = 22
-CELL = 11
+NAME, CELL = 22, 11
 ROOM = (WIDTH - NAME) // CELL
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
+from regard.report.page import KeyFigure
 from regard.report.words import join, pluralize, run_time
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
@@ -50,7 +50,7 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
     parts = [
         labels.model_size(metadata),
         *(pluralize(outcome.scores[name].nunique(), name) for name in ("task", "seed")),
-        f"run in {time}" if (time := run_time(metadata)) else "",
+        run_time(metadata, "run in"),
     ]
     return [join(parts, " · "), join([_write_drops(outcome), _write_costs(cost)], " "), _write_operations(outcome)]
 

@@ -160,15 +160,16 @@ class PrintProgress:
 
 def _describe_failures(result: SweepResult) -> str:
     """Return which trials failed, each with the last line of its error; those with the same one together."""
+    from regard.report.words import pluralize
+
     by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
     by_error: dict[str, list[str]] = {}
     for key, error in result.failed.items():
         values = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
         by_error.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in values.items()))
     lines = [f"{_shorten_list(trials)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
-    rest = ["others as in sweep.json"] if len(by_error) > MAX_SHOWN else []
-    count = "1 trial" if len(result.failed) == 1 else f"{len(result.failed)} trials"
-    return f"{count} failed: {'; '.join([*lines, *rest])}; the same command tries again"
+    lines += ["others as in sweep.json"] if len(by_error) > MAX_SHOWN else []
+    return f"{pluralize(len(result.failed), 'trial')} failed: {'; '.join(lines)}; the same command tries again"
 
 
 def _shorten_list(trials: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from regard.report.panels import DOMAIN, domains, numeric_column
 from regard.report.words import format_value
 from regard.runs.intervals import t_half_width, welch_half_width
 
+_SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}
 METRICS = {
     "valid_loss": ("Validation loss", ""),
     "sink_rate": ("Sink₁", "%"),
@@ -30,13 +31,7 @@ METRICS = {
     **{
         f"{name}_{setting}": (f"{learn_metrics.get_metric(name).title} {words}", unit)
         for setting, words in SCENARIOS.items()
-        for name, unit in (
-            ("average_performance", "%"),
-            ("forgetting", ""),
-            ("forgetting_rate", ""),
-            ("learning_accuracy", "%"),
-            ("area", "%"),
-        )
+        for name, unit in _SCORES.items()
     },
 }
 """Metrics of a combination: the column, its title, its unit."""

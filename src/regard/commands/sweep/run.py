@@ -173,7 +173,6 @@ def _list_gpus() -> tuple[str, ...]:
 
 
 def _list_seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
-    """Return the seeds, each once."""
     if num_seeds < 1:
         raise UserError(f"num-seeds: expected at least 1, got {num_seeds}")
     unique = list(range(num_seeds)) if seeds is None else list(dict.fromkeys(seeds))
@@ -244,7 +243,7 @@ def _collect(command: Command, state: SweepState, failed: dict[str, str]) -> Swe
     ]
     table = make_table(rows, tuple(record["vary"]))
     if finished:
-        _write_table(state.folder / TABLE, table)
+        write_file(state.folder / TABLE, table.to_parquet(index=False))
     page = sweep_page(table, record, {key: command.curves(path) for key, path in finished.items()})
     write_file(state.folder / PAGE, page)
     return SweepResult(state.folder, table, record, failed)
@@ -259,14 +258,3 @@ def make_table(rows: Sequence[Mapping[str, Any]], vary: Sequence[str]) -> pd.Dat
         if not (kinds <= {int, float} or kinds in ({str}, {bool})):
             table[name] = [value if isinstance(value, str) else json.dumps(value) for value in values]
     return table
-
-
-def _write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table whole or not at all."""
-    unfinished = path.with_name(f".{path.name}")
-    try:
-        table.to_parquet(unfinished, index=False)
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror or error}; the trials are kept") from error

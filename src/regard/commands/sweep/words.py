@@ -5,8 +5,8 @@ from __future__ import annotations
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Comparison, Difference, format_mean
 from regard.report import labels
-from regard.report.key_figure import KeyFigure
-from regard.report.words import format_signed, verdict
+from regard.report.page import KeyFigure
+from regard.report.words import format_signed, pluralize, verdict
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 """The metrics that the lede compares."""
@@ -34,8 +34,11 @@ def write_title(comparison: Comparison) -> str:
 def write_ledes(comparison: Comparison) -> list[str]:
     """Write how much was run, and how the combinations compare in validation loss and sinks, or in scores."""
     num_trials, num_unfinished = len(comparison.trials), len(comparison.unfinished)
-    parts = [_count(len(comparison.combinations), "combination"), _count(comparison.trials["seed"].nunique(), "seed")]
-    parts.append(f"{num_trials} of {_count(num_trials + num_unfinished, 'trial')} finished")
+    parts = [
+        pluralize(len(comparison.combinations), "combination"),
+        pluralize(comparison.trials["seed"].nunique(), "seed"),
+    ]
+    parts.append(f"{num_trials:,} of {pluralize(num_trials + num_unfinished, 'trial')} finished")
     sentences = [_compare(comparison, metric) for metric in _COMPARED if metric in comparison.metrics]
     return [" · ".join(parts), " ".join(sentence for sentence in sentences if sentence)]
 
@@ -56,7 +59,7 @@ def write_warnings(comparison: Comparison) -> list[str]:
     """Write one sentence for everything that makes the numbers incomplete or uncertain."""
     notes, num_unfinished = [], len(comparison.unfinished)
     if num_unfinished:
-        trials = _count(num_unfinished, "trial")
+        trials = pluralize(num_unfinished, "trial")
         notes.append(f"{trials} without a result; means are over the seeds that have one.")
     if not has_seeds(comparison):
         notes.append("One seed for each combination: there are no standard errors and no intervals.")
@@ -123,7 +126,3 @@ def format_difference(difference: Difference, unit: str) -> list[str]:
     places = sweep_means.decimals(half) if half > _ROUNDING else 3
     value, low, high = (format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
-
-
-def _count(count: int, name: str) -> str:
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"

@@ -1,33 +1,24 @@
-"""The methods of continual learning by name, one file each."""
+"""The methods of continual learning by name."""
 
 from __future__ import annotations
 
 from regard.continual.method import Method, suggest_name
-from regard.continual.methods.agem import AGem
-from regard.continual.methods.baselines import Finetune, Joint, Probe, ProbeFinetune, Separate
+from regard.continual.methods.baselines import Finetune, Joint, PreScale, Probe, ProbeFinetune, Separate
 from regard.continual.methods.ctr import Ctr
-from regard.continual.methods.derpp import DarkExperience
 from regard.continual.methods.epi import Epi
-from regard.continual.methods.ewc import Ewc
 from regard.continual.methods.gainlora import GainLora
 from regard.continual.methods.idbr import Idbr
 from regard.continual.methods.inflora import InfLora
-from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
-from regard.continual.methods.lora_baselines import IncrementalLora, ReplayLora, SequentialLora
-from regard.continual.methods.lwf import Lwf
+from regard.continual.methods.lora import IncrementalLora, Migu, NLora, OLora, ReplayLora, SequentialLora, Slao
 from regard.continual.methods.mbpa import MbPA
-from regard.continual.methods.migu import Migu
-from regard.continual.methods.n_lora import NLora
-from regard.continual.methods.o_lora import OLora
 from regard.continual.methods.osf import Osf
-from regard.continual.methods.prescale import PreScale
-from regard.continual.methods.progprompt import ProgPrompt
-from regard.continual.methods.replay import Replay
+from regard.continual.methods.prompts import L2p, ProgPrompt
+from regard.continual.methods.regularized import Ewc, Lwf
+from regard.continual.methods.replay import AGem, DarkExperience, Replay
 from regard.continual.methods.sapt import Sapt
 from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
-from regard.continual.methods.slao import Slao
 from regard.errors import UserError
 
 METHODS: dict[str, type[Method]] = {

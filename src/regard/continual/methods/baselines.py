@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from regard.continual.batches import Batches
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.continual import method
 from regard.continual.learner import Learner
 from regard.continual.method import Method
-from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
+from regard.continual.training_phase import Batches, MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
 
 
 class Finetune(Method):
@@ -15,10 +18,7 @@ class Finetune(Method):
 
 
 class Probe(Method):
-    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2).
-
-    It is trained for as long as other methods train it and everything.
-    """
+    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         return probing_rate(budget)
@@ -28,21 +28,14 @@ class Probe(Method):
 
 
 class ProbeFinetune(Method):
-    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648).
-
-    A head that fits when the encoder begins to move pulls its features less far from where they were.
-    """
+    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648)."""
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         return learner.probing_phase(), learner.fine_tuning_phase()
 
 
 class Separate(Method):
-    """Fine-tuning that begins anew with each task: nothing can be forgotten, or carried over.
-
-    Each task is scored by its own model alone, whose score later tasks do not change; classes of several tasks are
-    never told apart, whatever the head.
-    """
+    """Fine-tuning that begins anew with each task, which is scored by its own model; classes are never told apart."""
 
     loss_classes = "task"
     evaluation_scope = "own"
@@ -54,10 +47,7 @@ class Separate(Method):
 
 
 class Joint(Method):
-    """Fine-tuning on the rows of all tasks together, each row's loss over the classes of its own task.
-
-    With a label-text head it is over those of all tasks. It learns when the last task is there, and is scored then.
-    """
+    """Fine-tuning on all tasks' rows together, each over its own task's classes (with a label-text head over all)."""
 
     evaluation_scope = "end"
     supports_text = True
@@ -67,3 +57,34 @@ class Joint(Method):
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], phase)
+
+
+Scaling = Literal["full", "uniform", "sink"]
+Common = Literal["list", "frequent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreScaleConfig(method.MethodConfig):
+    """Settings of PreScale.
+
+    Args:
+        scaling: Which tokens are scaled, see `regard.models.heads.PreScalingHead`.
+        common_tokens: Common tokens for the scaling `sink`: a "list" (special tokens, punctuation), or the "frequent"
+            ones.
+        min_document_frequency: Share of the first task's training texts that a frequent token is in.
+    """
+
+    scaling: Scaling = "full"
+    common_tokens: Common = "list"
+    min_document_frequency: method.Fraction = 0.5
+
+
+class PreScale(ProbeFinetune):
+    """Pre-scaling (arXiv 2410.05648): probe, then fine-tune, with a head that scales tokens (see its docstring)."""
+
+    Config = PreScaleConfig
+
+    @property
+    def head(self) -> Scaling:
+        scaling: Scaling = self.config.scaling
+        return scaling

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.ctr_layers import compensate, slope_at
-from regard.continual.methods.ctr_network import CtrNetwork
+from regard.continual.methods.ctr_network import CtrNetwork, compensate, slope_at
 from regard.continual.training_phase import (
+    Batches,
     MethodLearningRate,
     TrainingBudget,
     TrainingPhase,
@@ -32,9 +31,7 @@ class CtrConfig(method.MethodConfig):
 
     Args:
         adapter_size: Neurons of a task-specific module.
-        capsule_size: Dimensions of a capsule.
-        capsule_hidden_size: Size of the layer before the capsules.
-        num_transfer_capsules: Number of transfer capsules.
+        capsule_size: Dimensions of a capsule; `capsule_hidden_size`: of the layer before it.
         num_filters: Filters of each convolution width.
         max_slope: Largest s of the masks σ(s·e).
         sparsity_weight: Weight of the share of free neurons that a task takes (c of HAT).
@@ -54,19 +51,16 @@ class CtrConfig(method.MethodConfig):
 class Ctr(method.Method):
     """Capsules and transfer routing in a frozen encoder (arXiv 2112.02706), with the masks of HAT (arXiv 1801.01423).
 
-    Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_layers.Plugin`). Its knowledge
+    Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_network.Plugin`). Its knowledge
     sharing module routes capsules of all tasks so far to the task at hand, as far as they are similar. Its task
     specific module has neurons that each task opens or closes, by masks σ(s·e_t) with s growing through each epoch;
-    what earlier tasks use of it is held, so that the module computes for them what it computed before. The head's
-    vectors of other tasks' classes are left as they are.
+    what earlier tasks use of it is held. The task of a text must be known: classes of different tasks are not told
+    apart.
 
-    Which task a text is of must be known: classes of different tasks are not told apart.
-
-    Simplified: weights are held by what a forward uses of them, in place of gradients that are set to zero, which decay
-    and Adam's moments would undo; what is shared (capsules of earlier tasks, routing, the widening layer) is held by
-    nothing, so that it is through these that a task is forgotten; one router decision a task and one
-    similarity a transfer capsule; the router is drawn in training and decides for itself at test, and the task's own
-    capsule is always let in; capsules are squashed once, without iterations.
+    Simplified: weights are held by what a forward uses of them, not by setting gradients to zero, which decay and
+    Adam's moments would undo; what is shared (capsules of earlier tasks, routing, the widening layer) is not held; one
+    router decision a task and one similarity a transfer capsule; the router is drawn in training and decides for itself
+    at test, and the task's own capsule is always let in; capsules are squashed once, without iterations.
     """
 
     Config = CtrConfig
@@ -82,7 +76,6 @@ class Ctr(method.Method):
         self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
-        """What is set; where that is 0, that of probing."""
         return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
@@ -141,5 +134,4 @@ class Ctr(method.Method):
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:
-    """Return what the masks of a plug-in are kept as."""
     return f"{plugin}.first", f"{plugin}.second"

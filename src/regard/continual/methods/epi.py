@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.adapters.input_embeddings import embedding_reader
+from regard.adapters.prompt_pool import embedding_reader
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import LoraMethod
+from regard.continual.methods.lora import LoraMethod
+from regard.continual.network import as_float32
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 
@@ -25,8 +26,8 @@ class EpiConfig(LoraConfig):
     """Settings of EPI: those of low-rank adapters, and of task identification.
 
     Args:
-        shrinkage: How far the shared covariance is moved towards a multiple of the identity, from 0 (the paper's) to 1.
-            A covariance of few rows with many features is singular without it.
+        shrinkage: How far the shared covariance is moved towards a multiple of the identity, 0 (the paper's) to 1. A
+            covariance of few rows with many features is singular without it.
     """
 
     shrinkage: method.Fraction = 0.0
@@ -36,8 +37,8 @@ class EpiNetwork(PoolNetwork):
     """A frozen model with an adapter for each task, and what is known of each task's texts.
 
     `means` (task, class, width) of the frozen model's mean states, of those (task, class) that are `known`;
-    `covariance` (width, width), the mean of the tasks'; `whitening` W with W Wᵀ = its pseudo-inverse; `owned`
-    (task, class): which classes a task has. A task from text to text counts as one class.
+    `covariance` (width, width); `whitening` W with W Wᵀ = its pseudo-inverse; `owned` (task, class): which classes a
+    task has. A task from text to text counts as one class.
     """
 
     means: Tensor
@@ -68,7 +69,7 @@ class EpiNetwork(PoolNetwork):
         mask = rows["attention_mask"].bool()
         with self.pool.use_weights(None), torch.no_grad():
             states = self.reader[0](**inputs, attention_mask=mask.long(), return_dict=True).last_hidden_state
-        return pool_states(states.to(torch.promote_types(states.dtype, torch.float32)), mask, "mean")
+        return pool_states(as_float32(states), mask, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
         """Return (row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
@@ -78,7 +79,6 @@ class EpiNetwork(PoolNetwork):
         return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return (row,): the task, among those learnt, that each row is nearest to."""
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
             return self.distances(self.states(rows)).argmin(-1)
 
@@ -98,8 +98,7 @@ class EpiNetwork(PoolNetwork):
         identified, self.identified_tasks = self.identified_tasks, None
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
-        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return wide_logits - OTHER_TASK_PENALTY * ~self.owned[identified]
+        return as_float32(logits) - OTHER_TASK_PENALTY * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
@@ -114,14 +113,13 @@ class EpiNetwork(PoolNetwork):
 class Epi(LoraMethod):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
-    Each task trains an adapter of its own. Afterwards the mean state of its training texts in the frozen model is noted
-    for each class, with their covariance within classes, which is averaged over classes, and then over tasks. A text
-    is of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ), and is answered with
-    that task's adapter, among its classes. No task need be known at test.
+    Each task trains an adapter. Afterwards the mean state of its training texts in the frozen model is noted for each
+    class, with their covariance, averaged over classes and tasks. A text is answered with the adapter, and among the
+    classes, of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ).
 
-    A task is learnt among its own classes, whatever the head. The paper's adapters are prefixes; these are LoRA's. What
-    other tasks' classes have of the head is given back after each task, since weight decay moves it; a class that two
-    tasks share is trained by both.
+    A task is learnt among its own classes. The paper's adapters are prefixes; these are LoRA's. Other tasks' classes in
+    the head are restored after each task, since weight decay moves them; a class that two tasks share is trained by
+    both.
     """
 
     Config = EpiConfig
@@ -144,10 +142,7 @@ class Epi(LoraMethod):
 
 
 def class_statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    """Return the mean (width,) of each class by index, and the mean of their covariances (width, width).
-
-    Covariances divide by n − 1; classes of one row have none.
-    """
+    """Return each class's mean (width,) by index, and the mean of their covariances; classes of one row have none."""
     means, covariances = dict[int, Tensor](), list[Tensor]()
     for index in labels.unique().tolist():
         class_states = states[labels == index]

@@ -14,8 +14,7 @@ from regard.continual import method
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.inflora import InfLoraConfig, apply_formula
-from regard.continual.methods.lora_baselines import LoraMethod
-from regard.continual.methods.o_lora import overlap_penalty
+from regard.continual.methods.lora import LoraMethod, overlap_penalty
 from regard.models.classifier import Classifier
 
 SHARPNESS = 4.0
@@ -25,7 +24,7 @@ LAYERS = ("down", "up", "key")
 
 @dataclass(frozen=True, kw_only=True)
 class GainLoraConfig(InfLoraConfig):
-    """Settings of GainLoRA: those of adapters and of the stored subspace, here of the gates' inputs, and of the gates.
+    """Settings of GainLoRA: those of adapters, of the stored subspace of the gates' inputs, and of the gates.
 
     The defaults are the authors' for T5. `orthogonality_weight` is that of O-LoRA: the authors' code of both together
     is not released.
@@ -42,12 +41,10 @@ class GainLoraConfig(InfLoraConfig):
 class GainNetwork(PoolNetwork):
     """A model with an adapter and a gate for each task.
 
-    A gate has three layers without bias. From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and
-    p₂ = SiLU(G₂ p₁); the adapter's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
-
-    `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has `change` Pₗ added to
-    them, where Pₗ (`free_…`) projects on what is orthogonal to the inputs that layer l had in earlier tasks: so
-    nothing that is trained changes what it makes of these, whatever the optimizer does.
+    From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and p₂ = SiLU(G₂ p₁); the adapter's weight is
+    |2σ(4 cos(G₃, p₂)) − 1|. `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has
+    `change` Pₗ added to them, where Pₗ (`free_…`) projects on what is orthogonal to layer l's inputs in earlier tasks:
+    so nothing that is trained changes what it makes of these, whatever the optimizer does.
     """
 
     down: Tensor
@@ -97,14 +94,9 @@ class GainNetwork(PoolNetwork):
         return embedded, hidden, nn.functional.silu(hidden @ self.gate_layer("up", adapter).T)
 
     def gate_layer(self, name: str, adapter: int) -> Tensor:
-        """Return the matrix (outputs, inputs) of a layer of an adapter's gate."""
-        matrix: Tensor = getattr(self, name)[adapter]
-        return matrix + self.change[name] @ self.free_projection(name) if adapter == int(self.count) - 1 else matrix
-
-    def free_projection(self, name: str) -> Tensor:
-        """Return the projection (inputs, inputs) on what no earlier task has given a layer."""
-        projection: Tensor = getattr(self, f"free_{name}")
-        return projection
+        matrix = self.get_buffer(name)[adapter]
+        is_current = adapter == int(self.count) - 1
+        return matrix + self.change[name] @ self.get_buffer(f"free_{name}") if is_current else matrix
 
     @torch.no_grad()
     def begin_gate(self, adapter: int) -> None:
@@ -116,12 +108,12 @@ class GainNetwork(PoolNetwork):
 
     @torch.no_grad()
     def init_key(self, adapter: int, square: Tensor) -> None:
-        """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have.
+        """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have, or 0.
 
-        `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) is, on
-        average; where no such direction is left it is 0: shut for good.
+        `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) on
+        average.
         """
-        free, width = self.free_projection("key").double(), len(square)
+        free, width = self.get_buffer("free_key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
         direction = directions[:, -1] @ free
         is_free = bool(values[-1] > 1e-12 * square.trace()) and bool(direction.norm() > 1e-3)
@@ -135,22 +127,21 @@ class GainNetwork(PoolNetwork):
             getattr(self, name)[adapter].copy_(self.gate_layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
-            self.free_projection(name).copy_(update_free_projection(self.free_projection(name), square, threshold))
+            free = self.get_buffer(f"free_{name}")
+            free.copy_(update_free_projection(free, square, threshold))
 
 
 class GainLora(LoraMethod):
     """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
-    Each task has an adapter and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers
-    of the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
-    training changes of its layers is orthogonal to what these read in earlier tasks. So a new adapter's weight on texts
-    of earlier tasks stays near 0, as near as the directions kept (`threshold`, after arXiv 2103.09762) span them.
+    Each task has an adapter and a gate. A new gate begins with the first two layers of the one before it, and a last
+    layer orthogonal to what those make of earlier tasks' texts; what training changes of a layer is orthogonal to what
+    it read in earlier tasks. So a new adapter's weight on texts of earlier tasks stays near 0 (`threshold`, after arXiv
+    2103.09762).
 
-    The last layer begins as in the authors' code: the direction that the new task's states have most of outside of what
-    is kept. There p₀ is a sum over the length of the padded batch; here it is a row's own mean. They project the
+    In the authors' code p₀ is a sum over the length of the padded batch; here it is a row's own mean. They project the
     weights after each step; here the change is projected where it is used, which gives the same directions. The paper
-    offers the gates over O-LoRA and over InfLoRA; here it is O-LoRA, whose penalty λ Σ_i Σ_jk |A_i Aᵀ|_jk over the
-    blocks of earlier tasks is added to the mean loss.
+    offers the gates over O-LoRA and InfLoRA; here it is O-LoRA, whose penalty λ Σ_i Σ_jk |A_i Aᵀ|_jk is added.
     """
 
     Config = GainLoraConfig
@@ -197,10 +188,8 @@ def gram_matrix(inputs: Tensor) -> Tensor:
 def update_free_projection(free: Tensor, square: Tensor, threshold: float) -> Tensor:
     """Return the projection on the directions that are free after a task's inputs, given as HᵀH or its square.
 
-    Takes the fewest directions that hold, with earlier ones, the fraction `threshold` of the trace, largest first.
-
-    Source:
-        arXiv 2103.09762, equations 8 and 9.
+    The fewest directions that hold, with earlier ones, the fraction `threshold` of the trace are taken, largest first
+    (arXiv 2103.09762, equations 8 and 9).
     """
     projection, total = free.double(), float(square.trace())
     remainder = projection @ square @ projection

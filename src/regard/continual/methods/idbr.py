@@ -2,22 +2,101 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.idbr_halves import HalvesMaker
-from regard.continual.methods.idbr_kmeans import select_representatives
-from regard.continual.methods.idbr_network import IdbrNetwork, IdbrOutputs
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
+from regard.continual.network import Network
+from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
 from regard.errors import UserError
+from regard.models.classifier import Classifier
+from regard.models.heads import LinearHead, Pooling, pool_states
 from regard.training.placement import Rows
+
+ORDERS = 2
+"""Two halves of a text stand as they were written, or exchanged."""
+
+
+class IdbrOutputs(NamedTuple):
+    """What the network says of rows: logits (row, class), of tasks (row, task), of orders (row, 2), and both spaces."""
+
+    logits: Tensor
+    tasks: Tensor
+    orders: Tensor
+    spaces: Tensor
+
+
+class SpacesHead(nn.Module):
+    """A generic and a specific space of the state, a linear map and tanh each, and a layer that reads classes."""
+
+    def __init__(self, width: int, classes: int, *, size: int, pooling: Pooling) -> None:
+        super().__init__()
+        self.pooling: Pooling = pooling
+        self.generic = nn.Sequential(nn.Linear(width, size), nn.Tanh())
+        self.specific = nn.Sequential(nn.Linear(width, size), nn.Tanh())
+        self.vectors = nn.Parameter(torch.empty(classes, 2 * size))
+        self.bias = nn.Parameter(torch.zeros(classes))
+        nn.init.uniform_(self.vectors, -1 / math.sqrt(2 * size), 1 / math.sqrt(2 * size))
+
+    def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return the logits (row, class) of states (row, token, width), of which `mask` (row, token) are no padding."""
+        return self.classes(self.spaces(pool_states(states, mask, self.pooling)))
+
+    def classes(self, spaces: Tensor) -> Tensor:
+        return spaces @ self.vectors.T + self.bias
+
+    def spaces(self, states: Tensor) -> Tensor:
+        """Return the generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
+        return torch.cat([self.generic(states), self.specific(states)], 1)
+
+
+class IdbrNetwork(Network):
+    """A classifier with a `SpacesHead`, from whose generic space it predicts the order of halves, else the task."""
+
+    needs_wrapper = True
+
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        linear_head, size = classifier.head, config.hidden_size
+        if not isinstance(linear_head, LinearHead):
+            raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = SpacesHead(
+                linear_head.vectors.shape[1], len(classifier.config.classes), size=size, pooling=linear_head.pooling
+            )
+            self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
+        for module in (head, self.tasks, self.orders):
+            module.to(linear_head.vectors)
+        classifier.head = head
+        self.size = size
+
+    @property
+    def head(self) -> SpacesHead:
+        return cast(SpacesHead, self.classifier.head)
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """Return the logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
+        if "halves" not in rows:
+            return super().forward(rows)
+        spaces = self.spaces(rows)
+        logits = self.head.classes(spaces)
+        generic, specific = spaces.split(self.size, 1)
+        return torch.cat([logits, self.tasks(specific), self.orders(generic), spaces], 1)
+
+    def spaces(self, rows: dict[str, Tensor]) -> Tensor:
+        return self.head.spaces(self.pooled_states(rows))
+
+    def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
+        sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
+        return IdbrOutputs(*outputs.float().split(sizes, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +104,15 @@ class IdbrConfig(method.MethodConfig):
     """Settings of IDBR; the defaults are those of the authors' code.
 
     Args:
-        replay: Store examples and replay them.
-        memory_fraction: Share of each task's training examples that is stored.
+        memory_fraction: Share of each task's training examples that is stored, if `replay`.
         memory_size: Largest number of stored examples, of all tasks together.
         replay_interval: Number of batches from one replay to the next.
         hidden_size: Size of each of the two spaces.
         nsp_weight: Weight of the next-sentence loss.
         task_weight: Weight of the task prediction loss.
-        generic_reg_weight: Weight of the regularization of the generic space.
-        specific_reg_weight: Weight of the regularization of the specific space.
-        new_reg_scale: Scale of both regularizations in batches of the current task.
-        replay_reg_scale: Scale of both regularizations in batches that replay.
+        generic_reg_weight: Weight of the regularization of the generic space; `specific_reg_weight`: of the specific
+            one.
+        new_reg_scale: Scale of both in batches of the current task; `replay_reg_scale`: in batches that replay.
     """
 
     replay: bool = True
@@ -54,22 +131,19 @@ class IdbrConfig(method.MethodConfig):
 class Idbr(method.Method):
     """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
-    The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
-    of a row is the mean over the text as it was written and with its halves exchanged of three cross-entropies: of its
-    class; of which of the two it is, from the generic space; and, in batches that replay, of its task among those seen,
-    from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
-    moved since before the task, in evaluation mode, are added, so much for each space.
+    Classes are read from a generic and a specific space of the encoder's state (`IdbrNetwork`). A row's loss is the
+    mean, over the text as written and with its halves exchanged, of the cross-entropies of its class; of the order of
+    the halves, from the generic space; and, in batches that replay, of its task among those seen, from the specific
+    space. From the second task on the mean squares of how far both spaces have moved since before the task, in
+    evaluation mode, are added.
 
-    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`): the second order is thus told
-    from the first without a second text, and what a step computes depends on nothing but its rows. At test a text is
-    whole.
+    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`). At test a text is whole.
 
-    After a task a share of its examples is kept: those nearest to the centers of k-means over the encoder's states, as
-    many as there are centers, at least one. Each tenth batch, counted through the phase, is mixed with as many kept
-    examples of each earlier task, and gone through in as many steps as there are then tasks.
+    After a task the examples nearest to the centers of k-means over the encoder's states are stored. Each tenth batch
+    is mixed with as many stored examples of each earlier task, in as many steps as there are then tasks.
 
-    Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
-    best weights on the dev split are not looked for; warm-up and schedule are those of all methods.
+    Simplified: one learning rate, where the paper's program has a higher one for the task predictor; the best weights
+    on the dev split are not looked for; warm-up and schedule are those of all methods.
     """
 
     Config = IdbrConfig
@@ -91,8 +165,6 @@ class Idbr(method.Method):
             spaces = [space for rows in learner.iterate_batches(items) for space in network.spaces(rows).float()]
         self.previous_spaces = dict(zip(items, spaces, strict=True))
 
-    # -- batches ----------------------------------------------------------------------------------------
-
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
@@ -109,21 +181,18 @@ class Idbr(method.Method):
 
         return Batches(plan.steps, budget.batch_size, rows)
 
-    # -- losses -----------------------------------------------------------------------------------------
-
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
-        """Return the losses of rows in halves, as the class says; of others, the cross-entropy of their classes."""
         if "halves" not in rows:
             return super().loss(learner, network, rows)
         idbr_network, orders_batch = learner.network_as(IdbrNetwork), add_exchanged(rows)
         outputs = idbr_network.split_outputs(network(orders_batch))
         config = self.config
-        losses = _row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
-        losses = losses + config.nsp_weight * _row_losses(outputs.orders, orders_batch["orders"])
+        losses = row_losses(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
+        losses = losses + config.nsp_weight * row_losses(outputs.orders, orders_batch["orders"])
         task_logits = outputs.tasks[:, : learner.task + 1]
-        losses = losses + config.task_weight * orders_batch["replays"] * _row_losses(task_logits, orders_batch["tasks"])
-        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
-        return (row_losses * (rows["labels"] != IGNORE_INDEX)).sum()
+        losses = losses + config.task_weight * orders_batch["replays"] * row_losses(task_logits, orders_batch["tasks"])
+        mean_losses = torch.stack(losses.chunk(2)).mean(0) + self._regularize(idbr_network, outputs, rows)
+        return (mean_losses * (rows["labels"] != IGNORE_INDEX)).sum()
 
     def _regularize(self, network: IdbrNetwork, outputs: IdbrOutputs, rows: Rows) -> Tensor:
         """Return how far each row's spaces, as written, are from where they were before the task, weighed: (row,)."""
@@ -152,8 +221,7 @@ class Idbr(method.Method):
 class ReplaySchedule:
     """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
 
-    In its place come as many steps as there are tasks then, of the batch and as many examples of each memory, or all of
-    a smaller one, mixed. A function of seed and step.
+    In its place come as many steps as there are tasks, of the batch and at most as many examples of each memory, mixed.
     """
 
     def __init__(self, new: Epochs, old: Sequence[Sequence[ExampleRef]], *, interval: int, seed: int) -> None:
@@ -161,7 +229,6 @@ class ReplaySchedule:
         self.steps = new.steps + len(old) * (new.steps // interval)
 
     def at(self, step: int) -> tuple[list[ExampleRef], bool]:
-        """Return the examples of a step, and whether it replays."""
         round_, position = divmod(step, self.interval + len(self.old))
         number = round_ * self.interval + min(position, self.interval - 1)
         if not self.old or position < self.interval - 1:
@@ -187,6 +254,111 @@ def add_exchanged(rows: Rows) -> Rows:
     return {**doubled, "orders": orders, "halves": doubled["input_ids"]}
 
 
-def _row_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of each row: (row,)."""
-    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="none")
+@dataclass(frozen=True)
+class HalvesMaker:
+    """How rows are cut in two.
+
+    `special`: ids of tokens around texts; `separator`: the one between the halves; `length`: tokens of a row at most.
+    """
+
+    special: frozenset[int]
+    separator: int
+    length: int
+    pad: int
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
+        """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
+        candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+        separator = next((token for token in candidates if token is not None), None)
+        if separator is None:
+            raise UserError("tokenizer: expected a separator or an end of text to put between two halves, it has none")
+        special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        return cls(special | {separator}, separator, length, pad)
+
+    def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
+        """Return rows with their texts in halves, cut at a drawn place, and `halves` (row, token), the same exchanged.
+
+        What follows the first separator is of the second token type; `halves_types` are the types of those exchanged.
+        """
+        real_mask = rows["attention_mask"].bool()
+        orders = [
+            self.cut(ids[row_mask].tolist(), random) for ids, row_mask in zip(rows["input_ids"], real_mask, strict=True)
+        ]
+        width = max(len(original) for original, _ in orders)
+        original, exchanged = (self._padded([halves[order] for halves in orders], width) for order in range(2))
+        mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
+        batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
+        if "token_type_ids" in rows:
+            types = (self._types(ids, mask) for ids in (original, exchanged))
+            batch |= dict(zip(("token_type_ids", "halves_types"), types, strict=True))
+        return batch
+
+    def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
+        """Return the tokens of a row in halves, as they were written, and exchanged.
+
+        Special tokens before and after the text stay. Without room for the separator a text loses its last token.
+        """
+        text = [index for index, token in enumerate(ids) if token not in self.special]
+        if not text:
+            return list(ids), list(ids)
+        before, after = list(ids[: text[0]]), list(ids[text[-1] + 1 :])
+        tokens = [ids[index] for index in text][: self.length - len(before) - len(after) - 1]
+        position = int(random.integers(1, max(len(tokens), 2)))
+        first, second = tokens[:position], tokens[position:]
+        return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
+
+    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
+        return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])
+
+    def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return (row, token): 1 behind the first separator."""
+        here = (ids == self.separator).long()
+        return ((here.cumsum(1) - here > 0) & mask).long()
+
+
+ROUNDS = 100
+
+
+def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
+    """Return the centers (center, width) of points (point, width), in float64, and the center of each point (point,).
+
+    Lloyd's rounds from k-means++ (Arthur and Vassilvitskii 2007), until no point changes its center. A center without
+    points stays where it is. There are fewer than `count` centers where there are fewer different points.
+    """
+    points = points.double().cpu()
+    centers = _init_centers(points, count, np.random.default_rng(seed))
+    assignment = squared_distances(points, centers).argmin(1)
+    for _ in range(rounds):
+        members = torch.nn.functional.one_hot(assignment, len(centers)).double()
+        sizes = members.sum(0)[:, None]
+        centers = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centers)
+        new_assignment = squared_distances(points, centers).argmin(1)
+        if torch.equal(new_assignment, assignment):
+            break
+        assignment = new_assignment
+    return centers, assignment
+
+
+def select_representatives(points: Tensor, count: int, *, seed: int) -> list[int]:
+    """Return the numbers of at most `count` points, ascending: of each center's points the one nearest to it."""
+    centers, assignment = kmeans(points, count, seed=seed)
+    far_distances = squared_distances(points.double().cpu(), centers)
+    far_distances[assignment[:, None] != torch.arange(len(centers))] = torch.inf
+    return sorted(far_distances.argmin(0)[assignment.unique()].tolist())
+
+
+def squared_distances(points: Tensor, centers: Tensor) -> Tensor:
+    """Return the squared distance of each point to each center, (point, center)."""
+    return torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def _init_centers(points: Tensor, count: int, random: np.random.Generator) -> Tensor:
+    """Return points as first centers, each drawn with a chance proportional to its squared distance to the others."""
+    indices = [int(random.integers(len(points)))]
+    while len(indices) < count:
+        nearest = squared_distances(points, points[indices]).amin(1).numpy()
+        if not nearest.any():
+            break
+        indices.append(int(random.choice(len(points), p=nearest / nearest.sum())))
+    return points[indices]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
-from regard.continual.batches import ExampleRef
-from regard.continual.input_capture import capture_layer_inputs
+from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
 from regard.continual.learner import Learner
-from regard.continual.methods.lora_baselines import IncrementalLora
+from regard.continual.methods.lora import IncrementalLora
+from regard.continual.network import as_float32
+from regard.continual.training_phase import ExampleRef
 
 ThresholdFormula = Literal["released", "paper"]
 TAKEN, FREE = "taken/", "free/"
@@ -28,11 +28,10 @@ class InfLoraConfig(LoraConfig):
     """Settings of InfLoRA: those of low-rank adapters, and of the stored subspace.
 
     Args:
-        threshold: ε, the share of a task's inputs H that later adapters leave alone. It is ε for the first task and
-            grows to 1 over the tasks. The authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and
-            DomainNet, 0.98 for ImageNet-R.
-        threshold_formula: What the share is of: "released" for the squared singular values of H Hᵀ, as in the code, or
-            "paper" for those of H, of which the same ε holds many more directions.
+        threshold: ε, the share of a task's inputs H that later adapters leave alone; it grows to 1 over the tasks. The
+            authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and DomainNet, 0.98 for ImageNet-R.
+        threshold_formula: "released" for shares of the squared singular values of H Hᵀ, as in the code, or "paper" for
+            those of H, of which the same ε holds many more directions.
     """
 
     threshold: method.Fraction = 0.995
@@ -40,7 +39,7 @@ class InfLoraConfig(LoraConfig):
 
 
 class InputSubspace(NamedTuple):
-    """The directions that earlier tasks' inputs take up in what a layer reads, or the smaller part: those left `free`.
+    """The directions of what a layer reads that earlier tasks' inputs take up, or those left `free` if fewer.
 
     `basis` (inputs, directions) is orthonormal, in float64.
     """
@@ -57,21 +56,19 @@ class InputSubspace(NamedTuple):
 class InfLora(IncrementalLora):
     """Interference-free LoRA (arXiv 2404.00228): a task's A is designed before it is trained, B alone is trained.
 
-    Of what each layer reads of the task's rows, H, that part is taken that lies outside the memory of earlier tasks'
-    inputs, and the rows of A are its first singular vectors. So A x = 0 for an x within the memory, whatever B is. Rows
-    have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the adapter has a lower
-    rank.
+    The rows of A are the first singular vectors of the part of what a layer reads of the task's rows, H, that lies
+    outside the memory of earlier tasks' inputs. So A x = 0 for an x within the memory. Rows have the norm that drawn
+    ones have, 1/√3; where nothing more is left they are zero.
 
-    After a task the directions that its H takes up outside the memory are added, largest first, until the memory has
-    the share ε + (1 − ε) t/T of what is measured of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or
-    those that are left once these are fewer; both say the same.
+    After a task the directions of its H outside the memory are added, largest first, until the memory has the share ε +
+    (1 − ε) t/T of H. DualGPM (Liang and Li, CVPR 2023) stores these, or those that are left once these are fewer.
     """
 
     Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)
-        self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
+        self.state.to(learner.device)
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             down = layer.adapters.A[task]
@@ -87,7 +84,6 @@ class InfLora(IncrementalLora):
             self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
-        """Return what shares are taken of, for each layer."""
         moments = compute_second_moments(learner, learner.items(task))
         return {name: apply_formula(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
@@ -106,7 +102,7 @@ def compute_second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dic
 
     def add(name: str, states: Tensor) -> None:
         with torch.autocast(states.device.type, enabled=False):
-            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            wide = as_float32(states)
             moment = (wide.T @ wide).double()
         moments[name] = moments[name] + moment if name in moments else moment
 
@@ -123,12 +119,10 @@ def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
 
 
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
-    """Decompose a task's inputs outside the subspace of earlier tasks.
+    """Return the squares (direction,), largest first, and directions (inputs, direction) of inputs outside a subspace.
 
-    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
-
-    Returns:
-        Squares (direction,), largest first, and directions (inputs, direction); directions without inputs are left out.
+    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive; those without inputs are left
+    out.
     """
     outside_moment = moment
     if memory is not None:

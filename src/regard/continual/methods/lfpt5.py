@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.adapter_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.answer_metrics import normalize_answer
-from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import Learner
-from regard.continual.methods.prompt_method import PromptMethod
-from regard.continual.text_learner import TextLearner, encode_pairs, pad_batch
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.learner import Learner, row_losses
+from regard.continual.network import as_float32
+from regard.continual.scoring import normalize_answer
+from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -34,14 +33,13 @@ _TRIES = 4
 class Lfpt5Config(PromptConfig):
     """Settings of LFPT5: those of a soft prompt, and of the pseudo samples.
 
-    All but `pseudo_fraction`, which is that of SAPT's comparison, are those of the authors' script for classification.
+    All but `pseudo_fraction`, of SAPT's comparison, are those of the authors' script for classification.
 
     Args:
         lm_weight: λ of the language modeling loss on rows.
         distillation_weight: λ of the divergence from the answers under the previous prompt.
         pseudo_fraction: Number of pseudo samples of each earlier task, as a share of its training rows.
         top_k: Tokens that pseudo samples are drawn from.
-        repetition_penalty: That of Transformers' `generate`.
         separator: Text between the input and the answer of a pseudo sample.
     """
 
@@ -73,7 +71,7 @@ class Lfpt5Network(PromptNetwork):
         return 1
 
     def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
-        return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
+        return (self.pool.prompts.prompt(0)[None], None) if int(self.count) else None
 
 
 class _Row(NamedTuple):
@@ -89,15 +87,14 @@ class _Row(NamedTuple):
 class Lfpt5(PromptMethod):
     """LFPT5 (arXiv 2110.07298): a prompt that learns (1 − λ_h) (L_task + λ_w L_writing) + λ_h KL(before ‖ now).
 
-    The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a
-    task has been learnt rows of it and of all before it are drawn; they are learnt beside those of the next task, and
-    on them the answers' distributions are held where the prompt at the end of the task before has them.
+    The prompt answers inputs, and behind a task's name writes rows of that task, an input and its answer. After a task
+    rows of it and of all before are drawn, learnt beside those of the next task, and held to the answers' distributions
+    of the prompt before. The first task has L_task + λ_w L_writing.
 
     L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
     weighed by its answer's tokens. The authors add the divergence up over words, padding and all, of batches of two,
-    and so hold far more with the same λ_h, which is at most 1. Of a task whose answers are matched exactly only rows
-    with one of its answers are kept. The first task has L_task + λ_w L_writing. The paper's prompt stands behind a text
-    and is trained by Adafactor, this one stands before it and is trained as everything here is.
+    and so hold far more with the same λ_h. Of a task whose answers are matched exactly only rows with one of its
+    answers are kept. The paper's prompt stands behind a text and is trained by Adafactor.
     """
 
     Config = Lfpt5Config
@@ -114,8 +111,7 @@ class Lfpt5(PromptMethod):
                 inputs, answers = columns
                 pairs = TextPairs(inputs=tuple(inputs), targets=tuple((answer,) for answer in answers))
                 self.old += self._encode_rows(text_learner, earlier, pairs)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(learner.device)
+        self.state.to(learner.device)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         items = [ExampleRef(task, row) for row in range(len(self.new))]
@@ -164,28 +160,19 @@ class Lfpt5(PromptMethod):
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []
-        question = learner.tokenizer(self._question(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
-        network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
+        question = learner.tokenizer(self._question(learner, task), return_tensors="pt")["input_ids"]
+        max_tokens = learner.budget.length + learner.budget.target_length
+        options = {"top_k": self.config.top_k, "repetition_penalty": self.config.repetition_penalty}
+        prompts = learner.network_as(Lfpt5Network).pool
         samples: dict[tuple[str, str], None] = {}
         text_task = cast(TextTask, learner.stream.tasks[task])
         answers = {normalize_answer(references[0]): references[0].strip() for references in text_task.train.targets}
-        devices = [learner.device] if learner.device.type == "cuda" else []
-        with learner.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
-            prompt = network.pool.prompts.prompt(0)[None]
+        with learner.sampling(learner.seed_for("written", learner.task, task)):
+            prompt = prompts.prompts.prompt(0)[None]
             for _ in range(_TRIES):
-                ids = question.expand(count, -1)
-                with network.pool.prepend(prompt):
-                    token_ids = generator.encoder.generate(  # type: ignore[operator]  # every language model has it
-                        input_ids=ids,
-                        attention_mask=torch.ones_like(ids),
-                        do_sample=True,
-                        top_k=self.config.top_k,
-                        repetition_penalty=self.config.repetition_penalty,
-                        max_new_tokens=learner.budget.length + learner.budget.target_length,
-                    )
-                start = 1 if generator.is_encoder_decoder else ids.shape[1]
-                for text in learner.decode_answers(token_ids[:, start:]):
+                with prompts.prepend(prompt):
+                    texts = learner.sample_texts(question, count, **options, max_new_tokens=max_tokens)
+                for text in texts:
                     row = parse_row(text, self.config.separator)
                     if row is not None and text_task.metric == "exact-match":
                         answer = answers.get(normalize_answer(row[1]))
@@ -196,24 +183,18 @@ class Lfpt5(PromptMethod):
                     break
         return list(samples)[:count]
 
-    # -- rows -------------------------------------------------------------------------------------------
-
     def _question(self, learner: Learner, task: int) -> str:
-        """Return what the prompt is asked with for rows of a task."""
         return f"__{learner.stream.tasks[task].name}__"
 
     def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
-        """Return rows as token ids."""
-        budget, encoder_decoder = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
         sequences = tuple(
             (f"{text} {self.config.separator} {references[0]}",)
             for text, references in zip(pairs.inputs, pairs.targets, strict=True)
         )
         lm_pairs = TextPairs(inputs=(self._question(learner, task),) * len(pairs), targets=sequences)
-        lm_budget = replace(budget, target_length=budget.length + budget.target_length)
+        lm_length = learner.budget.length + learner.budget.target_length
         fields = []
-        for texts, text_budget in ((pairs, budget), (lm_pairs, lm_budget)):
-            encoded = encode_pairs(texts, learner.tokenizer, text_budget, encoder_decoder=encoder_decoder)
+        for encoded in (learner.encode_pairs(pairs), learner.encode_pairs(lm_pairs, target_length=lm_length)):
             fields += [(encoded.input_ids, encoded.attention_mask), (encoded.answers, encoded.answers != IGNORE_INDEX)]
         return [_Row(task, *(ids[row][mask[row]] for ids, mask in fields)) for row in range(len(pairs))]
 
@@ -237,9 +218,7 @@ class Lfpt5(PromptMethod):
 
 def mean_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
-    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
-    losses = nn.functional.cross_entropy(wide_logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
-    return losses.sum(1) / (labels != IGNORE_INDEX).sum(1)
+    return row_losses(as_float32(logits).transpose(1, 2), labels).sum(1) / (labels != IGNORE_INDEX).sum(1)
 
 
 def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:

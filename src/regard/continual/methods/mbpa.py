@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual import memory, method
-from regard.continual.batches import Batches
 from regard.continual.learner import Learner
-from regard.continual.network import INPUTS, Network
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.network import INPUTS, Network, as_float32
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, pool_states
@@ -31,8 +30,7 @@ class MbPAConfig(memory.MemoryConfig):
     Args:
         replay_interval: Batches of new examples for each one from the memory.
         num_neighbors: Stored rows that a text is adapted to.
-        adaptation_steps: Steps of gradient descent of the local adaptation.
-        adaptation_lr: Learning rate of the local adaptation.
+        adaptation_steps: Steps of gradient descent of the local adaptation, at the rate `adaptation_lr`.
         l2_weight: λ of the squared distance to the weights before the adaptation.
         adaptation_scope: "all" trained weights, or the "head".
     """
@@ -58,9 +56,8 @@ class ShownMemory:
 class AdaptingNetwork(Network):
     """A classifier beside the encoder as it was at the start, frozen, whose states are keys.
 
-    In evaluation, where no gradient is asked for, rows of tasks that have been learnt are classified by weights that
-    have been adapted for each row; the network's own are never touched. Dropout is off then, so that a row's logits do
-    not depend on those beside it.
+    In evaluation without gradients, rows of tasks that have been learnt are classified by weights adapted for each row;
+    the network's own are never touched. Dropout is off then.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
@@ -155,9 +152,7 @@ class AdaptingNetwork(Network):
         return (vectors @ features[..., None]).squeeze(-1) + bias
 
     def _features(self, rows: Rows) -> Tensor:
-        """Return (row, width): what the head reads, in float32 at least."""
-        features = self.pooled_states(rows)
-        return features.to(torch.promote_types(features.dtype, torch.float32))
+        return as_float32(self.pooled_states(rows))
 
 
 def _trim_inputs(rows: Rows) -> Rows:
@@ -174,14 +169,14 @@ class MbPA(memory.MemoryMethod):
     """MbPA++ (arXiv 1906.01076): sparse replay in training, local adaptation before each answer.
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
-    neighbors in the memory, sought by a few steps of gradient descent that begin at w; the next text begins at w
-    again. Neighbours come from all tasks; texts of a task that has not been learnt are classified as they are. Keys are
-    states of the encoder as it was before the first task.
+    neighbors in the memory, by a few steps of gradient descent; the next text begins at w again. Neighbors come from
+    all tasks; texts of a task that has not been learnt are classified as they are. Keys are states of the initial
+    encoder.
 
-    Answering a text costs K · steps passes forward and backward, about 3000 as the paper has it (K = 32, 30 steps, all
-    weights). With `adaptation_scope` = "head" it costs next to nothing. The paper keeps every example and says no rate:
-    here the memory is as small as those of other methods, and the rate is a setting. At the paper's `replay_interval`,
-    one batch in 100 from memory, runs of fewer steps replay nothing.
+    A text costs K · steps passes forward and backward, about 3000 in the paper (K = 32, 30 steps, all weights); next to
+    nothing with `adaptation_scope` = "head". The paper keeps every example and gives no rate: here the memory is as
+    small as those of other methods, and the rate is a setting. At the paper's `replay_interval`, short runs replay
+    nothing.
     """
 
     Config = MbPAConfig
@@ -202,7 +197,6 @@ class MbPA(memory.MemoryMethod):
         self._show_memory(learner, task + 1)
 
     def _show_memory(self, learner: Learner, tasks_trained: int) -> None:
-        """Give the network what is kept, of so many tasks."""
         network = learner.network_as(AdaptingNetwork)
         if not self.state.examples:
             network.remembered = None

@@ -23,8 +23,8 @@ ALL_LINEAR = "all-linear"
 class OsfConfig(method.MethodConfig):
     """Settings of OSF.
 
-    The frozen fraction grows linearly over the tasks. The defaults freeze (t − 1)/n in task t of n, as PEFT's guide
-    advises. The authors' runs with T5 freeze 7 % more of the larger side with each task, decompose self-attention and
+    The frozen fraction grows linearly over the tasks, by default to (t − 1)/n in task t of n, as PEFT's guide advises.
+    The authors' runs with T5 freeze 7 % more of the larger side with each task, decompose self-attention and
     feed-forward layers alone, and train all else freely. Here all other layers are frozen.
 
     Args:
@@ -47,10 +47,9 @@ class OsfConfig(method.MethodConfig):
 class SubspaceLayer(nn.Module):
     """A linear layer whose matrix is W = K + Û diag(S) V̂, of which K is held and U, S and V are trained.
 
-    K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions that the matrix had when it was last decomposed, and U, S, V
-    (outputs, n), (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the u_i and v_i
-    that are held: so the gradients of U and V are orthogonal to these, as in peft's OSF, and so is, whatever an
-    optimizer makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
+    K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions when the matrix was last decomposed; U, S, V (outputs, n),
+    (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the held u_i and v_i: so what
+    is added to K is orthogonal to these, whatever an optimizer does. Columns in the place of what is held stay 0.
     """
 
     kept: Tensor
@@ -80,7 +79,6 @@ class SubspaceLayer(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias of the layer, which nothing changes."""
         bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
         return bias
 
@@ -115,10 +113,7 @@ class SubspaceLayer(nn.Module):
 
 
 class OsfNetwork(Network):
-    """A model whose linear layers are held in their strong directions; the rest of it, but for its head, is frozen.
-
-    Raises UserError for adapters in the encoder, and for names of layers that it does not have.
-    """
+    """A model whose linear layers are held in their strong directions; the rest of it, but for its head, is frozen."""
 
     needs_wrapper = True
 
@@ -146,14 +141,10 @@ class OsfNetwork(Network):
 class Osf(method.Method):
     """Orthogonal subspace fine-tuning (arXiv 2504.07097), which peft has as OSF.
 
-    Before each task every matrix is decomposed as it is by then, W = U diag(S) V; its strongest directions are held,
-    and in the rest U, S and V are trained with gradients that are orthogonal to these. The more tasks have been, the
-    more directions are held, by a straight line over tasks (peft's guide). The paper's other schedule, by how little a
-    layer turns its input, is not here.
-
-    The parametrization and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
-    parameters change with what is held. They project gradients alone, after which AdamW's steps leave the subspace a
-    little; here what has left it has no effect.
+    Before each task every matrix is decomposed, W = U diag(S) V; its strongest directions are held, and in the rest U,
+    S and V are trained with gradients orthogonal to these. The paper's other schedule, by how little a layer turns its
+    input, is not here. peft's layers cannot be used: the shapes of their parameters change with what is held. They
+    project gradients alone, after which AdamW's steps leave the subspace a little; here what has left it has no effect.
     """
 
     Config = OsfConfig
@@ -165,7 +156,6 @@ class Osf(method.Method):
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
-    """Return the full names of the layers that are meant. Raises UserError."""
     if targets != ALL_LINEAR:
         names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
         return target_layers(encoder, names)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.attention import SharedAttention, query_vectors
+from regard.adapters.attention import ProjectionOrder, SharedAttention, query_vectors
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
@@ -16,17 +17,111 @@ from regard.continual import method
 from regard.continual.adapter_network import (
     AdapterNetwork,
     AdapterPool,
+    LoraConfig,
     check_prompt_room,
     choose_initial_adapter,
     make_lora_pool,
 )
-from regard.continual.batches import Batches
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.method import EMPTY, RequiredSetting, check_required
 from regard.continual.pseudo import stored
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
+from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.training.placement import Rows
+
+Block = Literal["lora", "prompt"]
+Gate = Literal["open", "published"]
+Begins = Literal["last", "best", "nothing"]
+Reflects = Literal["real", "generated", "density", "none"]
+
+_OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
+_LORA, _PROMPT = RequiredSetting("adapter_type", ("lora",)), RequiredSetting("adapter_type", ("prompt",))
+_TRAINS_ROUTER = RequiredSetting("freeze_router", ("false",))
+_REFLECTS = RequiredSetting("reflection", ("real", "generated", "density"))
+_WRITES = RequiredSetting("reflection", ("generated",))
+READ: dict[str, tuple[RequiredSetting, ...]] = {
+    **dict.fromkeys(("init", "router_warmup_steps", "freeze_router"), (_OPEN,)),
+    **dict.fromkeys(("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (_LORA,)),
+    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (_PROMPT,)),
+    **dict.fromkeys(("router_loss_weight", "entropy_weight", "load_balancing_weight"), (_OPEN, _TRAINS_ROUTER)),
+    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (_TRAINS_ROUTER,)),
+    "own_weight_floor": (RequiredSetting("floor_fraction"),),
+    "router_warmup_lr": (_OPEN, RequiredSetting("router_warmup_steps")),
+    "floor_fraction": (RequiredSetting("own_weight_floor"),),
+    "init_samples": (_OPEN, RequiredSetting("init", ("best",))),
+    **dict.fromkeys(("reflection_weight", "gradient_balance"), (_PUBLISHED, _REFLECTS)),
+    "memory_size": (_REFLECTS,),
+    "memory_fraction": (_REFLECTS, RequiredSetting("memory_size", ("0",))),
+    "density_rank": (RequiredSetting("reflection", ("density",)),),
+    **dict.fromkeys(
+        ("generator_steps", "generator_lr", "generator_batch_size"),
+        (_WRITES, RequiredSetting("pseudo_samples_dir", (EMPTY,))),
+    ),
+    "pseudo_samples_dir": (_WRITES,),
+}
+"""Settings that are read only where others are as they are said to be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaptConfig(LoraConfig):
+    """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
+
+    Args:
+        top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
+        router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
+        router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
+        load_balancing_weight: Weight of −log of each adapter's weight, the mean over adapters.
+        joint_training: Train adapters under the weights that select them; without it, each alone.
+        reflection_weight: λ of the published gate, of the mean over tasks of their divergence.
+        gradient_balance: Above 0, the norm of λ's gradient in the projections as a multiple of that of the task's loss.
+    """
+
+    adapter_type: Block = "lora"
+    num_virtual_tokens: method.PositiveInt = 10
+    encoder_hidden_size: method.NonNegativeInt = 800
+    router_hidden_size: method.PositiveInt = 100
+    projection_order: ProjectionOrder = "published"
+    top_k: method.NonNegativeInt = 0
+    detach_old: bool = False
+    adapter_lr_multiplier: method.NonNegative = 1.0
+    key_lr_multiplier: method.NonNegative = 1.0
+    projection_lr_multiplier: method.NonNegative = 1.0
+    gate: Gate = "open"
+    init: Begins = "last"
+    init_samples: method.PositiveInt = 64
+    router_warmup_steps: method.NonNegativeInt = 300
+    router_warmup_lr: method.NonNegative = 2e-3
+    router_loss_weight: method.NonNegative = 1.0
+    own_weight_floor: method.Fraction = 0.0
+    floor_fraction: method.Fraction = 0.5
+    entropy_weight: Annotated[float, method.Range(-1e6)] = 0.0
+    load_balancing_weight: method.NonNegative = 0.0
+    freeze_router: bool = False
+    joint_training: bool = True
+    reflection: Reflects = "real"
+    memory_size: method.NonNegativeInt = 0
+    memory_fraction: method.Fraction = 0.02
+    density_rank: method.NonNegativeInt = 16
+    generator_steps: method.PositiveInt = 5000
+    generator_lr: method.NonNegative = 1e-3
+    generator_batch_size: method.PositiveInt = 16
+    pseudo_samples_dir: str = ""
+    reflection_weight: method.NonNegative = 0.1
+    gradient_balance: method.NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_required(self, READ)
+        if self.gate == "published" and not self.joint_training:
+            raise UserError(
+                "joint_training: expected true with gate=published, whose keys learn from the tasks' losses alone"
+            )
+
+    @property
+    def opens(self) -> bool:
+        return self.gate == "open"
+
 
 TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
@@ -39,7 +134,7 @@ BALANCE_BATCHES = 4
 class SaptNetwork(AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
-    `mixed`: the weights (row, adapter) that the last rows were given; `own`: the adapter that is trained.
+    `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
@@ -57,7 +152,6 @@ class SaptNetwork(AdapterNetwork):
         self.current_adapter = 0
 
     def adapter_of(self, task: int) -> int:
-        """Return the adapter that a task was given."""
         return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
@@ -97,9 +191,8 @@ class SaptNetwork(AdapterNetwork):
 class Sapt(method.Method):
     """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
 
-    A new adapter and key come with each task and are trained, with the maps that make queries; adapters and keys of
-    earlier tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for
-    its rows: on these the weights are held where they were.
+    A new adapter and key come with each task and are trained, with the maps that make queries; earlier ones are frozen.
+    The mean of each task's weights, and vectors that stand for its rows, are stored: on these the weights are held.
 
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
     gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
@@ -120,8 +213,7 @@ class Sapt(method.Method):
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
-        tensors = self.state.tensors
-        tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
+        self.state.to(learner.device)
 
     def place_adapter(self, learner: Learner, task: int) -> None:
         """Put the next adapter in place, and open its gate."""
@@ -149,7 +241,6 @@ class Sapt(method.Method):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
     def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
-        """Let a new adapter begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
             other = choose_initial_adapter(learner, task, adapter, config.init_samples)
@@ -225,7 +316,6 @@ class Sapt(method.Method):
         return stored.stored_inputs(self.state, task)
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
-        """Return the adapter that a task is about to be given."""
         return task
 
     def count_stored(self, rows: int) -> int:
@@ -246,7 +336,6 @@ class Sapt(method.Method):
         return self.reflection_strength(learner.task) * self.mean_divergence(learner)
 
     def mean_divergence(self, learner: Learner) -> Tensor:
-        """Return the mean of the earlier tasks' divergences."""
         attention = learner.network_as(SaptNetwork).attention
         return torch.stack(divergences(attention, self.past_tasks(learner, learner.task))).mean()
 
@@ -257,7 +346,6 @@ class Sapt(method.Method):
         return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]
 
     def stand_in_vectors(self, learner: Learner, task: int) -> Tensor:
-        """Return the query vectors (row, width) that stand for a task."""
         tensors = self.state.tensors
         if self.config.reflection == "real":
             return tensors[f"{VECTORS}{task}"]
@@ -272,7 +360,6 @@ class Sapt(method.Method):
         return self.stand_ins[task]
 
     def _training_vectors(self, learner: Learner, task: int) -> Tensor:
-        """Return the query vectors (row, width) of a task's training rows."""
         if task not in self.training_vectors:
             network, batches = learner.network_as(SaptNetwork), learner.iterate_batches(learner.items(task))
             self.training_vectors = {task: torch.cat([network.vectors(rows) for rows in batches])}

@@ -13,8 +13,7 @@ from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
 from regard.continual.learner import Learner
-from regard.continual.methods import sapt_config
-from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork, sample_rows
+from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptConfig, SaptNetwork, sample_rows
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
@@ -23,15 +22,15 @@ PORTION, SEEN = "portion/", "seen/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaptTaskFreeConfig(sapt_config.SaptConfig):
+class SaptTaskFreeConfig(SaptConfig):
     """Settings of task-free SAPT: those of SAPT, with another default of `memory_size`, and of the novelty test.
 
     Args:
         novelty_samples: Rows of a portion that are compared with those of each adapter.
         false_alarm_rate: How often rows of a known kind are taken for new ones.
         reuse_threshold: Likeness (1 − the statistic of `regard.adapters.novelty`) from which new rows train a known
-            adapter in place of a new one; 0 for never. Between tasks of Long Sequence, in MiniLM's embeddings, the
-            likeness is .76 to .996, and half of the time over .95: only values close to 1 tell tasks apart.
+            adapter; 0 for never. Between tasks of Long Sequence, in MiniLM's embeddings, the likeness is .76 to .996,
+            and half of the time over .95: only values close to 1 tell tasks apart.
     """
 
     memory_size: Annotated[int, method.Range(2)] = 50
@@ -40,7 +39,7 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
     reuse_threshold: method.Fraction = 0.0
 
     def __post_init__(self) -> None:
-        if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
+        if self.memory_fraction != SaptConfig.memory_fraction:
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
         if self.reflection != "real":
@@ -59,7 +58,6 @@ class TaskFreeNetwork(SaptNetwork):
         self.register_buffer("given", torch.full((tasks,), -1))
 
     def adapter_of(self, task: int) -> int:
-        """Return the adapter that a portion was given."""
         return int(self.given[task])
 
     def start_adapter(self, adapter: int) -> None:
@@ -73,13 +71,11 @@ class TaskFreeNetwork(SaptNetwork):
 class SaptTaskFree(Sapt):
     """SAPT (arXiv 2401.08295) on portions of data of which nobody says whether they are of a task that was learnt.
 
-    A portion is what the framework calls a task: its rows come together, and what its labels are called is known, as
-    they would be anyway; the number of the task is used to find these, and for nothing else. Query vectors of its
-    training rows are compared with those that stand for each adapter (`regard.adapters.novelty`). Rows that are like
-    none of them get a new adapter and key, as in SAPT. Otherwise the adapter that they are most like is opened again
-    and trained on them, while the others are reflected on, and then stands for both: its target is the mean over all of
-    its rows, earlier ones through the vectors that were kept of them, and of what is kept now each portion has the
-    share of its rows. There are as many adapters as kinds of rows that were noticed.
+    A portion is what the framework calls a task; the number of the task is used to find its rows and labels, and for
+    nothing else. Query vectors of its training rows are compared with those that stand for each adapter
+    (`regard.adapters.novelty`). Rows that are like none of them get a new adapter and key. Otherwise the adapter that
+    they are most like is trained on them, while the others are reflected on, and then stands for both: its target is
+    the mean over all of its rows, and of the stored vectors each portion has the share of its rows.
     """
 
     Config = SaptTaskFreeConfig
@@ -96,13 +92,11 @@ class SaptTaskFree(Sapt):
         return adapter
 
     def reflection_strength(self, task: int) -> float:
-        """λ of a portion's training: of the mean of the other adapters' divergences."""
         if self.config.opens:
             return float(self.config.router_loss_weight * len(self._other_adapters(task)))
         return super().reflection_strength(task)
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """Return what stands for the adapters other than that of a portion."""
         tensors, adapters = self.state.tensors, self._other_adapters(task)
         return [PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"]) for adapter in adapters]
 
@@ -156,10 +150,8 @@ class SaptTaskFree(Sapt):
         }
 
     def _trained_adapters(self) -> list[int]:
-        """Return the adapters that have been trained."""
         return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
     def _other_adapters(self, task: int) -> list[int]:
-        """Return those of them that are not the portion's own."""
         own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
         return [adapter for adapter in self._trained_adapters() if adapter != own_adapter]

@@ -14,11 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
-from regard.continual.batches import Batches, ExampleRef
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.method import MethodState
-from regard.continual.methods.lora_baselines import SharedAdapterNetwork
-from regard.continual.training_phase import TrainingPhase
+from regard.continual.methods.lora import SharedAdapterNetwork
+from regard.continual.network import as_float32
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
 from regard.training.placement import Rows
@@ -32,10 +32,8 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
     """Settings of SEEKR; the defaults are the paper's, for a Llama of 32 layers and 1024 heads.
 
     Args:
-        layer_fraction: Share of the layers whose attention is distilled.
-        head_fraction: Share of all heads whose attention is distilled.
-        logit_distillation_weight: Share of the stored answers in the loss of a replayed row; the rest is that of its
-            label.
+        layer_fraction: Share of the layers whose attention is distilled; `head_fraction`: share of all heads.
+        logit_distillation_weight: Share of the stored answers in a replayed row's loss; the rest is that of its label.
         attention_distillation_weight: Weight of the divergence of the attention.
     """
 
@@ -52,7 +50,6 @@ class SeekrNetwork(SharedAdapterNetwork):
 
     @cached_property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """The attention layers, in the order of a forward."""
         return tuple(find_attention_layers(self.classifier.encoder))
 
     @contextmanager
@@ -74,10 +71,7 @@ class SeekrNetwork(SharedAdapterNetwork):
 
 
 class Observation(NamedTuple):
-    """What an example says, on the CPU.
-
-    `attention` (layer, head, query, key), `logits`, and mean `squares` (layer, head) of the gradients in the attention.
-    """
+    """The `attention` (layer, head, query, key), `logits`, and mean `squares` (layer, head) of its gradients."""
 
     attention: Tensor
     logits: Tensor
@@ -87,26 +81,23 @@ class Observation(NamedTuple):
 class Seekr(memory.MemoryMethod):
     """SEEKR (arXiv 2411.06171): attention distillation on selected heads, beside replay and distillation of answers.
 
-    Of each task's examples in the memory the attention A is noted before the task is learnt and after. A head's
-    importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)², times how much the task
-    depends on it, the mean of (∂loss/∂A)², divided by the sum of these in its layer. The layers with the most
-    importance are selected, and among their heads those with the most; of these the weights are stored with the
-    examples, as are the logits.
+    A head's importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)² of its attention
+    A on the task's examples in the memory, times its share of the layer's mean (∂loss/∂A)². The most important layers
+    are selected, and among their heads the most important; their attention is stored with the examples, as are the
+    logits.
 
     A replayed row's loss is (1 − w) cross-entropy + w distillation + β D. The distillation is the cross-entropy with
-    the stored answer over the classes that the row is held against. D is the mean over the layers with selected heads
-    of the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. What is distilled is computed as
-    it was when it was stored, in evaluation: with anything dropped out D would be far from 0 where nothing has changed.
+    the stored answer over the classes that the row is held against. D is the mean over layers with selected heads of
+    the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. Both are computed in evaluation, as
+    when stored.
 
     In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
-    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as `replay-lora`
-    has: so that budgets and memories of a comparison are equal.
+    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as in
+    `replay-lora`.
     """
 
     Config = SeekrConfig
     Network = SeekrNetwork
-
-    # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
         learner.network_as(SeekrNetwork).start_adapter(0)
@@ -123,14 +114,16 @@ class Seekr(memory.MemoryMethod):
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.mask_logits(network(rows), rows["tasks"])
-        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORE_INDEX, reduction="none")
+        losses = row_losses(logits, rows["labels"])
         label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
             current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
         pairs = zip(replayed_rows["tasks"].tolist(), replayed_rows["rows"].tolist(), strict=True)
         items = [ExampleRef(*pair) for pair in pairs]
-        stored_logits = torch.stack([self._stored_tensor(LOGITS, item) for item in items]).to(current_logits)
+        stored_logits = torch.stack([self.state.tensors[_tensor_name(LOGITS, item)] for item in items]).to(
+            current_logits
+        )
         current_logits = current_logits[:, : stored_logits.shape[1]]
         stored_logits = learner.mask_logits(stored_logits, replayed_rows["tasks"])
         answer_losses = -(stored_logits.softmax(-1) * current_logits.log_softmax(-1)).sum(-1)
@@ -142,7 +135,6 @@ class Seekr(memory.MemoryMethod):
         )
 
     def after_task(self, learner: Learner, task: int) -> None:
-        """Add what the task says of the heads, and store its examples with their answers and their attention."""
         observations = self._observe(learner, self._future_examples(learner, task), with_gradients=True)
         if observations:
             changes = [after.attention - self.earlier[item].attention for item, after in observations.items()]
@@ -159,18 +151,11 @@ class Seekr(memory.MemoryMethod):
         for forgotten in set(self.state.tensors) - names - {IMPORTANCE}:
             del self.state.tensors[forgotten]
 
-    # -- the memory -------------------------------------------------------------------------------------
-
     def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
         """Return the examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
-
-    def _stored_tensor(self, kind: str, item: ExampleRef) -> Tensor:
-        return self.state.tensors[_tensor_name(kind, item)]
-
-    # -- the heads --------------------------------------------------------------------------------------
 
     def _observe(
         self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
@@ -187,9 +172,9 @@ class Seekr(memory.MemoryMethod):
                     loss = learner.cross_entropy(logits, rows)
                     gradients = torch.autograd.grad(loss, [read.output for read in reads])
                     slopes = [read.weights_grad(part)[0] for read, part in zip(reads, gradients, strict=True)]
-                    squares = torch.stack([_as_float32(slope).square().mean((-1, -2)) for slope in slopes])
-                attention = torch.stack([_as_float32(read.weights())[0] for read in reads])
-                parts = (attention, _as_float32(logits)[0], squares)
+                    squares = torch.stack([as_float32(slope).square().mean((-1, -2)) for slope in slopes])
+                attention = torch.stack([as_float32(read.weights())[0] for read in reads])
+                parts = (attention, as_float32(logits)[0], squares)
                 observations[item] = Observation(*(part.detach().cpu() for part in parts))
         return observations
 
@@ -206,7 +191,9 @@ class Seekr(memory.MemoryMethod):
         for index, item in enumerate(items):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
-            head_divergences = attention_divergence(self._stored_tensor(ATTENTION, item).to(current), current)
+            head_divergences = attention_divergence(
+                self.state.tensors[_tensor_name(ATTENTION, item)].to(current), current
+            )
             total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 
@@ -217,10 +204,7 @@ def head_importance(moved: Tensor, steep: Tensor) -> Tensor:
 
 
 def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
-    """The (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers.
-
-    At least one of each; among equals the first.
-    """
+    """Return (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers."""
     count, heads_per_layer = weights.shape
     top_layers = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
     num_heads = min(max(1, round(heads * count * heads_per_layer)), len(top_layers) * heads_per_layer)
@@ -230,7 +214,7 @@ def select_heads(weights: Tensor, layers: float, heads: float) -> list[list[int]
 
 def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
     """Return the mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
-    current = current.to(torch.promote_types(current.dtype, torch.float32))
+    current = as_float32(current)
     stored = stored.to(current.dtype)
     return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
@@ -251,8 +235,3 @@ def _require_embedding_gradients(table: nn.Module) -> RemovableHandle:
 
 def _tensor_name(kind: str, item: ExampleRef) -> str:
     return f"{kind}{item.task}/{item.row}"
-
-
-def _as_float32(values: Tensor) -> Tensor:
-    """Return the values in float32 at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

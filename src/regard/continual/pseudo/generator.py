@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from regard import training
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
-from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.pseudo.parsing import QUESTION, PromptFrame, drop_duplicates, find_frame
 from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch, sum_cross_entropy
+from regard.continual.training_phase import Epochs, ExampleRef
 from regard.data.stream import TextPairs, TextTask
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
 from regard.runs import distributed as processes
-from regard.runs.quiet import suppress_logging
 from regard.training import TrainingConfig
 from regard.training.placement import Rows
 
@@ -61,7 +60,6 @@ class SampleGenerator(nn.Module):
         self.generator, self._pool = generator, pool
 
     def use_adapter(self, device: torch.device) -> AbstractContextManager[None]:
-        """For a while, the model has this adapter, and no other."""
         return self._pool.use_weights(torch.ones(1, device=device))
 
     def forward(self, rows: Rows) -> Tensor:
@@ -70,10 +68,7 @@ class SampleGenerator(nn.Module):
 
 
 def generate_inputs(learner: TextLearner, task: int, count: int, recipe: GeneratorTrainingConfig) -> GeneratedInputs:
-    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded.
-
-    The network is unchanged afterwards. Every process returns the samples of the first.
-    """
+    """Generate at most `count` different inputs of a task with an adapter trained for it and then discarded."""
     frame = find_frame(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
     with attach_generator(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
@@ -164,30 +159,13 @@ def _train(
     )
 
 
-@torch.no_grad()
 def _sample_texts(
     learner: TextLearner, writing: SampleGenerator, count: int, recipe: GeneratorTrainingConfig, seed: int
 ) -> list[str]:
-    """Return so many samples."""
     question = learner.encode_pairs(TextPairs(inputs=(QUESTION,), targets=((QUESTION,),))).input_ids
-    ids = question.to(learner.device).expand(count, -1)
-    devices = [learner.device] if learner.device.type == "cuda" else []
-    with (
-        learner.evaluation_mode(),
-        writing.use_adapter(learner.device),
-        suppress_logging(),
-        torch.random.fork_rng(devices=devices),
-    ):
-        torch.manual_seed(seed)
-        token_ids: Tensor = cast(Any, learner.generator.encoder).generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            top_k=recipe.top_k,
-            repetition_penalty=recipe.repetition_penalty,
-            max_new_tokens=max_sample_tokens(learner),
-        )
-    return learner.decode_answers(token_ids[:, 1 if learner.generator.is_encoder_decoder else ids.shape[1] :])
+    options = {"top_k": recipe.top_k, "repetition_penalty": recipe.repetition_penalty}
+    with learner.sampling(seed), writing.use_adapter(learner.device):
+        return learner.sample_texts(question, count, **options, max_new_tokens=max_sample_tokens(learner))
 
 
 def broadcast_texts(texts: Sequence[str]) -> list[str]:

@@ -27,11 +27,9 @@ class PromptFrame:
     after: str
 
     def extract_input(self, prompt: str) -> str:
-        """Return the input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
     def make_prompt(self, text: str) -> str:
-        """Return the prompt of an input."""
         return f"{self.before}{text}{self.after}"
 
     def make_sample(self, text: str) -> str:
@@ -76,10 +74,7 @@ def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
 
 
 def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
-    """Return the inputs of a task's pseudo samples, no two alike, from FOLDER/TASK/train.json as SAPT's are published.
-
-    Raises UserError for a file that is not there, is none of Instances with an input, or has none.
-    """
+    """Return the different inputs of a task's pseudo samples from FOLDER/TASK/train.json, as SAPT's are published."""
     path = Path(folder) / task / "train.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -106,8 +101,7 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
 def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
-    White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, the
-    first text is all that is there without the names of parts, and the others are empty.
+    Of an input that lacks parts, the first text is all that is there without the names of parts; the others are empty.
     """
     definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
     texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]
@@ -117,7 +111,6 @@ def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple
 
 
 def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...]:
-    """Return an input as the texts of a row."""
     match = re.match(instruction_task.pattern.replace(r"\s*\n", r"\s+"), text, re.DOTALL | re.IGNORECASE)
     if match:
         return tuple(template.format(*match.groups()) for template in instruction_task.texts)

@@ -46,11 +46,7 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
 
 
 def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
-    """Store at most so many inputs that stand for a task, read from files, or written by a generator.
-
-    For the stream's last task none are written, since no task comes that needs them. Raises UserError where a generator
-    has written nothing, or files have nothing, that can be used.
-    """
+    """Store at most so many inputs that stand for a task, read from files, or (but for the last task) written."""
     if config.pseudo_samples_dir:
         texts = read_pseudo(config.pseudo_samples_dir, learner.stream.tasks[task].name)
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from regard.errors import UserError
-from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, run_job
-from regard.runs.launchers.local import check_workers, cores
+from regard.errors import UserError, describe_error
+from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
 
 _STORE = 100 * 2**20
 """Bytes of the object store of an own cluster: only names and exit codes pass through it."""
@@ -70,7 +69,7 @@ class Ray:
                     own = {"num_cpus": self._workers or cores(), "object_store_memory": _STORE}
                     self._ray.init(address="local", include_dashboard=False, **own, **quiet)
             except Exception as error:  # Ray raises that class itself where a node does not start in time
-                why = " ".join(str(error).split())
+                why = describe_error(error)
                 raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {why}") from error
         self._ours = True
 

@@ -1,4 +1,4 @@
-"""Learning to prompt: the encoder stays as it was, prompts that a text chooses from a pool are put before it."""
+"""Prompts before a frozen model: chosen from a pool by each text (L2P), or one a task (progressive prompts)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
-from regard.adapters.prompt_pool import check_prompt_fits
+from regard.adapters.prompt_pool import check_prompt_fits, position_ids, reads_input_embeddings
 from regard.continual import method
+from regard.continual.adapter_network import (
+    PromptConfig,
+    PromptMethod,
+    PromptNetwork,
+    PromptPrefix,
+    check_prompt_room,
+    copy_class_vectors,
+    restore_class_vectors,
+)
 from regard.continual.learner import IGNORE_INDEX, Learner
-from regard.continual.methods.prompt_method import PromptMethod
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -27,8 +34,7 @@ class L2pConfig(method.MethodConfig):
     """Settings of L2P; the defaults are the paper's.
 
     Args:
-        pool_size: M, number of prompts.
-        prompt_length: L, tokens of a prompt.
+        pool_size: M, number of prompts, each of `prompt_length` tokens.
         top_k: N, prompts before a text.
         pull_weight: λ of the distances between a text and the keys it selects.
         learning_rate: Used in place of the budget's, which is meant for encoders. The authors' 0.03 is for batches of
@@ -58,12 +64,9 @@ class SelectedPrompts(NamedTuple):
 class L2pNetwork(Network):
     """A classifier with a pool of prompts, `prompts` (M, L, width), and their `keys` (M, width).
 
-    Prompts, keys and head are trained, the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
-    a text; `room`: tokens that a text may then have, None where the model's positions have no end.
-
-    A prompt begins as the embeddings of tokens drawn from the vocabulary, so that it is in scale for any model; a key
-    as a uniform draw from −1 to 1. Raises UserError for adapters in the encoder, and for a model that does not read
-    embeddings as it reads their tokens.
+    Prompts, keys and head are trained; the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
+    a text; `room`: tokens that a text may then have, None for any. A prompt begins as the embeddings of drawn tokens,
+    so that it is in scale for any model; a key as a uniform draw from −1 to 1.
     """
 
     needs_wrapper = True
@@ -142,14 +145,11 @@ class L2p(PromptMethod):
     """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
 
     N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
-    tokens, at the model's first positions and with token type 0, and the head reads the mean of the states that become
-    of them; in causal models, whose prompts cannot see the text behind them, it reads the last token's state.
+    tokens, with token type 0, and the head reads the mean of their last states; in causal models, whose prompts cannot
+    see the text behind them, the last token's state. A task is learnt among its own classes, as in the authors' code.
 
-    A task is learnt among its own classes, whatever the head, as in the authors' code.
-
-    `frequency_penalty` is the paper's penalty of prompts that are often used: in training (never in evaluation)
-    distances are multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end,
-    of its training rows with the keys as they are then, and not along the way: so they depend on no split of the
+    With `frequency_penalty` distances in training are multiplied by the shares in which earlier tasks chose each
+    prompt. They are counted at a task's end, with the keys as they are then, so that they depend on no split of the
     batches.
     """
 
@@ -158,13 +158,11 @@ class L2p(PromptMethod):
     loss_classes = "task"
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Check that all texts of the stream have room behind the prompts, before any is learnt."""
         network = learner.network_as(L2pNetwork)
         longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
-        for name, value in self.state.tensors.items():
-            self.state.tensors[name] = value.to(network.keys.device)
+        self.state.to(network.keys.device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
@@ -173,7 +171,6 @@ class L2p(PromptMethod):
         return loss + self.config.pull_weight * pull_loss
 
     def prompt_frequencies(self) -> Tensor | None:
-        """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
         counts = self.state.tensors.get(USAGE)
         return None if counts is None else counts / counts.sum()
 
@@ -187,3 +184,51 @@ class L2p(PromptMethod):
                 selected = network.choose(rows, frequencies).numbers
                 usage += torch.bincount(selected.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
+
+
+class ProgressiveNetwork(PromptNetwork):
+    """A frozen model that is told the task of a row, and has its prompt and those of earlier tasks before the text.
+
+    A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
+    """
+
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+        """Return the prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
+        last = int(self.count) - 1
+        if last < 0:
+            return None
+        if "tasks" not in rows:
+            raise UserError("tasks: expected the task of each row, which progressive prompts are to be told, got none")
+        row_tasks = rows["tasks"]
+        row_tasks = torch.where((row_tasks < 0) | (row_tasks > last), last, row_tasks)
+        newest, oldest = int(row_tasks.max()), int(row_tasks.min())
+        prompts = self.pool.prompts.concatenate(range(newest, -1, -1))[None]
+        if newest == oldest:
+            return prompts, None
+        blocks = torch.arange(newest, -1, -1, device=row_tasks.device).repeat_interleave(self.pool.prompts.length)
+        return prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None]
+
+
+class ProgPrompt(PromptMethod):
+    """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
+
+    The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
+    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5, at a rate of 0.3;
+    BERT's is far lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after
+    each task.
+    """
+
+    Config = PromptConfig
+    Network = ProgressiveNetwork
+    incremental = False
+    supports_text = True
+
+    def before_task(self, learner: Learner, task: int) -> None:
+        network = learner.network_as(ProgressiveNetwork)
+        check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
+        network.start_adapter(task)
+        self.head_before = copy_class_vectors(learner)
+
+    def after_task(self, learner: Learner, task: int) -> None:
+        learner.network_as(ProgressiveNetwork).pool.fold()
+        restore_class_vectors(learner, self.head_before, task)

@@ -1,18 +1,19 @@
-"""Elastic weight consolidation: weights that old tasks depend on are held where they were."""
+"""Weights held where old tasks depend on them (EWC), or answers held as they were for old tasks (LwF)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.batches import ExampleRef
-from regard.continual.learner import Learner
+from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.training_phase import ExampleRef, TrainingPhase
+from regard.training.placement import Rows
 
 Labels = Literal["model", "true"]
 FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
@@ -26,8 +27,7 @@ class EwcConfig(method.MethodConfig):
         ewc_lambda: λ of the penalty; the paper gives 400, for games.
         fisher_samples: Training rows of a task that estimate its Fisher information; all where it has fewer.
         fisher_labels: "model" for labels drawn from the model's predictions (the Fisher information), or "true".
-        online: Keep one penalty around the weights of the last task.
-        decay_factor: Weight of the information of earlier tasks, for `online`.
+        online: Keep one penalty around the last weights, with earlier information weighted by `decay_factor`.
     """
 
     ewc_lambda: method.NonNegative = 400.0
@@ -40,17 +40,17 @@ class EwcConfig(method.MethodConfig):
 class Ewc(method.Method):
     """Elastic weight consolidation (arXiv 1612.00796, equation 3): (λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)² beside the loss.
 
-    F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. A sum of such penalties is one
-    around one centre: with A = Σ_t F_t and c = Σ_t F_t θ*_t / A it is A (θ − c)² and a constant. So two tensors for
-    each weight are kept, however many tasks there are. The `online` variant (arXiv 1805.06370, section 4) has
-    A = γ A + F_t and c = θ*_t after each task. Class vectors of other tasks have no part in a task's F.
+    F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. With A = Σ_t F_t and c = Σ_t
+    F_t θ*_t / A the sum is A (θ − c)² and a constant: so two tensors for each weight are kept. The `online` variant
+    (arXiv 1805.06370, section 4) has A = γ A + F_t and c = θ*_t. Class vectors of other tasks have no part in a task's
+    F.
     """
 
     Config = EwcConfig
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        self.state.tensors = {name: value.to(learner.device) for name, value in self.state.tensors.items()}
+        self.state.to(learner.device)
 
     def penalties(self, learner: Learner) -> Iterable[Tensor]:
         return [self.penalty(learner.network)] if self.state.tensors else []
@@ -98,7 +98,7 @@ def fisher_information(
     """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
-    nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
+    nothing dropped out. `labels`: as `fisher_labels` of the config.
     """
     parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
@@ -123,3 +123,58 @@ def sample_labels(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 def _trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LwfConfig(method.MethodConfig):
+    """Settings of LwF.
+
+    Args:
+        temperature: T, which logits are divided by before they are compared.
+        distillation_weight: λ_o, weight of the losses of earlier tasks.
+        warmup_head: Train the head of a new task alone first, as in the paper; off, to separate the method from
+            probing.
+    """
+
+    temperature: Annotated[float, method.Range(1e-6)] = 2.0
+    distillation_weight: method.NonNegative = 1.0
+    warmup_head: bool = False
+
+
+class Lwf(method.Method):
+    """Learning without forgetting (arXiv 1606.09282, equations 1 to 5).
+
+    Before a task the network, in evaluation, answers its training texts over the classes of each old task. In training
+    the cross-entropy between these answers and the present ones, both at temperature T, is added for each old task:
+    −Σ_c y'_c log ŷ'_c with y' = softmax(logits / T). A resumed run makes the answers anew, from the same weights.
+    """
+
+    Config = LwfConfig
+
+    def before_task(self, learner: Learner, task: int) -> None:
+        if not task:
+            return
+        with learner.evaluation_mode() as network, torch.no_grad():
+            self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
+
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+        warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
+        return (*warming, learner.fine_tuning_phase())
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        logits = network(rows)
+        loss = learner.cross_entropy(logits, rows)
+        is_warmup = not any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
+        if not learner.task or is_warmup:  # in the warm-up the vectors of old classes are to get no gradient
+            return loss
+        now, earlier = logits[:, : learner.task_classes.shape[1]], self.answers[rows["rows"]]
+        old_losses = sum(
+            distillation_losses(now[:, task_classes], earlier[:, task_classes], self.config.temperature)
+            for task_classes in learner.task_classes[: learner.task].to(logits.device)
+        )
+        return loss + self.config.distillation_weight * (old_losses * (rows["labels"] != IGNORE_INDEX)).sum()
+
+
+def distillation_losses(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
+    return -((earlier / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)
