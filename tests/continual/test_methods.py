@@ -112,7 +112,6 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 # -- scores and memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]

@@ -111,6 +111,12 @@ def assert_same(found: Statistic, expected: Statistic, by_place: Callable[..., d
         assert found.tokens() == expected.tokens()
 
 
+@everywhere
+def test_there_are_rows(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
+    """The observations here have the reductions that it needs; without them every test below would pass."""
+    assert measured(new, seen([(number, 5, 5, True) for number in range(3)])).result(), "add them to conftest.py"
+
+
 @pytest.mark.sample(4)
 @everywhere
 @settings(max_examples=8, deadline=None)
