@@ -258,7 +258,7 @@ def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[AttentionCa
     calls: list[AttentionCall] = []
 
     class Noting(Observer):
-        def before_attention(self, _module: Any, call: AttentionCall, _causal: bool) -> None:
+        def before_attention(self, _module: Any, call: AttentionCall) -> None:
             calls.append(call)
 
     with (

@@ -45,6 +45,9 @@ def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, 
         elif isinstance(value, (list, tuple, set, range)):
             table = table[table[column].isin(list(value))]
         else:
+            if column == "epsilon" and not (table[column] == value).any():
+                known = ", ".join(f"{number:g}" for number in table[column].dropna().unique()) or "none"
+                raise UserError(f"epsilon: {value!r} was not measured; the table has: {known}")
             table = table[table[column] == value]
     return table.reset_index(drop=True)
 

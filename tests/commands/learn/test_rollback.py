@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from regard.commands.learn.result import LearnResult
-from regard.commands.learn.rollback import rollback
+from regard.commands.learn.rollback import _find_run, rollback
 from regard.commands.learn.run import learn
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -56,10 +56,10 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"method": "finetune"}, "run: expected one, by method and seed, several fit; the folder has finetune with "),
+        ({"method": "finetune"}, "run: expected one, by method and seed, several fit; the folder has 'finetune' with "),
         (
             {"method": "joint"},
-            "run: expected one, by method and seed, none fits; the folder has finetune with ",
+            "run: expected one, by method and seed, none fits; the folder has 'finetune' with ",
         ),
         ({"method": "finetune", "seed": 1, "task": 4}, "task: expected a number from 1 to 3, or one of cat-dog, "),
         ({"method": "finetune", "seed": 1, "task": 1.5}, "task: expected a number from 1 to 3, or one of cat-dog, "),
@@ -88,3 +88,11 @@ def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds something else"):
         rollback(run, 1, out, method="finetune", seed=1, model=loaded())
     assert json.loads((run / "results.json").read_text())["command"] == "learn"
+
+
+def test_a_method_is_found_without_its_settings_where_only_one_has_them() -> None:
+    runs = [{"method": name, "seed": 1, "tasks": []} for name in ("finetune", "sapt r=2", "ewc", "ewc lambda=3")]
+    assert _find_run(runs, "sapt", None)["method"] == "sapt r=2"
+    assert _find_run(runs, "ewc", 1)["method"] == "ewc"
+    with pytest.raises(UserError, match="none fits; the folder has 'finetune' with seed 1, 'sapt r=2' with seed 1"):
+        _find_run(runs, "sap", None)

@@ -80,7 +80,10 @@ def test_only_such_a_model_is_written_over(learnt: Path, regard: Regard, words: 
 @pytest.mark.parametrize(
     "options,said",
     [
-        (("1",), "run: expected one, by method and seed, several fit; the folder has finetune with seed 3, prescale"),
+        (
+            ("1",),
+            "run: expected one, by method and seed, several fit; the folder has 'finetune' with seed 3, 'prescale'",
+        ),
         (("1", "--method", "ewc"), "run: expected one, by method and seed, none fits"),
         (("1", "--method", "finetune", "--seed", "4"), "none fits"),
         (("1", "--seed", "x"), "--seed: expected a number, got 'x'"),

@@ -342,6 +342,11 @@ def test_rows_by_what_they_are_of(run: MeasureResult) -> None:
     pd.testing.assert_frame_equal(run.frame(), run.table)
 
 
+def test_an_epsilon_that_was_not_measured_is_refused(run: MeasureResult) -> None:
+    with pytest.raises(UserError, match=r"epsilon: 0\.5 was not measured; the table has: 0\.3"):
+        run.frame("sink_rate", epsilon=0.5)
+
+
 def test_unknown_names_are_told_what_there_is(run: MeasureResult) -> None:
     with pytest.raises(UserError, match=r"unknown statistic 'entropy'; the table has: .*column_mass"):
         run.frame("entropy")

@@ -58,7 +58,7 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
 @pytest.mark.parametrize(
     "options, said",
     [
-        (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
+        (("huge",), "preset: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
         (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
         (("--attention", "sigmoid", "--backend", "fused"), "backend=fused cannot compute weighting=sigmoid"),
         (("--max-steps", "many"), "max-steps: expected a whole number of at least 1, got 'many'"),

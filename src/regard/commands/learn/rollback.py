@@ -46,9 +46,11 @@ def rollback(
 
 
 def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
-    matching = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
+    of_seed = [run for run in runs if seed in (None, run["seed"])]
+    matching = [run for run in of_seed if method in (None, run["method"])]
+    matching = matching or [run for run in of_seed if run["method"].split()[0] == method]  # without its settings
     if len(matching) != 1:
-        available = ", ".join(f"{run['method']} with seed {run['seed']}" for run in runs[:12])
+        available = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
         problem = "several fit" if matching else "none fits"
         raise UserError(f"run: expected one, by method and seed, {problem}; the folder has {available}")
     return matching[0]

@@ -188,5 +188,5 @@ def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfi
     """Return a preset by its name, or a configuration, with some fields changed. Raises UserError."""
     if isinstance(config, PretrainConfig):
         return config.replace(**changes)
-    check_choice("recipe", config, PRESETS)
+    check_choice("preset", config, PRESETS)
     return PretrainConfig.from_dict({**PRESETS[config], **changes})
