@@ -144,7 +144,7 @@ def test_learning_begins_from_it(
 @pytest.mark.parametrize("name", ["idbr", "sapt", "osf"])
 def test_a_part_of_a_network_is_refused(name: str, written: Path) -> None:
     folder = str(written / name)
-    started = f"model: expected one that is whole, got '{folder}', the network of {name}, which has learnt in more "
+    started = f"model: expected a complete one, got '{folder}', the network of {name}, which has weights "
     for options in ({}, {"random_weights": True}, {"language_model": True}):
         with pytest.raises(UserError) as raised:
             models.load(folder, **options)
@@ -166,7 +166,7 @@ def test_the_commands_refuse_it(written: Path, tmp_path: Path, capsys: pytest.Ca
         ("learn", str(stream), "--method", "finetune", "--model", str(written / "sapt"), *out),
     ):
         assert main([str(part) for part in line]) != 0
-        assert "expected one that is whole, got" in " ".join(capsys.readouterr().err.split())
+        assert "expected a complete one, got" in " ".join(capsys.readouterr().err.split())
 
 
 def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
