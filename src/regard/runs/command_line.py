@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.runs.output_dir import RESULTS, check_output_dir
 from regard.runs.progress import OnProgress, show_progress
 from regard.runs.rank import is_main_process
-from regard.runs.work_dir import can_resume, open_work_dir
+from regard.runs.work_dir import can_resume, clear_work_dir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,8 +48,7 @@ def run_command(
             f"interrupted; what was done is kept in {work_dir}. Continue with the same command and --resume."
         ) from None
     if parts and work_dir.exists():
-        with open_work_dir(work_dir, command=command, parts=parts):
-            pass  # at its end what the run has made there is deleted
+        clear_work_dir(work_dir, command, parts)
     print_summary(result.summary(), out)
 
 

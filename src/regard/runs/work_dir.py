@@ -201,6 +201,15 @@ def open_work_dir(
                     _remove_empty(new_folders)
 
 
+def clear_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
+    """Delete what a finished run has kept in its work folder. No other process waits for this one any more."""
+    with readable_errors(folder), lock_dir(folder, command):
+        check_work_dir(folder, command)
+        work = WorkDir(folder, command, tuple(parts), resume=False)
+        work.settle()
+        work.clear()
+
+
 def _remove_empty(folders: Sequence[Path]) -> None:
     """Remove folders, the innermost first, up to one in which something stands."""
     with contextlib.suppress(OSError):

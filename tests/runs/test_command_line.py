@@ -1,0 +1,45 @@
+"""What every command line does around a run."""
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.runs import distributed
+from regard.runs.command_line import run_command
+from regard.runs.work_dir import open_work_dir
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A result that saves one file."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, out: Path, *, overwrite: bool) -> None:
+        out.mkdir()
+        (out / "results.json").write_text(str(self.metadata["command_line"]))
+
+    def summary(self) -> str:
+        return "done"
+
+
+def test_the_end_waits_for_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(work_dir: Path, on_progress: Any) -> Saved:
+        with open_work_dir(work_dir, command="test", parts=("states",), keep=True) as work:
+            work.start({"seed": 1})
+            work.journal.add("entry", 1)
+        # From here the others leave: a collective call would wait for them without end.
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        monkeypatch.setattr(distributed, "all_gather_bytes", lambda raw: pytest.fail("waits for processes that left"))
+        return Saved()
+
+    args = argparse.Namespace(overwrite=False, resume=False, line="regard test")
+    run_command(args, "test", tmp_path / "out", run, parts=("states",))
+    assert (tmp_path / "out" / "results.json").read_text() == "regard test"
+    assert not (tmp_path / "out.work").exists()
+    assert "done" in capsys.readouterr().out
