@@ -1,7 +1,5 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Methods of continual learning side by side: means over seeds and orders, and differences paired by them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

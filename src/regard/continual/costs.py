@@ -1,7 +1,5 @@
 """What a task costs: seconds, floating-point operations, memory, and what is kept of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

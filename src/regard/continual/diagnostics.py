@@ -1,7 +1,5 @@
 """What becomes of an encoder while it learns: its sinks, and how alike its tokens are (arXiv 2410.05648)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether old tasks have been forgotten: what `regard check` decides by."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

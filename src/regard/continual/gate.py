@@ -1,7 +1,5 @@
 """Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How far learning one task undoes another: the gradients of their losses against each other (Bai et al. 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """One run's model, data and budget, as the hooks of a method see them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A bounded memory of training examples: which are kept from task to task, and which are drawn from it at a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -4,8 +4,6 @@ a_ij is the score, in per cent, on the j-th task after the i-th was learnt, T th
 count from 1; a_0j is the score before any training. What a run does not define is None, never 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

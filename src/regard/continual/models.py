@@ -1,7 +1,5 @@
 """The model after each task: what each has changed, on disk, and the whole put together again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """What is trained: rows in, logits out."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch

@@ -1,7 +1,5 @@
 """One method over one stream: task after task, scored after each, resumed where it stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping

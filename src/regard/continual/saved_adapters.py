@@ -1,7 +1,5 @@
 """The adapters that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

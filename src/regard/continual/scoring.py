@@ -1,7 +1,5 @@
 """How well a network does a task: rows classified right, or answers graded by Rouge-L or exact match."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A run over tasks from text to text, as a method's hooks see it: prompts in, answers out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

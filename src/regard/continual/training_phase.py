@@ -1,7 +1,5 @@
 """What the training of a task is made of: the budget that all methods share, phases, and their batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """CTR: plug-ins in a frozen encoder, which share what similar tasks know and keep what each has of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, cast

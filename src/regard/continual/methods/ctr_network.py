@@ -1,7 +1,5 @@
 """What CTR trains: plug-ins behind the layers of a frozen encoder, of shared capsules and neurons of each task."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

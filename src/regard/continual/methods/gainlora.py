@@ -1,7 +1,5 @@
 """GainLoRA: an adapter a task, each with a gate that is held shut for what earlier tasks look like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

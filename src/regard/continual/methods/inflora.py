@@ -1,7 +1,5 @@
 """InfLoRA: each task's adapter reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

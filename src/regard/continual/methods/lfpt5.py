@@ -1,7 +1,5 @@
 """LFPT5: one prompt that answers tasks and writes rows of them, from which earlier tasks are learnt again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Methods over LoRA adapters: baselines, penalties (O-LoRA, N-LoRA), merging (SLAO), masked gradients (MIGU)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

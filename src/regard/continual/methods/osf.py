@@ -1,7 +1,5 @@
 """OSF: full matrices are trained, but for the directions in which they are strong, of which each task holds more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights held where old tasks depend on them (EWC), or answers held as they were for old tasks (LwF)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Experience replay, dark experience replay (DER++), and no step that would make the memory's loss grow (A-GEM)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """SAPT: an adapter a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

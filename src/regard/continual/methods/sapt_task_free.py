@@ -1,7 +1,5 @@
 """Task-free SAPT: rows that are new get a new adapter, known ones that of their task."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """SEEKR: examples of earlier tasks are replayed, and the heads that matter most attend on them as they did."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

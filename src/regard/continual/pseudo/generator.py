@@ -1,7 +1,5 @@
 """A generator of pseudo samples: an adapter beside the frozen model, trained on a task's inputs, and sampled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

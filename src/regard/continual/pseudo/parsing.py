@@ -1,7 +1,5 @@
 """Inputs of tasks and of their pseudo samples: in prompts, in generated texts, in files, and as rows of a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """How good pseudo samples are: like real rows, unlike one another, and no copies of what was trained on."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Pseudo samples as a method keeps them: made or read once a task, seen by the method as query vectors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
