@@ -66,7 +66,6 @@ class FrozenModelNetwork(Network):
         self.count.fill_(adapter + 1)
 
     def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
-        """For a while, the model has the adapters that rows get."""
         raise NotImplementedError
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
@@ -96,7 +95,6 @@ class AdapterNetwork(FrozenModelNetwork):
 
     @contextmanager
     def use_only(self, adapter: int) -> Iterator[None]:
-        """For a while, every row gets this adapter alone."""
         before, self._forced = self._forced, adapter
         try:
             yield

@@ -69,7 +69,6 @@ def check_metrics(metrics: pd.DataFrame) -> None:
 def _compare_pairs(
     key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float
 ) -> list[dict[str, Any]]:
-    """Return the rows of one metric: each two methods, with what their tests say, alone and together."""
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]

@@ -32,7 +32,6 @@ class TaskCost:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def time_hook(self, hook: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Return what a hook of the method gives, with its seconds noted."""
         start = time.perf_counter()
         result = hook(*args)
         self.hooks += time.perf_counter() - start

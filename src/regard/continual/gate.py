@@ -90,7 +90,6 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
 
 
 def _score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[GateValue]:
-    """Return how right a task's rows are, with the gate's weights and with others."""
     network = learner.network_as(SaptNetwork)
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]

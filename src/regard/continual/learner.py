@@ -48,7 +48,6 @@ class Learner:
             self.task_classes[task, list(self.stream.class_indices(task))] = True
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
-        """Return the network as an instance of `network_class`."""
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
@@ -182,7 +181,6 @@ class Learner:
     def iterate_batches(
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Iterate over examples in batches on the device, in their order."""
         examples, batch_size = list(items), size or self.budget.eval_batch_size
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
@@ -216,7 +214,6 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
 
 
 def _check_task(task: ClassificationTask) -> None:
-    """Raise UserError if a task has too few classes, no rows, or labels that are none of its classes."""
     count = len(task.labels)
     if count < 2:
         raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")

@@ -88,7 +88,6 @@ def _convert_value(name: str, value: Any, field_type: Any) -> Any:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
-    """Raise UserError if a setting is not what the type of its field allows."""
     if get_origin(hint) is Literal:
         check_choice(name, value, get_args(hint))
     elif hint is bool and not isinstance(value, bool):
@@ -151,7 +150,6 @@ class MethodState:
     values: dict[str, Any] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors."""
         self.tensors.update({name: value.to(device) for name, value in self.tensors.items()})
 
 

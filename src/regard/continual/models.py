@@ -155,7 +155,6 @@ def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
-    """Return the tasks that a model has been trained on when `tasks_trained` have come."""
     scope = method_named(name).evaluation_scope
     if scope == "end":
         return tasks if tasks_trained == len(tasks) else []

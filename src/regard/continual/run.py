@@ -168,7 +168,6 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
 
 
 def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
-    """Write the state after the current task, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
         if is_main_process():
             rows = {**run.rows, "identity": identity}

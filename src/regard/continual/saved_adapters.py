@@ -62,7 +62,6 @@ def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
-    """Return the prefix that names in the network's encoder have in the model. Raises UserError for other weights."""
     encoder: nn.Module = network.classifier.encoder
     candidates = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
     name, base = candidates[0] if candidates else ("", model)

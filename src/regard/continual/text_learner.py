@@ -64,7 +64,6 @@ class TextLearner(Learner):
         return cast(EncodedTexts, self.encoded[task, split])
 
     def encode_pairs(self, pairs: TextPairs, **limits: int) -> EncodedTexts:
-        """Return rows as token ids, as the model reads them; `limits` are used in place of the budget's."""
         budget = replace(self.budget, **limits)  # type: ignore[arg-type]  # `length` or `target_length`
         return encode_pairs(pairs, self.tokenizer, budget, encoder_decoder=self.generator.is_encoder_decoder)
 

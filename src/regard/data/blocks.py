@@ -72,12 +72,10 @@ class TokenBlocks:
 
     @property
     def length(self) -> int:
-        """Tokens per block."""
         return self.metadata.length
 
     @property
     def tokens(self) -> int:
-        """Tokens in all blocks."""
         return len(self) * self.length
 
     @property
@@ -99,7 +97,6 @@ class TokenBlocks:
         return self.rows(torch.arange(count) * len(self) // count)
 
     def select(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
-        """Return some of the blocks."""
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
 
@@ -264,7 +261,6 @@ class _BlockWriter:
         self.digest = hashlib.sha256()
 
     def add(self, ids: list[int], is_last: bool) -> None:
-        """Write the blocks that these tokens complete."""
         self.rest += ids
         self.documents += is_last
         rows = len(self.rest) // self.length
@@ -277,7 +273,6 @@ class _BlockWriter:
             del self.rest[: rows * self.length]
 
     def finish(self) -> dict[str, Any]:
-        """Close the file and return its part of the metadata."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()

@@ -38,7 +38,6 @@ class Domain:
     split: str = ""  # validation text: "documents" by their hash, "end" (last blocks), "own" location
 
     def metadata(self) -> dict[str, Any]:
-        """Return what is saved with results."""
         return {
             "name": self.name,
             "weight": self.weight,
@@ -59,7 +58,6 @@ class Corpus:
 
     @property
     def length(self) -> int:
-        """Tokens per block."""
         return self.domains[0].train.length
 
 
@@ -116,7 +114,6 @@ class _SourcePacker:
     on_progress: Callable[[int], None] | None
 
     def make_domain(self, valid_fraction: float) -> Domain:
-        """Return the domain, packed now or before."""
         source = self.source
         fingerprint = identify_source(source.where)
         if source.tokens is not None:
@@ -163,7 +160,6 @@ class _SourcePacker:
         return *_split_at_end(TokenBlocks.load(folder), valid_fraction), "end"
 
     def _find_folder(self, fingerprint: str) -> Path:
-        """Return the folder for blocks of this text, length and tokenizer."""
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -232,7 +228,6 @@ class BatchSampler:
         return domains, blocks
 
     def _domains(self, start: int, stop: int) -> Tensor:
-        """Return the domains of the training rows `start` to `stop` − 1."""
         chunks = range(start // _CHUNK_ROWS, -(-stop // _CHUNK_ROWS))
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK_ROWS :][: stop - start]
 
@@ -243,7 +238,6 @@ class BatchSampler:
         return torch.searchsorted(self._limits, uniform, right=True)
 
     def _count_rows(self, row: int) -> Tensor:
-        """Count the rows of each domain before a training row."""
         chunk, offset = divmod(row, _CHUNK_ROWS)
         while len(self._rows_before_chunk) <= chunk:
             previous = len(self._rows_before_chunk) - 1
@@ -261,7 +255,6 @@ class BatchSampler:
         return torch.cat(blocks) if blocks else turns
 
     def _sample_order(self, domain: int, epoch: int) -> Tensor:
-        """Sample the order of a domain's blocks in an epoch."""
         generator = make_generator("order", self.seed, domain, epoch)
         return torch.randperm(len(self.corpus.domains[domain].train), generator=generator)
 

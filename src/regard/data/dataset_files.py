@@ -66,7 +66,6 @@ def _map_texts(table: Table, change: Callable[[tuple[str, ...]], tuple[str, ...]
 
 
 def _label_rows(table: Table, spec: DatasetSpec, first_class: int = 0) -> LabeledRows:
-    """Name the classes of rows and drop those without text."""
     by_index = {str(index): label for index, label in enumerate(spec.labels, start=first_class)}
     names = by_index | dict(spec.synonyms) | {label: label for label in spec.labels}
     result = []
@@ -163,7 +162,6 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def _read_module(name: str) -> dict[str, str]:
-    """Read the texts of a module by the hash of their docstrings."""
     texts: dict[str, str] = {}
     own_name = re.compile(rf"\b{re.escape(name)}\.(?:\w+\.)*(?=\w)")
     for module in _iterate_modules(name):
@@ -178,7 +176,6 @@ def _read_module(name: str) -> dict[str, str]:
 
 
 def _iterate_modules(name: str) -> Iterator[ModuleType]:
-    """Iterate over a module and its public submodules, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -65,7 +65,6 @@ def sample_instruction_tasks(
 
 
 def _list_tasks(folder: Path) -> list[str]:
-    """List the tasks in the first candidate folder that has any."""
     for root in candidate_folders(folder, SUPER_NI):
         if not root.is_dir():
             continue
@@ -185,7 +184,6 @@ def _select_classes(
 
 
 def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
-    """Divide the rows of a class into parts whose sizes differ by at most one row."""
     order = {
         split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key))
         for split, rows in rows_of_class.rows.items()

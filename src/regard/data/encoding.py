@@ -158,7 +158,6 @@ class _RowEncoder:
         self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
-        """Encode some examples."""
         encoding = self._tokenize(texts)
         too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
         if too_long and self.tokenizer_truncates:
@@ -244,7 +243,6 @@ def _label_first_tokens(words: Sequence[int | None], labels: Sequence[int]) -> l
 
 
 def _pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
-    """Pad rows on the right, to int64 of shape (row, width)."""
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 

@@ -210,7 +210,6 @@ def _check_instance(text: Any, output: Any, location: str) -> tuple[str, tuple[s
 
 
 def _first_text(value: Any, path: Path) -> str:
-    """Return a text, or the first of a list of texts; "" if there is none."""
     text = "" if value is None else next(iter(value), "") if isinstance(value, list) else value
     if not isinstance(text, str):
         raise UserError(f"stream: expected text, or a list of texts, in the head of {path}, got {value!r}")

@@ -28,7 +28,6 @@ class LabeledRow(NamedTuple):
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
-        """Make a row whose key covers all its texts."""
         texts = tuple(texts)
         return cls(texts, label, hash_text(texts))
 

@@ -116,7 +116,6 @@ def _count_shared(rows: LabeledRows, task: str, owners: _Owners) -> int:
 
 
 def _count_in_other_tasks(rows: LabeledRows, task: str, *owners: _Owners) -> int:
-    """Count the rows that a split of another task has."""
     return sum(any(split.get(row.key, set()) - {task} for split in owners) for row in rows)
 
 
@@ -135,7 +134,6 @@ def _add_dev(task: RawTask, tests: _Owners, protocol: Protocol, seed: int, dev_i
 
 
 def _count_overlaps(task: RawTask, tests: _Owners, devs: _Owners, *, same_split: bool) -> None:
-    """Count what the splits of one task have in common with each other and with those of other tasks."""
     dev = task.by_split()["dev"]
     _count_train_overlaps(task, tests, devs)
     task.overlaps["dev_in_test"] = len(dev) if same_split else _count_shared(dev, task.name, tests)
@@ -153,7 +151,6 @@ def _count_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> None:
 
 
 def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> RawTask:
-    """Drop rows of train and dev that a later split has, and repeated rows."""
     rows = task.by_split()["dev"]
     dev = _drop_repeated(row for row in rows if row.key not in tests)
     task.overlaps["dropped_from_dev"] += len(rows) - len(dev)
@@ -186,7 +183,6 @@ def _count_repeated(rows: LabeledRows) -> int:
 
 
 def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
-    """Rank each row among those of its class, in an order given by the seed and the texts."""
     class_sizes: Counter[str] = Counter()
     ranks = [0] * len(rows)
     for index in sorted(range(len(rows)), key=lambda index: hash_rank("rows", seed, rows[index].key)):

@@ -202,7 +202,6 @@ def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
 
 
 def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:
-    """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
         return read_stdlib_tasks(spec)
     rows = {dataset: read_dataset(dataset, folder) for dataset in dict.fromkeys(task.dataset for task in spec.tasks)}
@@ -222,7 +221,6 @@ def _read_instruction_tasks(
     missing_tasks: MissingTasks,
     instructions: bool,
 ) -> list[RawTask]:
-    """Read the tasks of a benchmark from its files, or those of classification from the hub."""
     check_choice("task-type", task_type, benchmark.task_types)
     if instructions and task_type == "generation":
         raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")

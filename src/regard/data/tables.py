@@ -45,7 +45,6 @@ class Table:
             raise UserError(f"{self.option}: expected examples in {self.name}, found none")
 
     def locate(self, row: TableRow) -> str:
-        """Return the location of a row for a message."""
         return f"{self.name}, {self.unit} {row.line}"
 
 

@@ -224,7 +224,6 @@ def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
 
 
 def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
-    """Read both tables of a task from the hub, or from files below a folder."""
     if folder is None:
         train_table, validation_table = spec.hub.read()
         return train_table, validation_table, f"{train_table.name}, {validation_table.name}"
@@ -273,13 +272,11 @@ def _split_label(row: TableRow) -> tuple[str, ...]:
 
 
 def _sort_key(name: str) -> tuple[bool, bool, int, str]:
-    """Sort O first, then integers by size, then names."""
     is_integer = name.removeprefix("-").isdecimal()
     return name != "O", not is_integer, int(name) if is_integer else 0, name
 
 
 def _to_examples(table: Table, indices: Mapping[str, int]) -> Examples:
-    """Convert rows to examples; running text has no labels."""
     texts = tuple(row.texts for row in table.rows)
     if table.rows[0].label is None:
         return Examples(texts=texts, labels=())
@@ -317,7 +314,6 @@ def _shuffled_range(count: int, seed: int) -> list[int]:
 
 
 def _hash_examples(labels: tuple[str, ...], *splits: Examples) -> str:
-    """Return the SHA-256 of the classes and of all texts and labels."""
     digest = hashlib.sha256(json.dumps(labels).encode())
     for examples in splits:
         digest.update(f"\n{len(examples)}\n".encode())

@@ -107,7 +107,6 @@ class Texts:
 
     @classmethod
     def of(cls, documents: Sequence[str], source: str) -> Texts:
-        """Hash documents."""
         digest = hashlib.sha256()
         for document in documents:
             digest.update(document.encode("utf-8") + b"\0")
@@ -167,7 +166,6 @@ def _remove_rules(text: str) -> str:
 
 
 def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
-    """Read the docstrings of modules without importing them, one document per module."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = []
     for path in sorted(library.glob(pattern)):

@@ -121,7 +121,6 @@ def _parse_texts(record: Mapping[str, Any], location: str) -> tuple[str, ...]:
 
 
 def _parse_name(value: Any, expected: str) -> str:
-    """Return a string or a whole number as a name."""
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise UserError(f"stream: expected {expected}, got {value!r}")
     return str(value)

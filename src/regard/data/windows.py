@@ -28,7 +28,6 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all windows."""
         return self.input_ids.numel()
 
 
@@ -40,7 +39,6 @@ class _Frame(NamedTuple):
     content_length: int
 
     def add_to(self, content: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
         before, after = (torch.tensor(ids, dtype=torch.int64).expand(len(content), -1) for ids in self[:2])
         ids = torch.cat([before, content, after], dim=1)
         special = torch.ones_like(ids, dtype=torch.bool)

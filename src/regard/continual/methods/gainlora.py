@@ -65,7 +65,6 @@ class GainNetwork(PoolNetwork):
         return {"by_row": True}
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Return how far each row opens the gate of each adapter in use, (row, adapter)."""
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):

@@ -268,7 +268,6 @@ class HalvesMaker:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
-        """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
         candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
         separator = next((token for token in candidates if token is not None), None)
         if separator is None:

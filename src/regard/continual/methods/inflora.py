@@ -166,6 +166,5 @@ def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _complement(basis: Tensor) -> Tensor:
-    """Return an orthonormal basis of what an orthonormal one does not span."""
     complete, _ = torch.linalg.qr(basis, mode="complete")
     return complete[:, basis.shape[1] :].contiguous()

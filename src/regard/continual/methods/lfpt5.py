@@ -133,7 +133,6 @@ class Lfpt5(PromptMethod):
         return loss
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
-        """Return the sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
         inputs = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
         with torch.no_grad(), network.pool.prepend(self.state.tensors[PROMPT][None]):
@@ -154,7 +153,6 @@ class Lfpt5(PromptMethod):
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
     def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
-        """Return rows of a task that the prompt writes, each once: input and answer."""
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []

@@ -166,12 +166,10 @@ class SlaoNetwork(PoolNetwork):
         return 2
 
     def start_adapter(self, adapter: int) -> None:
-        """Train the adapter that is to be tuned, whatever the task; both are in use."""
         self.pool.set_trainable(TUNED)
         self.count.fill_(2)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Return all of one adapter, (adapter,): of the tuned one in training, of the merged one in evaluation."""
         if self.training:
             return torch.ones(1, device=self.count.device)
         return torch.tensor([0.0, 1.0], device=self.count.device)
@@ -183,7 +181,6 @@ class SlaoNetwork(PoolNetwork):
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
-        """Let the merged adapter's A be the tuned one's, and its B go that share of the way to the tuned one's."""
         for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)

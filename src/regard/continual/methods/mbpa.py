@@ -74,7 +74,6 @@ class AdaptingNetwork(Network):
         return self
 
     def forward(self, rows: Rows) -> Tensor:
-        """Return the logits (row, class); in evaluation without gradients, of adapted weights."""
         if self.training or torch.is_grad_enabled() or self.remembered is None:
             return super().forward(rows)
         is_learned = rows["tasks"] < self.remembered.tasks_trained
@@ -110,12 +109,10 @@ class AdaptingNetwork(Network):
         return cast(LinearHead, self.classifier.head)
 
     def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits of all adapted weights, a row at a time."""
         single_rows = (_select_rows(rows, slice(row, row + 1)) for row in range(len(near)))
         return torch.cat([self._adapt_row(*row, remembered) for row in zip(single_rows, near, strict=True)])
 
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
         parameters = self.classifier.named_parameters()
         start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
         weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]

@@ -37,7 +37,6 @@ class OsfConfig(method.MethodConfig):
     initial_frozen_fraction: method.Fraction = 0.0
 
     def share(self, task: int, tasks: int) -> float:
-        """Return the share of directions held while a task is learnt, counted from 0."""
         last = self.frozen_fraction or 1 - 1 / tasks
         return self.initial_frozen_fraction + (last - self.initial_frozen_fraction) * task / max(tasks - 1, 1)
 
@@ -131,7 +130,6 @@ class OsfNetwork(Network):
         self.layers = tuple(layers)
 
     def freeze_directions(self, share: float) -> None:
-        """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
         for layer in self.layers:
             layer.decompose(round(share * len(layer.S)))
 

@@ -73,7 +73,6 @@ class Ewc(method.Method):
         self.remember(information, _trainable_parameters(learner.network))
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        """Take a task's F and θ*, by the names of the parameters, into what is kept."""
         tensors, constant = self.state.tensors, float(self.state.values.get(CONSTANT, 0.0))
         for name, value in information.items():
             previous, current = tensors.get(FISHER + name), weights[name].detach().clone()

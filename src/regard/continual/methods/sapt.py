@@ -214,7 +214,6 @@ class Sapt(method.Method):
         self.state.to(learner.device)
 
     def place_adapter(self, learner: Learner, task: int) -> None:
-        """Put the next adapter in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
@@ -317,7 +316,6 @@ class Sapt(method.Method):
         return task
 
     def count_stored(self, rows: int) -> int:
-        """Return how many vectors stand for a task of so many rows."""
         requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(requested, rows))
 
@@ -338,7 +336,6 @@ class Sapt(method.Method):
         return torch.stack(divergences(attention, self.past_tasks(learner, learner.task))).mean()
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """Return what stands for the tasks before one."""
         tensors = self.state.tensors
         tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
         return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]

@@ -150,7 +150,6 @@ class Seekr(memory.MemoryMethod):
             del self.state.tensors[forgotten]
 
     def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
-        """Return the examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]

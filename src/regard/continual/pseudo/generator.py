@@ -124,7 +124,6 @@ def max_sample_tokens(learner: TextLearner) -> int:
 def _train(
     learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
 ) -> None:
-    """Train the adapter, by AdamW at a constant rate without decay."""
     items, size = [ExampleRef(0, row) for row in range(len(rows))], recipe.batch_size
     steps_per_epoch = -(-len(items) // size)
     epochs = Epochs(items, rows.lengths().tolist(), size=size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed)
