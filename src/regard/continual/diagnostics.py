@@ -53,9 +53,7 @@ def diagnose(
     have the five strongest as sinks. The standard error is over samples, null of fewer than two.
 
     `batches` are inputs of the encoder, padded on either side; `common` the ids of common tokens
-    (`regard.data.common_tokens`); `statistics` some of `DIAGNOSTICS`, and `sink_degree`, the average outer degree of
-    the sinks. Raises UserError for unknown statistics, no samples, and a model that is no encoder with attention
-    layers.
+    (`regard.data.common_tokens`); `statistics` some of `DIAGNOSTICS`, and `sink_degree`, the sinks' outer degree.
     """
     unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:

@@ -16,10 +16,10 @@ Verdict = Literal["dropped", "maybe", "kept"]
 
 @dataclass(frozen=True, kw_only=True)
 class ForgottenTask:
-    """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
+    """How far an old task has fallen from just after it was learnt to the last score: means over runs, in per cent.
 
-    `before` is the score just after the task was learnt, `after` the last one. `n`: test rows, the smallest if runs
-    differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    `n`: test rows, the smallest if runs differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if
+    only `drop` is, else "kept".
     """
 
     stream: str

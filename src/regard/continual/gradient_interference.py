@@ -30,8 +30,7 @@ def compute_gradients(
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
     The module is in evaluation mode; its modes, `.grad` and the random state stay. `tasks` are the batches of each
-    task; `loss` returns the sum of a batch's losses, and `count` their number. Parameters that require gradients count,
-    each once.
+    task; `loss` returns the sum of a batch's losses, and `count` their number.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]

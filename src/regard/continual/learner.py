@@ -96,10 +96,9 @@ class Learner:
     def rows(
         self, items: Sequence[ExampleRef], *, size: int | None = None, split: Split = "train"
     ) -> dict[str, Tensor]:
-        """Return the examples as a batch, padded to the longest of them.
+        """Return the examples as a batch, filled up to `size` by the first of them, labeled −100.
 
-        `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
-        classes of the stream; `tasks` and `rows` (row,). The first examples, labeled −100, fill it up to `size`.
+        `input_ids`, `attention_mask`, `token_type_ids` (row, token); `labels` in the stream, `tasks`, `rows` (row,).
         """
         padded_items = [items[number % len(items)] for number in range(max(len(items), size or 0))]
         batch = self._collate(padded_items, split)
@@ -194,14 +193,12 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
     """Return the splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
-    tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
-    for task in tasks:
+    encoded = {}
+    for number, task in enumerate(cast("tuple[ClassificationTask, ...]", stream.tasks)):
         _check_task(task)
-    return {
-        (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
-        for number, task in enumerate(tasks)
-        for split in SPLITS
-    }
+        for split in SPLITS:
+            encoded[number, split] = encode("sequence", task.split(split), tokenizer, length, "natural")
+    return encoded
 
 
 def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:

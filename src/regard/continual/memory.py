@@ -24,8 +24,7 @@ class MemoryConfig(method.MethodConfig):
 
     Args:
         memory_size: Number of examples stored, of all tasks together.
-        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" (equally many of each class and
-            task).
+        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" over classes and tasks.
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
@@ -40,13 +39,8 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
         num_seen = state.values.get("seen", 0)
-        state.examples = update_reservoir(
-            state.examples,
-            new_examples,
-            seen=num_seen,
-            capacity=config.memory_size,
-            draw=lambda below: int(random.integers(below)),
-        )
+        limits = {"seen": num_seen, "capacity": config.memory_size}
+        state.examples = update_reservoir(state.examples, new_examples, **limits, draw=random.integers)
         state.values["seen"] = num_seen + len(new_examples)
     else:
         mixed = [new_examples[number] for number in random.permutation(len(new_examples))]

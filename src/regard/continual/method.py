@@ -43,10 +43,7 @@ Fraction = Annotated[float, Range(0, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Settings of a method without any; base of the others.
-
-    A setting's type says what it may be: a number in a `Range`, one of the texts of a `Literal`, true or false.
-    """
+    """Base of settings; a type says what one may be: a number in a `Range`, a text of a `Literal`, true or false."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():

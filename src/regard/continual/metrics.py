@@ -40,14 +40,9 @@ LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrix:
-    """The scores of one run in one scenario.
+    """The scores of one run in one scenario: of T tasks learnt so far, of `planned` in all, with `rows` test rows.
 
-    Args:
-        tasks: The T tasks that were learnt so far, in order.
-        scores: (T + 1, T), in per cent: row i after i tasks, column j the task at position j + 1, NaN what was not
-            scored.
-        rows: Number of test rows of each task.
-        planned: Number of tasks that the run has in all.
+    `scores` (T + 1, T), in per cent: row i after i tasks, column j the task at position j + 1, NaN if not scored.
     """
 
     tasks: tuple[str, ...]
@@ -119,8 +114,7 @@ def compute_metrics(
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
-    The scores of `separate` stand for all rows that come after. Raises UserError for rows that are invalid, of several
-    runs, or not of the scenario, and for a learnt task without a score.
+    The scores of `separate` stand for all rows that come after.
     """
     check_scores(frame)
     runs = frame[[*RUN]].drop_duplicates()
@@ -202,9 +196,8 @@ def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
     if tasks["task_index"].tolist() != list(range(1, tasks_trained + 1)) or tasks["task"].duplicated().any():
         problem = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
-        raise UserError(
-            f"matrix: expected one task, with one n, at each task_index from 1 to {tasks_trained}, got {problem}"
-        )
+        expected = f"one task, with one n, at each task_index from 1 to {tasks_trained}"
+        raise UserError(f"matrix: expected {expected}, got {problem}")
     scores = np.full((tasks_trained + 1, tasks_trained), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:  # a task's score stands after every later task, where there is none

@@ -103,14 +103,11 @@ def _read_deltas(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
 
 def add_model_hash(loaded: Loaded) -> Loaded:
     """Return the model with a hash of its weights if no file has one: of a language model all, else the encoder's."""
-    if loaded.sha256 is not None:
-        return loaded
-    sha256 = sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
-    return replace(loaded, sha256=sha256)
+    return replace(loaded, sha256=loaded.sha256 or _hash_weights(loaded, encoder=not is_language_model(loaded.model)))
 
 
-def _hash_encoder(loaded: Loaded) -> str:
-    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
+def _hash_weights(loaded: Loaded, *, encoder: bool) -> str:
+    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)) if encoder else loaded.model)
 
 
 def delta_path(folder: Path, tasks_trained: int) -> Path:
@@ -124,9 +121,9 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
-    base_hashes = [loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded)]
-    if metadata["head"] == GeneratorConfig.head:
-        base_hashes = base_hashes[:2]
+    base_hashes = {loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256}
+    if metadata["head"] != GeneratorConfig.head:
+        base_hashes.add(_hash_weights(loaded, encoder=True))
     if metadata["base"]["sha256"] not in base_hashes:
         raise UserError(
             f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
@@ -175,7 +172,7 @@ def export_network(
 
     Of tasks from text to text it is the language model itself, with adapters added to its weights. A network with more
     than the classifier is written as well, for `load_network`; and alone where the classifier is nothing without it, as
-    in L2P. The memory of MbPA++ is not written. With `overwrite` it may replace a folder that has the file `LINEAGE`.
+    in L2P. The memory of MbPA++ is not. With `overwrite` it may replace a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)

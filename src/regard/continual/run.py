@@ -90,10 +90,9 @@ def run_stream(
     """Train a method on a stream, task after task.
 
     `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
-    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `diagnose` is
-    called on each task; on `gated` dev rows of each the gate is measured. `on_task` is called after each task in every
-    process before its state is written (perhaps again in a resumed run), `on_kept` when it is written. Raises UserError
-    if the run cannot be resumed, or a phase has nothing to train.
+    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. On `gated` dev
+    rows of each task the gate is measured. `on_task` is called after each task in every process before its state is
+    written (perhaps again in a resumed run), `on_kept` when it is written.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -126,7 +125,11 @@ def run_stream(
         if on_task is not None:
             on_task(learner, task + 1)
         if checkpoint_dir is not None:
-            _save_state(run, checkpoint_dir, fingerprint)
+            with processes.raise_on_all_ranks():
+                if is_main_process():
+                    rows = {**run.rows, "identity": fingerprint}
+                    save(checkpoint_dir, task + 1, learner.network, method.state, rows)
+                    shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
@@ -165,14 +168,6 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
         "stream": {"name": stream.name, "order": list(stream.order), "tasks": tasks},
         "model": {**lineage, "lora": config.lora, "head": config.head},
     }
-
-
-def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
-    with processes.raise_on_all_ranks():
-        if is_main_process():
-            rows = {**run.rows, "identity": identity}
-            save(checkpoint_dir, run.learner.task + 1, run.learner.network, run.method.state, rows)
-            shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 
 def _phases_dir(checkpoint_dir: Path, task: int) -> Path:

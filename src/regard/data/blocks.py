@@ -139,11 +139,11 @@ def pack(
     most 65,536 tokens, else uint32.
 
     Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
-    Files are written to a temporary folder and moved, so `folder`, which holds the blocks alone, never has incomplete
-    ones. With several processes let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
+    `folder` holds the blocks alone, never incomplete ones. With several processes let one pack first:
+    `with accelerator.local_main_process_first(): pack(…)`.
 
-    `source` is kept in the metadata. `fingerprint` changes when the documents change; "" always packs. Reading stops at
-    `max_tokens`, and `on_progress` gets the number of tokens so far.
+    `fingerprint` changes when the documents change; "" always packs. Reading stops at `max_tokens`, and `on_progress`
+    gets the number of tokens so far.
     """
     expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
     if fingerprint and is_packed(folder, [BLOCKS], expected):
@@ -202,10 +202,7 @@ class BlockPacker:
         max_tokens: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Tokenize and write documents; `choose_split` returns the split of a document from its first section.
-
-        Writing stops after the section that reaches `max_tokens`; `on_progress` gets the number of tokens so far.
-        """
+        """Tokenize and write documents; `choose_split` returns the split of a document from its first section."""
         tokens = 0
         for batch in _batch_sections(_iterate_sections(documents, choose_split)):
             for section, ids in zip(batch, self._tokenize([section.text for section in batch]), strict=True):
@@ -276,12 +273,8 @@ class _BlockWriter:
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        return {
-            "rows": self.rows,
-            "dropped": len(self.rest),
-            "documents": self.documents,
-            "sha256": self.digest.hexdigest(),
-        }
+        counts = {"rows": self.rows, "dropped": len(self.rest), "documents": self.documents}
+        return {**counts, "sha256": self.digest.hexdigest()}
 
 
 def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:

@@ -71,7 +71,7 @@ def prepare_corpus(
     valid_fraction: float = 0.05,
     on_progress: OnProgress | None = None,
 ) -> Corpus:
-    """Pack sources into blocks of `length` tokens under `folder`, or reuse those that are there.
+    """Pack sources of different names into blocks of `length` tokens under `folder`, or reuse those that are there.
 
     A source without validation text of its own is split: from 200 documents on by the hash of each document, so that
     the same text is always on the same side; with fewer documents its last blocks are for validation.
@@ -80,8 +80,8 @@ def prepare_corpus(
     processes let one go first: `with accelerator.local_main_process_first(): corpus = prepare_corpus(…)`. Packing that
     takes longer than processes wait for each other (half an hour or less) is better done before the run.
 
-    The sources have different names, and the tokenizer has an EOS token. `fraction` is that of the training blocks to
-    use, the same for every seed; a smaller one is a subset. `valid_fraction` is that of a source for validation.
+    `fraction` is that of the training blocks to use, the same for every seed; a smaller one is a subset.
+    `valid_fraction` is that of a source for validation.
     """
     if not sources:
         raise UserError("data: expected at least one source, got none")
@@ -148,16 +148,18 @@ class _SourcePacker:
             few = len(head) < FEW_DOCUMENTS
             choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
             with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
-                packer.add(
-                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self.on_progress
-                )
+                limits = {"max_tokens": self.source.tokens, "on_progress": self.on_progress}
+                packer.add(chain(head, documents), choose_split, **limits)  # type: ignore[arg-type]
                 metadata = packer.finish()
             for split in [BLOCKS] if few else [TRAIN, VALID]:
                 name = where if few else f"the part of {where} to {_PURPOSES[split]} on"
                 check_num_blocks(metadata.get(split), length, name, min_rows=2 if few else 1)
         if is_packed(folder, [TRAIN, VALID], expected):
             return TokenBlocks.load(folder, TRAIN), TokenBlocks.load(folder, VALID), "documents"
-        return *_split_at_end(TokenBlocks.load(folder), valid_fraction), "end"
+        blocks = TokenBlocks.load(folder)
+        num_train = len(blocks) - min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
+        indices = torch.arange(len(blocks))
+        return blocks.select(indices[:num_train]), blocks.select(indices[num_train:]), "end"
 
     def _find_folder(self, fingerprint: str) -> Path:
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
@@ -171,12 +173,6 @@ def _choose_split(section: str, valid_fraction: float | None) -> str:
         return BLOCKS
     digest = hashlib.sha256(section.encode("utf-8", "surrogatepass")).digest()
     return VALID if int.from_bytes(digest[:8], "big") / 2**64 < valid_fraction else TRAIN
-
-
-def _split_at_end(blocks: TokenBlocks, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks]:
-    count = min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
-    indices = torch.arange(len(blocks))
-    return blocks.select(indices[: len(blocks) - count]), blocks.select(indices[len(blocks) - count :])
 
 
 def _select_fraction(blocks: TokenBlocks, fraction: float) -> TokenBlocks:
@@ -194,8 +190,7 @@ class BatchSampler:
     """Samples the domain of a row by weight, and the blocks of a domain without replacement.
 
     The n-th row of a domain is the n-th block of a permutation of its blocks; every epoch has its own permutation. The
-    rows of a step depend on the seed and the step alone, and the sequence of training rows does not depend on
-    `batch_size`. Starting at a late step costs a millisecond per 65,536 rows before it.
+    rows of a step depend on the seed and the step alone, and their sequence does not depend on `batch_size`.
     """
 
     def __init__(self, corpus: Corpus, batch_size: int, seed: int) -> None:

@@ -147,17 +147,17 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Read the documentation of functions, classes and methods by module, sorted by their qualified names.
 
     A text is an object's own name and its docstring. A package includes its public submodules that can be imported.
-    Dotted names that begin with the module's own lose it (email.message.Message becomes Message), so that the class is
-    not in the text. Dropped are repeated docstrings within a module, docstrings that two modules share, those with
-    fewer than `MIN_WORDS` words, and those with a memory address.
+    Dotted names that begin with the module's own lose it, so that the class is not in the text. Docstrings that are
+    repeated, that two modules share, of fewer than `MIN_WORDS` words, or with a memory address are dropped.
     """
     by_module = {module: _read_module(module) for module in modules}
     uses = Counter(key for texts in by_module.values() for key in texts)
-    result = {
-        module: tuple(text for key, text in texts.items() if uses[key] == 1) for module, texts in by_module.items()
-    }
-    if empty := [module for module, module_texts in result.items() if not module_texts]:
-        raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")
+    result = {}
+    for module, texts in by_module.items():
+        result[module] = tuple(text for key, text in texts.items() if uses[key] == 1)
+        if not result[module]:
+            problem = f"Python's module {module}, found none (python -OO has none)"
+            raise UserError(f"stream: expected docstrings in {problem}")
     return result
 
 

@@ -30,17 +30,15 @@ class HubSplit(NamedTuple):
         try:
             datasets: Any = importlib.import_module("datasets")
         except ImportError as error:
-            raise UserError(
-                f"{option}: the hub needs the package {error.name}: pip install 'regard[hub]', or give files instead"
-            ) from None
+            advice = "pip install 'regard[hub]', or give files instead"
+            raise UserError(f"{option}: the hub needs the package {error.name}: {advice}") from None
         try:
             yield datasets.load_dataset(self.repository, self.config, split=self.split, **arguments)
         except UserError:
             raise
         except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            message = f"cannot read {self} from the hub: {reason}; files can be given instead"
-            raise UserError(f"{option}: {message}") from None
+            reason = f"{(str(error) or type(error).__name__).splitlines()[0]}; files can be given instead"
+            raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from None
 
 
 def network_errors() -> tuple[type[Exception], ...]:

@@ -203,9 +203,9 @@ def compare_splits(
 
     Returns:
         By task: whether dev and test are the same file byte by byte (`identical`, None if one is missing); rows that
-        two files share (`dev_in_test`, `train_in_test`, `train_in_dev`); number of rows by file (`published`) and by
-        split before sampling (`paper`, and `clean`, None if it refuses the stream); rows that "clean" drops
-        (`dropped`); and what the test rows are (`evaluated`). Empty if files are not known.
+        two files share (`dev_in_test`, …); number of rows by file (`published`) and by split before sampling (`paper`,
+        and `clean`, None if it refuses the stream); rows that "clean" drops (`dropped`); and what the test rows are
+        (`evaluated`). Empty if files are not known.
     """
     if any(set(task.files) <= {"evaluated"} for task in raw):
         return {}
@@ -215,18 +215,16 @@ def compare_splits(
             clean = clean_splits(raw, "clean", seed, dev_is_test=True)
         except UserError:  # a split or class without rows is allowed with "paper"
             clean = [None] * len(raw)
-    return {task.name: _compare_task(task, task_clean) for task, task_clean in zip(raw, clean, strict=True)}
-
-
-def _compare_task(task: RawTask, clean: RawTask | None) -> dict[str, Any]:
-    dev = task.test if task.dev is None else task.dev
     return {
-        "identical": task.files["identical_dev_test"],
-        **{name: task.files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
-        "published": task.files["rows"],
-        "paper": {"train": len(task.train), "dev": len(dev), "test": len(task.test)},
-        "clean": clean and {split: len(rows) for split, rows in clean.by_split().items()},
-        "dropped": clean and clean.overlaps["dropped_from_train"] + clean.overlaps["dropped_from_dev"],
+        task.name: {
+            "identical": task.files["identical_dev_test"],
+            **{name: task.files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
+            "published": task.files["rows"],
+            "paper": {split: len(rows) for split, rows in replace(task, dev=task.dev or task.test).by_split().items()},
+            "clean": cleaned and {split: len(rows) for split, rows in cleaned.by_split().items()},
+            "dropped": cleaned and cleaned.overlaps["dropped_from_train"] + cleaned.overlaps["dropped_from_dev"],
+        }
+        for task, cleaned in zip(raw, clean, strict=True)
     }
 
 

@@ -146,9 +146,9 @@ def read_task(
         folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
             folder/CoLA and the folder itself, for each name of `TaskSpec.folders`. WikiText without training file has
             its validation file for training, and its test file for validation.
-        rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order (None for all);
-            fewer rows are a subset of more. Of running text, consecutive lines.
-        seed: Seed of sampling and of holding out.
+        rows: Maximum numbers of training and validation rows, sampled with `seed` (None for all); fewer rows are a
+            subset of more. Of running text, consecutive lines.
+        seed: Of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
@@ -235,10 +235,9 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
         choices.append((spec.validation, _WIKITEXT_TEST))
     for train, validation in choices:
         if paths := find_split_files(folders, train, validation, TASK):
-            train_table, validation_table = (_read_file(name, spec, path) for path in paths)
             note = ", no file for training" if train is not spec.train else ""
             source = f"{paths[0]} (training), {paths[1]} (validation){note}"
-            return train_table, validation_table, source
+            return _read_file(name, spec, paths[0]), _read_file(name, spec, paths[1]), source
     places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
     raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
 

@@ -51,8 +51,7 @@ def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[st
 def read_documents(path: Path, option: str) -> Iterator[Document]:
     """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
 
-    `.txt` is one document, in pieces. `.jsonl` has the document under `text` in each line; blank lines are skipped.
-    `.parquet` has the documents in the column `text`; null is an empty document. Errors are raised while iterating.
+    `.txt` is one document, in pieces; `.jsonl` and `.parquet` have them under `text`, where null is an empty document.
     """
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
@@ -125,8 +124,8 @@ def read_texts(paths: Sequence[str | Path]) -> Texts:
 def load_python_documentation() -> Texts:
     """Load Python's own documentation: each topic of `pydoc_data.topics` is a document, sorted by title.
 
-    Lines without a letter or digit (rules and underlines of the markup) are dropped. A Python without these topics has
-    the docstrings of its standard library instead, one document per module. Both differ between versions of Python.
+    Lines without a letter or digit are dropped. A Python without these topics has the docstrings of its standard
+    library instead, one document per module. Both differ between versions of Python.
     """
     version = platform.python_version()
     try:
@@ -140,8 +139,7 @@ def load_python_documentation() -> Texts:
 def load_standard_library() -> Texts:
     """Load the docstrings of Python's whole standard library, one document per module, sorted by path.
 
-    Packages are included; tests and the applications that come with Python are not. Nothing is imported. The texts have
-    1.6 million characters in Python 3.11 and differ between versions.
+    Tests and the applications that come with Python are left out. The texts differ between versions of Python.
     """
     docstrings = _read_docstrings(Path(sysconfig.get_path("stdlib")), "**/*.py")
     return Texts.of(docstrings, f"docstrings of the standard library of Python {platform.python_version()}")
@@ -154,11 +152,15 @@ def _read(path: str | Path) -> list[str]:
     allowed = ", ".join(SUFFIXES)
     if path.is_dir():
         raise UserError(f"texts: expected files ({allowed}), {path} is a folder")
-    if find_suffix(path) not in SUFFIXES:
-        raise UserError(f"texts: expected a file with one of the suffixes {allowed}, or -; got {path}")
-    if not path.is_file():
-        raise UserError(f"texts: expected a file, there is no {path}")
+    _check_file(path, f"a file with one of the suffixes {allowed}, or -;", _OPTION)
     return ["".join(document) for document in read_documents(path, _OPTION)]
+
+
+def _check_file(path: Path, expected: str, option: str) -> None:
+    if find_suffix(path) not in SUFFIXES:
+        raise UserError(f"{option}: expected {expected} got {path}")
+    if not path.is_file():
+        raise UserError(f"{option}: expected a file, there is no {path}")
 
 
 def _remove_rules(text: str) -> str:
@@ -285,10 +287,7 @@ def find_text_files(where: str) -> list[Path]:
         if not files:
             raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
         return files
-    if find_suffix(path) not in SUFFIXES:
-        raise UserError(f"data: expected {PYTHON}, hub:NAME, a folder or a file ({allowed}), got {where}")
-    if not path.is_file():
-        raise UserError(f"data: expected a file, there is no {path}")
+    _check_file(path, f"{PYTHON}, hub:NAME, a folder or a file ({allowed}),", "data")
     return [path]
 
 

@@ -34,13 +34,8 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    options: dict[str, Any] = {"vocab_size": size, "min_frequency": _MIN_FREQUENCY, "special_tokens": [END_OF_TEXT]}
+    trainer = trainers.BpeTrainer(**options, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(documents, trainer)
     trained_size = backend.get_vocab_size()
     if trained_size != size:

@@ -82,9 +82,8 @@ def _make_task(name: str, by_split: Mapping[str, Sequence[LabeledRow]], source: 
     labels = sorted({row.label for rows in splits.values() for row in rows})
     if all(label.removeprefix("-").isdecimal() for label in labels):
         labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
-        splits = {
-            split: tuple(row._replace(label=f"{name}/{row.label}") for row in rows) for split, rows in splits.items()
-        }
+        for split, rows in splits.items():
+            splits[split] = tuple(row._replace(label=f"{name}/{row.label}") for row in rows)
     train = splits.get("train", ())
     train_labels = {row.label for row in train}
     classes = tuple(label for label in labels if label in train_labels)

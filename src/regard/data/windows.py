@@ -61,9 +61,8 @@ def make_text_windows(
     Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
     one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
     shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
-    is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
-    of a section after its last full window is dropped. `bos` is to "keep" the tokens before the text, "drop" them, or
-    "add" one if the tokenizer has none.
+    gives one window; further ones are used only after that. `bos` is to "keep" the tokens before the text, "drop" them,
+    or "add" one if the tokenizer has none.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length

@@ -24,8 +24,7 @@ class EpiConfig(LoraConfig):
     """Settings of EPI: those of low-rank adapters, and of task identification.
 
     Args:
-        shrinkage: How far the shared covariance is moved towards a multiple of the identity, 0 (the paper's) to 1. A
-            covariance of few rows with many features is singular without it.
+        shrinkage: How far the shared covariance, singular for few rows, is moved towards the identity; 0 in the paper.
     """
 
     shrinkage: method.Fraction = 0.0
@@ -111,13 +110,11 @@ class EpiNetwork(PoolNetwork):
 class Epi(LoraMethod):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
-    Each task trains an adapter. Afterwards the mean state of its training texts in the frozen model is noted for each
-    class, with their covariance, averaged over classes and tasks. A text is answered with the adapter, and among the
-    classes, of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ).
+    Each task trains an adapter, among its own classes. Afterwards the mean state of its training texts in the frozen
+    model is noted for each class, with their covariance, averaged over classes and tasks. A text is answered with the
+    adapter and among the classes of the task whose class has the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ).
 
-    A task is learnt among its own classes. The paper's adapters are prefixes; these are LoRA's. Other tasks' classes in
-    the head are restored after each task, since weight decay moves them; a class that two tasks share is trained by
-    both.
+    The paper's adapters are prefixes; these are LoRA's. Other tasks' classes in the head are restored after each task.
     """
 
     Config = EpiConfig

@@ -26,8 +26,7 @@ class OsfConfig(method.MethodConfig):
     feed-forward layers alone, and train all else freely. Here all other layers are frozen.
 
     Args:
-        target_modules: Names of layers, "auto" (queries and values), or "all-linear" (all but the language modeling
-            head).
+        target_modules: Names of layers, "auto" (queries and values), or "all-linear" (but for a language model's head).
         frozen_fraction: Share of a matrix's directions that is frozen in the last task; 0 for 1 − 1/n.
         initial_frozen_fraction: The same in the first task.
     """
@@ -45,8 +44,7 @@ class SubspaceLayer(nn.Module):
     """A linear layer whose matrix is W = K + Û diag(S) V̂, of which K is held and U, S and V are trained.
 
     K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions when the matrix was last decomposed; U, S, V (outputs, n),
-    (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the held u_i and v_i: so what
-    is added to K is orthogonal to these, whatever an optimizer does. Columns in the place of what is held stay 0.
+    (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the held u_i and v_i.
     """
 
     kept: Tensor
@@ -139,8 +137,8 @@ class Osf(method.Method):
 
     Before each task every matrix is decomposed, W = U diag(S) V; its strongest directions are held, and in the rest U,
     S and V are trained with gradients orthogonal to these. The paper's other schedule, by how little a layer turns its
-    input, is not here. peft's layers cannot be used: the shapes of their parameters change with what is held. They
-    project gradients alone, after which AdamW's steps leave the subspace a little; here what has left it has no effect.
+    input, is not here. peft projects gradients alone, after which AdamW's steps leave the subspace a little; here what
+    has left it has no effect.
     """
 
     Config = OsfConfig

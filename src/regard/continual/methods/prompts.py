@@ -37,8 +37,7 @@ class L2pConfig(method.MethodConfig):
         pool_size: M, number of prompts, each of `prompt_length` tokens.
         top_k: N, prompts before a text.
         pull_weight: λ of the distances between a text and the keys it selects.
-        learning_rate: Used in place of the budget's, which is meant for encoders. The authors' 0.03 is for batches of
-            256 and scales with the batch: at 16 it is 0.002.
+        learning_rate: Used in place of the budget's. The authors' 0.03 is for batches of 256; at 16 it would be 0.002.
         frequency_penalty: In training, penalize prompts that earlier tasks have often selected.
     """
 
@@ -64,9 +63,8 @@ class SelectedPrompts(NamedTuple):
 class L2pNetwork(Network):
     """A classifier with a pool of prompts, `prompts` (M, L, width), and their `keys` (M, width).
 
-    Prompts, keys and head are trained; the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
-    a text; `room`: tokens that a text may then have, None for any. A prompt begins as the embeddings of drawn tokens,
-    so that it is in scale for any model; a key as a uniform draw from −1 to 1.
+    The encoder is frozen and stays in evaluation. `added`: tokens of prompts before a text; `room`: tokens that a text
+    may then have, None for any. A prompt begins as the embeddings of drawn tokens, a key as a draw from −1 to 1.
     """
 
     needs_wrapper = True
@@ -149,8 +147,7 @@ class L2p(PromptMethod):
     see the text behind them, the last token's state. A task is learnt among its own classes, as in the authors' code.
 
     With `frequency_penalty` distances in training are multiplied by the shares in which earlier tasks chose each
-    prompt. They are counted at a task's end, with the keys as they are then, so that they depend on no split of the
-    batches.
+    prompt, counted at a task's end with the keys as they are then.
     """
 
     Config = L2pConfig
@@ -213,9 +210,8 @@ class ProgPrompt(PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5, at a rate of 0.3;
-    BERT's is far lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after
-    each task.
+    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5; BERT's rate is far
+    lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after each task.
     """
 
     Config = PromptConfig

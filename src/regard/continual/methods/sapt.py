@@ -112,9 +112,8 @@ class SaptConfig(LoraConfig):
         super().__post_init__()
         check_required(self, READ)
         if self.gate == "published" and not self.joint_training:
-            raise UserError(
-                "joint_training: expected true with gate=published, whose keys learn from the tasks' losses alone"
-            )
+            problem = "gate=published, whose keys learn from the tasks' losses alone"
+            raise UserError(f"joint_training: expected true with {problem}")
 
     @property
     def opens(self) -> bool:
@@ -138,12 +137,8 @@ class SaptNetwork(AdapterNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        self.attention = SharedAttention(
-            table.weight.shape[1],
-            hidden_size=config.router_hidden_size,
-            projection_order=config.projection_order,
-            seed=seed,
-        )
+        sizes = {"hidden_size": config.router_hidden_size, "projection_order": config.projection_order}
+        self.attention = SharedAttention(table.weight.shape[1], **sizes, seed=seed)  # type: ignore[arg-type]
         self.attention.reserve(tasks)
         self.config = config
         self.routing_weights: Tensor | None = None
@@ -191,10 +186,8 @@ class Sapt(method.Method):
 
     A new adapter and key come with each task and are trained, with the maps that make queries; earlier ones are frozen.
     The mean of each task's weights, and vectors that stand for its rows, are stored: on these the weights are held.
-
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
-    gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
-    With the open gate each earlier task counts as the one at hand does, in its opening.
+    gate it is their mean here, once a batch. With the open gate each counts as the task at hand does, in its opening.
     """
 
     Config = SaptConfig
@@ -220,7 +213,11 @@ class Sapt(method.Method):
         network.start_adapter(adapter)
         network.to(learner.device)
         if adapter and new and config.opens:
-            self._init_adapter(learner, task, adapter)
+            other = adapter - 1 if config.init == "last" else None
+            if config.init == "best":
+                other = choose_initial_adapter(learner, task, adapter, config.init_samples)
+            if other is not None:
+                network.pool.copy(adapter, other)
         if task and config.opens and config.router_warmup_steps:
             warm_up_router(
                 network.attention,
@@ -237,26 +234,18 @@ class Sapt(method.Method):
         if measured and self.past_tasks(learner, task):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
-        config, other = self.config, None
-        if config.init == "best":
-            other = choose_initial_adapter(learner, task, adapter, config.init_samples)
-        elif config.init == "last":
-            other = adapter - 1
-        if other is not None:
-            learner.network_as(SaptNetwork).pool.copy(adapter, other)
-
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        config, multipliers = self.config, dict[str, float]()
+        config = self.config
         prefixes = {
             "classifier.encoder.": config.adapter_lr_multiplier,
             "attention.keys.": config.key_lr_multiplier,
             "attention.": config.projection_lr_multiplier,
         }
-        for name, _ in learner.network.named_parameters():
-            multiplier = next((float(value) for prefix, value in prefixes.items() if name.startswith(prefix)), 1.0)
-            if multiplier != 1:
-                multipliers[name] = multiplier
+        multipliers = {
+            name: next((float(value) for prefix, value in prefixes.items() if name.startswith(prefix)), 1.0)
+            for name, _ in learner.network.named_parameters()
+        }
+        multipliers = {name: multiplier for name, multiplier in multipliers.items() if multiplier != 1}
         return (learner.fine_tuning_phase(lr_multipliers=multipliers),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
