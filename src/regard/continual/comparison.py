@@ -26,8 +26,7 @@ DIFFERENCES = (
 def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
-    The interval is Student's, mean ± t · s/√n. Values that are not defined are left out, and what `n` does not give is
-    null.
+    The interval is Student's, mean ± t · s/√n. Values that are not defined are left out.
     """
     check_metrics(metrics)
     check_confidence(confidence)
@@ -42,11 +41,10 @@ def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
 def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
-    Against one method, or, if it is None, each against all before it. Runs are paired by seed and order. `overlaps`:
-    whether the Student t interval holds 0. `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the same
-    corrected for the comparisons of one metric, scenario and stream; null where a test is not defined: `t_test` for one
-    run or equal differences, `signed_rank` for fewer than 6 that are not 0. Methods without a run in common have no
-    row.
+    Against one method, or, if it is None, each against all before it. Runs are paired by seed and order; without one in
+    common there is no row. `overlaps`: whether the Student t interval holds 0. `t_test` and `signed_rank` are the p of
+    the paired tests, `…_holm` the same corrected for the comparisons of one metric, scenario and stream; null for one
+    run or equal differences, and of `signed_rank` for fewer than 6 that are not 0.
     """
     check_metrics(metrics)
     check_confidence(confidence)

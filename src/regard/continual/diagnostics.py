@@ -69,10 +69,7 @@ def diagnose(
 
 
 def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """Return the average outer degree d of each token id in each layer: which tokens are sinks. See `diagnose`.
-
-    The value is the mean over heads, over the places of the token in a sample, and over the `n` samples that have it.
-    """
+    """Return the average outer degree of each token id in each layer: over heads, places, and `n` samples with it."""
     samples = list(batches)
     ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
     if not ids:

@@ -49,8 +49,7 @@ def find_drops(
     """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
-    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
-    for any pairing of the rows. Each task is tested for itself.
+    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`).
     """
     check_scores(scores)
     check_confidence(confidence)

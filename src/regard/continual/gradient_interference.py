@@ -60,10 +60,7 @@ def compute_gradients(
 def compute_interference(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
-    """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
-
-    A step that lowers the loss of one task changes another's by −rate × dot. The cosine with a zero gradient is NaN.
-    """
+    """Return the dot products of the gradients, below 0 where tasks interfere, and their cosines, in float64."""
     if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
         shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"
         raise UserError(f"gradients: expected a vector for each task, all of one length, got {shapes}")

@@ -71,10 +71,7 @@ def update_reservoir(
     capacity: int,
     draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """Update a reservoir, in which every example so far is with equal probability: Algorithm R (Vitter 1985).
-
-    `seen`: number of examples before the new ones; `draw(n)`: a random number from 0 to n − 1.
-    """
+    """Update a reservoir of `seen` examples with equal probability, `draw(n)` from 0 to n − 1 (R of Vitter 1985)."""
     memory = list(stored)
     for index, item in enumerate(new_examples, start=seen):
         if index < capacity:

@@ -11,16 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 import torch
 from torch import Tensor, nn
 
+from regard.continual import training_phase
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import (
-    Batches,
-    ExampleRef,
-    LossClasses,
-    MethodLearningRate,
-    TrainingBudget,
-    TrainingPhase,
-)
 from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 from regard.training.placement import Rows
@@ -142,7 +135,7 @@ def _format_value(value: Any) -> str:
 class MethodState:
     """State of a method between tasks, saved with the network; `values` are such as JSON can hold."""
 
-    examples: list[ExampleRef] = field(default_factory=list)
+    examples: list[training_phase.ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -169,7 +162,7 @@ class Method:
     evaluation_scope: ClassVar[EvaluationScope] = "seen"
     incremental: ClassVar[bool] = True
     supports_text: ClassVar[bool] = False
-    loss_classes: ClassVar[LossClasses | None] = None
+    loss_classes: ClassVar[training_phase.LossClasses | None] = None
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = self.Config() if config is None else config
@@ -184,17 +177,17 @@ class Method:
         """Maximum number of stored training examples."""
         return 0
 
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
+    def own_learning_rate(self, budget: training_phase.TrainingBudget) -> training_phase.MethodLearningRate | None:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Prepare a task."""
 
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[training_phase.TrainingPhase, ...]:
         return (learner.fine_tuning_phase(),)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: training_phase.TrainingPhase) -> training_phase.Batches:
         """Return the batches of a phase: the task's training rows, `phase.epochs` times."""
         return learner.epoch_batches(learner.items(task), stage)
 

@@ -108,7 +108,8 @@ def compute_metrics(
         # 1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)
         "area": np.array(averages),
     }
-    return {name: _mean_or_none(points) for name, points in values.items()}
+    is_known = {name: len(points) > 0 and not np.isnan(points).any() for name, points in values.items()}
+    return {name: float(points.mean()) if is_known[name] else None for name, points in values.items()}
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
@@ -127,7 +128,7 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
     A run is compared with the rows of `separate` and `joint` of its stream, seed and scenario, and order if there are
-    such, else the mean over the orders. `initial`: see `compute_metrics`. An unfinished run has no measures yet.
+    such, else the mean over the orders. An unfinished run has no measures yet.
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
@@ -219,8 +220,3 @@ def _last_scores(rows: pd.DataFrame, order: str) -> dict[str, float]:
 
 def _scores_in_order(matrix: Matrix, scores: Mapping[str, float] | None) -> Floats:
     return np.array([(scores or {}).get(task, np.nan) for task in matrix.tasks])
-
-
-def _mean_or_none(values: Floats) -> float | None:
-    """Return the mean; None if there is no value, or one of them is not known."""
-    return float(values.mean()) if len(values) and not np.isnan(values).any() else None

@@ -42,7 +42,6 @@ class TaskDeltas:
     _before: dict[str, Tensor] = field(default_factory=dict)
 
     def begin(self, learner: Learner, method: Method, name: str) -> None:
-        """Note what the run is, and the weights that it begins with."""
         config = learner.network.classifier.config
         metadata = {
             "base": config.lineage,
@@ -61,7 +60,6 @@ class TaskDeltas:
         write_file(self.folder / LINEAGE, json.dumps(metadata, indent=1) + "\n")
 
     def write(self, learner: Learner, tasks_trained: int) -> None:
-        """Write what a task has changed since the one before it."""
         before = self._before
         if not before:  # a run that goes on
             before = {name: value.cpu() for name, value in learner.start.items()}
@@ -196,10 +194,7 @@ def export_network(
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """Return the network that `export_network` wrote, which computes logits as its method does.
-
-    It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` if needed.
-    """
+    """Return the network that `export_network` wrote: a dictionary of `input_ids`, `attention_mask` in, logits out."""
     folder = Path(folder)
     metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
@@ -218,7 +213,6 @@ def load_network(folder: str | Path) -> nn.Module:
 
 
 def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
-    """Return the classifier or generator that `export_network` wrote; without its weights if a network has them."""
     classifier: Any
     if AutoConfig.from_pretrained(folder).model_type == ClassifierConfig.model_type:
         config = ClassifierConfig.from_pretrained(folder)

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -137,7 +138,6 @@ def run_stream(
 
 
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
-    """Remove what an earlier run has left, and nothing else."""
     if is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -183,7 +183,13 @@ def _train(
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> None:
     learner, method = run.learner, run.method
+    task_name = learner.stream.tasks[learner.task].name
     phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
+
+    def report(phase: TrainingPhase, step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        assert on_progress is not None, "no report without a listener"
+        on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
+
     for index, phase in enumerate(method.phases(learner, learner.task)):
         batches = cost.time_hook(method.batches, learner, learner.task, phase)
         if not batches.steps:
@@ -198,7 +204,7 @@ def _train(
                 count=count_examples,
                 folder=None if phases_dir is None else phases_dir / f"stage-{index}",
                 resume=resume and save_steps is not None,
-                on_progress=_make_step_callback(learner, phase, on_progress),
+                on_progress=None if on_progress is None else partial(report, phase),
                 correct=phase.transform_gradients,
                 times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
@@ -230,19 +236,6 @@ def _make_training_config(
         save_total_limit=1,
         logging_steps=batches.steps,
     )
-
-
-def _make_step_callback(
-    learner: Learner, phase: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
-) -> Callable[[int, int, Mapping[str, float]], None] | None:
-    if on_progress is None:
-        return None
-    name = learner.stream.tasks[learner.task].name
-
-    def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
-
-    return report
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:

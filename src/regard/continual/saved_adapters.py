@@ -20,7 +20,7 @@ from regard.models.pretrained import load
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
     """Return the adapters of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
-    `model`: that model, which is changed in place, or its name. An adapter is named after its tasks, joined by "+".
+    `model`, or its name, is changed in place. An adapter is named after its tasks, joined by "+".
     """
     network = load_network(folder)
     if not isinstance(network, SaptNetwork):

@@ -86,7 +86,6 @@ class TokenBlocks:
         return hashlib.sha256(self.metadata.sha256.encode() + self.indices.numpy().tobytes()).hexdigest()
 
     def rows(self, indices: Int64[Tensor, " row"]) -> Int64[Tensor, "row length"]:
-        """Read blocks by index, 0 … len − 1."""
         rows = indices if self.indices is None else self.indices[indices]
         return torch.from_numpy(self.ids[rows.numpy()].astype(np.int64))
 

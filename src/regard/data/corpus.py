@@ -148,8 +148,9 @@ class _SourcePacker:
             few = len(head) < FEW_DOCUMENTS
             choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
             with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
-                limits = {"max_tokens": self.source.tokens, "on_progress": self.on_progress}
-                packer.add(chain(head, documents), choose_split, **limits)  # type: ignore[arg-type]
+                packer.add(
+                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self.on_progress
+                )
                 metadata = packer.finish()
             for split in [BLOCKS] if few else [TRAIN, VALID]:
                 name = where if few else f"the part of {where} to {_PURPOSES[split]} on"
@@ -243,7 +244,6 @@ class BatchSampler:
         return torch.bincount(domains, minlength=len(self.corpus.domains))
 
     def _blocks(self, domain: int, turns: Tensor) -> Tensor:
-        """Return the blocks of a domain's n-th rows, for ascending n."""
         count = len(self.corpus.domains[domain].train)
         epochs = turns // count
         blocks = [self._permutation(domain, int(epoch))[turns[epochs == epoch] % count] for epoch in epochs.unique()]

@@ -165,16 +165,16 @@ class _RowEncoder:
         pad_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         pad = next(int(token) for token in pad_ids if token is not None)
         width = max(self.length, *map(len, encoding["input_ids"]))
-        ids = _pad_rows(encoding["input_ids"], pad, width)
-        mask = _pad_rows(encoding["attention_mask"], 0, width).bool()
-        types = _pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
+        ids = pad_rows(encoding["input_ids"], pad, width)
+        mask = pad_rows(encoding["attention_mask"], 0, width).bool()
+        types = pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
         if self.kind == "token":
-            targets = _pad_rows(list(map(_label_first_tokens, encoding["words"], labels)), IGNORE_INDEX, width)
+            targets = pad_rows(list(map(_label_first_tokens, encoding["words"], labels)), IGNORE_INDEX, width)
         else:
             targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
             return ids, mask, types, targets, len(too_long)
-        special = _pad_rows(encoding["special_tokens_mask"], 0, width).bool()
+        special = pad_rows(encoding["special_tokens_mask"], 0, width).bool()
         rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
@@ -203,7 +203,6 @@ class _RowEncoder:
 
 
 def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: SpecialTokenCounts) -> _EncodedRows:
-    """Join all texts and cut them into windows without padding."""
     check_min_length(count, length)
     content_length = length - sum(count)
     frame = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
@@ -239,7 +238,8 @@ def _label_first_tokens(words: Sequence[int | None], labels: Sequence[int]) -> l
     ]
 
 
-def _pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
+    """Pad rows on the right, to int64 of shape (row, width)."""
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 

@@ -23,10 +23,7 @@ class HubSplit(NamedTuple):
 
     @contextmanager
     def open(self, option: str, **arguments: Any) -> Iterator[Any]:
-        """Load the split with `datasets.load_dataset`; what this raises, also while rows are streamed, is a UserError.
-
-        Messages begin with `option`, the name of the user's option.
-        """
+        """Load the split by `datasets.load_dataset`; what this raises, also while rows are streamed, is a UserError."""
         try:
             datasets: Any = importlib.import_module("datasets")
         except ImportError as error:
@@ -83,13 +80,10 @@ class HubDataset:
 
     def read(self, option: str = TASK) -> tuple[Table, Table]:
         """Read both splits. Class indices become class names; rows with the label −1, which have none, are dropped."""
-        train, evaluation = (
-            self._read_split(HubSplit(self.repository, self.config, split), option) for split in self.splits
-        )
-        return train, evaluation
+        return self._read_split(self.splits[0], option), self._read_split(self.splits[1], option)
 
-    def _read_split(self, split: HubSplit, option: str) -> Table:
-        columns = self.columns
+    def _read_split(self, name: str, option: str) -> Table:
+        columns, split = self.columns, HubSplit(self.repository, self.config, name)
         required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
         with split.open(option) as dataset:
             check_columns(required, dataset.column_names, str(split), option)

@@ -73,8 +73,8 @@ def clean_splits(
 ) -> list[RawTask]:
     """Count what the splits of all tasks of a stream have in common (`overlaps`) and, with "clean", drop it.
 
-    "clean": Train loses rows that dev or test of any task has, and repeated rows. Dev loses rows that test of any task
-    has, and repeated rows. Test stays. A missing dev split is a tenth of each class of the remaining training rows.
+    "clean": Train loses rows that dev or test of any task has, dev those that test of any task has, and both repeated
+    rows. A missing dev split is a tenth of each class of the remaining training rows.
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
     """
@@ -232,9 +232,8 @@ def describe_protocol_differences(stream: Stream) -> dict[str, int]:
     """Sum up over all tasks how the protocols differ; empty if they do not, or if that is not known.
 
     Returns:
-        Numbers of `tasks`, of tasks with dev and test files (`both`) and of those with the same file (`identical`);
-        rows that two files share (`dev_in_test`, …); rows by protocol and split (`paper_train`, …); and rows that
-        "clean" drops (`dropped`). Numbers of "clean" are missing if it refuses the stream.
+        Numbers of `tasks`, of tasks with dev and test files (`both`) and with the same file (`identical`); rows that
+        two files share (`dev_in_test`, …), of a protocol and split (`paper_train`, …), that "clean" drops (`dropped`).
     """
     comparison = stream.metadata.get("protocols", {})
     tasks = [comparison[task.name] for task in stream.tasks if task.name in comparison]
@@ -261,12 +260,11 @@ def format_protocol_differences(numbers: Mapping[str, float]) -> str:
         sizes = _format_sizes(numbers, "clean")
         clean = f"{sizes}; {numbers['dropped']:,} dropped, dev held out of train where it was test"
     paper = _format_sizes(numbers, "paper")
-    lines = (
-        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}",
-        f"  --protocol paper: {paper}; as published, dev being test where it has no rows else",
-        f"  --protocol clean: {clean}",
+    return (
+        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}\n"
+        f"  --protocol paper: {paper}; as published, dev being test where it has no rows else\n"
+        f"  --protocol clean: {clean}"
     )
-    return "\n".join(lines)
 
 
 def _format_sizes(numbers: Mapping[str, float], protocol: str) -> str:

@@ -29,10 +29,7 @@ SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
 def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
-    """Split a document into sections of at most `size` characters.
-
-    Cuts are before a line end, or else a space, that follows a letter, where byte-level tokenizers cut as well.
-    """
+    """Split a document before line ends, or else spaces, as byte-level tokenizers do, in at most `size` characters."""
     rest = ""
     for piece in [document] if isinstance(document, str) else document:
         rest += piece
@@ -205,9 +202,8 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`.
+        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`, such as `web@0.7=hub:allenai/c4:en,tokens=1e9`.
 
-        Examples: `python`, `novels.txt`, `novels=train.txt,valid=valid.txt`, `web@0.7=hub:allenai/c4:en,tokens=1e9`.
         The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
         """
         match = _NAMED.fullmatch(text)

@@ -24,8 +24,7 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", 
 def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with exactly `size` tokens, like GPT-2's (Radford et al. 2019).
 
-    The vocabulary has `<|endoftext|>` (id 0; BOS, EOS and padding), the 256 bytes, and the most frequent merges of
-    pairs that occur at least twice. No special tokens are put around a text.
+    The vocabulary has `<|endoftext|>` (id 0; BOS, EOS and padding), the 256 bytes, and the most frequent merges.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_size = len(alphabet) + 1

@@ -115,7 +115,6 @@ def make_repeated_windows(
 
 
 def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length: int | None) -> _Frame:
-    """Find the special tokens around a text by tokenizing one with and without them, and check the arguments."""
     check_choice("bos", bos, BOS)
     content = _tokenize("a", tokenizer)
     framed = _tokenize("a", tokenizer, special=True)

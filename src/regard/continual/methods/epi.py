@@ -1,7 +1,6 @@
 """EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ class EpiNetwork(PoolNetwork):
     task has. A task from text to text counts as one class.
     """
 
+    by_row = True
     means: Tensor
     known: Tensor
     covariance: Tensor
@@ -55,9 +55,6 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
         self.shrinkage: float = config.shrinkage
         self.identified_tasks: Tensor | None = None
-
-    def pool_options(self, config: Any) -> dict[str, Any]:
-        return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
         """Return (row, width): the mean of a text's last states in the frozen model, which has no adapter."""

@@ -43,6 +43,7 @@ class GainNetwork(PoolNetwork):
     `change` Pₗ added, where Pₗ (`free_…`) projects on what is orthogonal to layer l's inputs in earlier tasks.
     """
 
+    by_row = True
     down: Tensor
     up: Tensor
     key: Tensor
@@ -58,9 +59,6 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(name, initial.repeat(tasks, 1, 1).to(device))
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
-
-    def pool_options(self, config: Any) -> dict[str, Any]:
-        return {"by_row": True}
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         if not int(self.count):

@@ -15,6 +15,7 @@ from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.network import Network
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
+from regard.data.encoding import pad_rows
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, Pooling, pool_states
@@ -150,7 +151,6 @@ class Idbr(method.Method):
         return size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
@@ -273,7 +273,7 @@ class HalvesMaker:
         texts = [ids[row_mask].tolist() for ids, row_mask in zip(rows["input_ids"], real_mask, strict=True)]
         orders = [self.cut(text, random) for text in texts]
         width = max(len(original) for original, _ in orders)
-        original, exchanged = (self._padded([halves[order] for halves in orders], width) for order in range(2))
+        original, exchanged = (pad_rows([halves[order] for halves in orders], self.pad, width) for order in range(2))
         mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
         batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
         if "token_type_ids" in rows:
@@ -291,9 +291,6 @@ class HalvesMaker:
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
         return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
-
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
-        return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])
 
     def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return (row, token): 1 behind the first separator."""

@@ -1,7 +1,5 @@
 """Memory-based parameter adaptation: a model that adapts to each text's neighbors in memory before it answers."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -67,7 +65,7 @@ class AdaptingNetwork(Network):
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
         self.remembered: ShownMemory | None = None
 
-    def train(self, mode: bool = True) -> AdaptingNetwork:
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self.reader.eval()
         return self

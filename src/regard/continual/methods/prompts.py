@@ -1,7 +1,5 @@
 """Prompts before a frozen model: chosen from a pool by each text (L2P), or one a task (progressive prompts)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,16 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.prompt_pool import check_prompt_fits, position_ids, reads_input_embeddings
-from regard.continual import method
-from regard.continual.adapter_network import (
-    PromptConfig,
-    PromptMethod,
-    PromptNetwork,
-    PromptPrefix,
-    check_prompt_room,
-    copy_class_vectors,
-    restore_class_vectors,
-)
+from regard.continual import adapter_network, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -96,7 +85,7 @@ class L2pNetwork(Network):
         assert isinstance(head, (LinearHead, LabelTextHead))
         return head
 
-    def train(self, mode: bool = True) -> L2pNetwork:
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self.classifier.encoder.eval()
         return self
@@ -139,7 +128,7 @@ class L2pNetwork(Network):
         return logits
 
 
-class L2p(PromptMethod):
+class L2p(adapter_network.PromptMethod):
     """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
 
     N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
@@ -183,13 +172,13 @@ class L2p(PromptMethod):
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 
-class ProgressiveNetwork(PromptNetwork):
+class ProgressiveNetwork(adapter_network.PromptNetwork):
     """A frozen model that is told the task of a row, and has its prompt and those of earlier tasks before the text.
 
     A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
     """
 
-    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+    def make_prefix(self, rows: dict[str, Tensor]) -> adapter_network.PromptPrefix | None:
         """Return the prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
@@ -206,7 +195,7 @@ class ProgressiveNetwork(PromptNetwork):
         return prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None]
 
 
-class ProgPrompt(PromptMethod):
+class ProgPrompt(adapter_network.PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
@@ -214,17 +203,17 @@ class ProgPrompt(PromptMethod):
     lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after each task.
     """
 
-    Config = PromptConfig
+    Config = adapter_network.PromptConfig
     Network = ProgressiveNetwork
     incremental = False
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(ProgressiveNetwork)
-        check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
+        adapter_network.check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
-        self.head_before = copy_class_vectors(learner)
+        self.head_before = adapter_network.copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(ProgressiveNetwork).pool.fold()
-        restore_class_vectors(learner, self.head_before, task)
+        adapter_network.restore_class_vectors(learner, self.head_before, task)

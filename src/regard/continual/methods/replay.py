@@ -141,14 +141,8 @@ class AGem(memory.MemoryMethod):
         return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
+        """Project on what does not go against the gradient of the memory's mean loss, the same in every process."""
         parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
-        reference = self._reference(learner, network, parameters, step)
-        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
-
-    def _reference(
-        self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
-    ) -> list[Tensor]:
-        """Return the gradient of the mean loss of the memory's batch of a step: the same in every process."""
         seed, count = learner.seed_for("replay", learner.task), self.config.replay_batch_size
         count = count or learner.budget.batch_size
         items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
@@ -163,7 +157,7 @@ class AGem(memory.MemoryMethod):
                 for total, gradient in zip(reference, gradients, strict=True):
                     if gradient is not None:
                         total += gradient
-        return reference
+        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
 
 @torch.no_grad()

@@ -11,15 +11,7 @@ from regard.adapters.attention import ProjectionOrder, SharedAttention, query_ve
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
-from regard.continual import method
-from regard.continual.adapter_network import (
-    AdapterNetwork,
-    AdapterPool,
-    LoraConfig,
-    check_prompt_room,
-    choose_initial_adapter,
-    make_lora_pool,
-)
+from regard.continual import adapter_network, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import EMPTY, RequiredSetting, check_required
 from regard.continual.pseudo import stored
@@ -62,7 +54,7 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaptConfig(LoraConfig):
+class SaptConfig(adapter_network.LoraConfig):
     """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
 
     Args:
@@ -128,7 +120,7 @@ BALANCE_BATCHES = 4
 """Batches on which `gradient_balance` measures gradients."""
 
 
-class SaptNetwork(AdapterNetwork):
+class SaptNetwork(adapter_network.AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
     `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
@@ -137,8 +129,8 @@ class SaptNetwork(AdapterNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        sizes = {"hidden_size": config.router_hidden_size, "projection_order": config.projection_order}
-        self.attention = SharedAttention(table.weight.shape[1], **sizes, seed=seed)  # type: ignore[arg-type]
+        width, hidden_size, order = table.weight.shape[1], config.router_hidden_size, config.projection_order
+        self.attention = SharedAttention(width, hidden_size=hidden_size, projection_order=order, seed=seed)
         self.attention.reserve(tasks)
         self.config = config
         self.routing_weights: Tensor | None = None
@@ -147,12 +139,12 @@ class SaptNetwork(AdapterNetwork):
     def adapter_of(self, task: int) -> int:
         return task
 
-    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
+    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
         if config.adapter_type == "prompt":
             sizes = {name: getattr(config, name) for name in ("num_virtual_tokens", "encoder_hidden_size")}
             return PromptAdapterPool(classifier.encoder, **sizes, seed=seed)
         options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
-        return make_lora_pool(classifier, config, seed, **options)
+        return adapter_network.make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
         super().start_adapter(adapter)
@@ -201,7 +193,7 @@ class Sapt(method.Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         if self.config.adapter_type == "prompt":
-            check_prompt_room(learner, self.config.num_virtual_tokens)
+            adapter_network.check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
         self.state.to(learner.device)
@@ -215,19 +207,14 @@ class Sapt(method.Method):
         if adapter and new and config.opens:
             other = adapter - 1 if config.init == "last" else None
             if config.init == "best":
-                other = choose_initial_adapter(learner, task, adapter, config.init_samples)
+                other = adapter_network.choose_initial_adapter(learner, task, adapter, config.init_samples)
             if other is not None:
                 network.pool.copy(adapter, other)
         if task and config.opens and config.router_warmup_steps:
-            warm_up_router(
-                network.attention,
-                self._training_vectors(learner, task),
-                self.past_tasks(learner, task),
-                steps=config.router_warmup_steps,
-                rate=config.router_warmup_lr,
-                seed=learner.seed_for("gate", task),
-                own=network.current_adapter,
-            )
+            vectors, past_tasks = self._training_vectors(learner, task), self.past_tasks(learner, task)
+            schedule = {"steps": config.router_warmup_steps, "rate": config.router_warmup_lr}
+            seed, own = learner.seed_for("gate", task), network.current_adapter
+            warm_up_router(network.attention, vectors, past_tasks, **schedule, seed=seed, own=own)
         if config.opens and config.freeze_router:
             network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values

@@ -25,10 +25,7 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTrainingConfig:
-    """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
-
-    `max_tries`: maximum number of samples, as a multiple of the requested inputs.
-    """
+    """Training of a generator's adapter, and at most `max_tries` samples an input, as in SAPT (arXiv 2401.08295)."""
 
     steps: int = 5000
     learning_rate: float = 1e-3
