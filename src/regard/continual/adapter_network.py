@@ -1,10 +1,9 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -68,7 +67,6 @@ class FrozenModelNetwork(Network):
         self.count.fill_(adapter + 1)
 
     def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
-        """For a while, the model has the adapters that rows get."""
         raise NotImplementedError
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
@@ -98,7 +96,6 @@ class AdapterNetwork(FrozenModelNetwork):
 
     @contextmanager
     def use_only(self, adapter: int) -> Iterator[None]:
-        """For a while, every row gets this adapter alone."""
         before, self._forced = self._forced, adapter
         try:
             yield
@@ -117,12 +114,10 @@ class PoolNetwork(AdapterNetwork):
     """Low-rank adapters that are weighed."""
 
     pool: LoraAdapterPool
+    by_row: ClassVar[bool] = False
 
     def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
-        return make_lora_pool(classifier, config, seed, **self.pool_options(config))
-
-    def pool_options(self, config: Any) -> dict[str, Any]:
-        return {}
+        return make_lora_pool(classifier, config, seed, by_row=self.by_row)
 
 
 def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
@@ -233,23 +228,18 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 @contextmanager
 def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback: StatesCallback) -> Iterator[None]:
-    """For a while, call `callback(name, states)` with what each adapted layer reads, (token, inputs), when it does.
+    """For a while, call `callback(name, states)` with what each adapted layer reads of these rows, (token, inputs).
 
-    The network must be called with these rows alone. Padding, and rows labeled −100, are left out, so that sums over
-    tokens do not depend on how rows are split into batches.
+    Padding, and rows labeled −100, are left out, so that sums do not depend on how rows are split into batches.
     """
     mask_of = _make_masks(network, rows)
 
-    def make_hook(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        mask = mask_of(name)
+    def hook(name: str, mask: Tensor, _: nn.Module, args: tuple[Tensor]) -> None:
+        states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
+        callback(name, states[mask[:, -states.shape[1] :]])
 
-        def hook(_: nn.Module, args: tuple[Tensor]) -> None:
-            states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
-            callback(name, states[mask[:, -states.shape[1] :]])
-
-        return hook
-
-    handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.pool.layers.items()]
+    layers = network.pool.layers.items()
+    handles = [layer.register_forward_pre_hook(partial(hook, name, mask_of(name))) for name, layer in layers]
     try:
         yield
     finally:

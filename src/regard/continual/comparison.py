@@ -1,7 +1,5 @@
 """Methods of continual learning side by side: means over seeds and orders, and differences paired by them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 
@@ -28,8 +26,7 @@ DIFFERENCES = (
 def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
-    The interval is Student's, mean ± t · s/√n. Values that are not defined are left out, and what `n` does not give is
-    null.
+    The interval is Student's, mean ± t · s/√n. Values that are not defined are left out.
     """
     check_metrics(metrics)
     check_confidence(confidence)
@@ -44,11 +41,10 @@ def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
 def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
     """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
-    Against one method, or, if it is None, each against all before it. Runs are paired by seed and order. `overlaps`:
-    whether the Student t interval holds 0. `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the same
-    corrected for the comparisons of one metric, scenario and stream; null where a test is not defined: `t_test` for one
-    run or equal differences, `signed_rank` for fewer than 6 that are not 0. Methods without a run in common have no
-    row.
+    Against one method, or, if it is None, each against all before it. Runs are paired by seed and order; without one in
+    common there is no row. `overlaps`: whether the Student t interval holds 0. `t_test` and `signed_rank` are the p of
+    the paired tests, `…_holm` the same corrected for the comparisons of one metric, scenario and stream; null for one
+    run or equal differences, and of `signed_rank` for fewer than 6 that are not 0.
     """
     check_metrics(metrics)
     check_confidence(confidence)
@@ -71,7 +67,6 @@ def check_metrics(metrics: pd.DataFrame) -> None:
 def _compare_pairs(
     key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float
 ) -> list[dict[str, Any]]:
-    """Return the rows of one metric: each two methods, with what their tests say, alone and together."""
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]

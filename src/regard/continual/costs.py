@@ -1,7 +1,5 @@
 """What a task costs: seconds, floating-point operations, memory, and what is kept of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +32,6 @@ class TaskCost:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def time_hook(self, hook: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Return what a hook of the method gives, with its seconds noted."""
         start = time.perf_counter()
         result = hook(*args)
         self.hooks += time.perf_counter() - start
@@ -88,10 +85,7 @@ def count_examples(rows: Rows) -> int:
 
 
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
-    """Return the FLOPs of a phase: of loss and gradient for a token, and of what it does to the gradient of a step.
-
-    Measured on its first four rows; tokens include padding.
-    """
+    """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on four rows."""
     learner.network.train()
     rows = trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
     with torch.random.fork_rng(devices=[]):

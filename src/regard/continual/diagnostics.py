@@ -1,7 +1,5 @@
 """What becomes of an encoder while it learns: its sinks, and how alike its tokens are (arXiv 2410.05648)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -55,9 +53,7 @@ def diagnose(
     have the five strongest as sinks. The standard error is over samples, null of fewer than two.
 
     `batches` are inputs of the encoder, padded on either side; `common` the ids of common tokens
-    (`regard.data.common_tokens`); `statistics` some of `DIAGNOSTICS`, and `sink_degree`, the average outer degree of
-    the sinks. Raises UserError for unknown statistics, no samples, and a model that is no encoder with attention
-    layers.
+    (`regard.data.common_tokens`); `statistics` some of `DIAGNOSTICS`, and `sink_degree`, the sinks' outer degree.
     """
     unknown = [name for name in statistics if name not in _STATISTICS]
     if unknown or not statistics:
@@ -73,10 +69,7 @@ def diagnose(
 
 
 def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """Return the average outer degree d of each token id in each layer: which tokens are sinks. See `diagnose`.
-
-    The value is the mean over heads, over the places of the token in a sample, and over the `n` samples that have it.
-    """
+    """Return the average outer degree of each token id in each layer: over heads, places, and `n` samples with it."""
     samples = list(batches)
     ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
     if not ids:

@@ -1,7 +1,5 @@
 """Whether old tasks have been forgotten: what `regard check` decides by."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -18,10 +16,10 @@ Verdict = Literal["dropped", "maybe", "kept"]
 
 @dataclass(frozen=True, kw_only=True)
 class ForgottenTask:
-    """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
+    """How far an old task has fallen from just after it was learnt to the last score: means over runs, in per cent.
 
-    `before` is the score just after the task was learnt, `after` the last one. `n`: test rows, the smallest if runs
-    differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    `n`: test rows, the smallest if runs differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if
+    only `drop` is, else "kept".
     """
 
     stream: str
@@ -51,8 +49,7 @@ def find_drops(
     """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
-    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
-    for any pairing of the rows. Each task is tested for itself.
+    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`).
     """
     check_scores(scores)
     check_confidence(confidence)

@@ -1,7 +1,5 @@
 """Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -48,10 +46,8 @@ def measure_gate(
             values.append(("strength", None, method.reflection_strength(task)))
         if scored_tasks is None or task in scored_tasks:
             values += _score_adapters(learner, task, tasks_trained)
-        task_columns = {"after_task": tasks_trained, **learner.task_columns(task)}
-        table += [
-            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
-        ]
+        columns = {"after_task": tasks_trained, **learner.task_columns(task)}
+        table += [{**columns, "statistic": name, "adapter": index, "value": value} for name, index, value in values]
     return table
 
 
@@ -59,8 +55,7 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
     """Return the mean weight of a task's own adapter by task name, where it is below `CLOSED_FRACTION / num_adapters`.
 
     `rows` are those of `gate.parquet` recorded after `tasks_trained` tasks, which stand in for the number of adapters
-    if there are no rows of it. With `newest_only` only the task trained last is checked; otherwise only the earlier
-    ones.
+    if there are no rows of it. With `newest_only` the task trained last is checked, otherwise the earlier ones.
     """
     own_weights = {
         row["task"]: row["value"]
@@ -92,7 +87,6 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
 
 
 def _score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[GateValue]:
-    """Return how right a task's rows are, with the gate's weights and with others."""
     network = learner.network_as(SaptNetwork)
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]

@@ -1,7 +1,5 @@
 """How far learning one task undoes another: the gradients of their losses against each other (Bai et al. 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TypeVar
@@ -32,8 +30,7 @@ def compute_gradients(
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
 
     The module is in evaluation mode; its modes, `.grad` and the random state stay. `tasks` are the batches of each
-    task; `loss` returns the sum of a batch's losses, and `count` their number. Parameters that require gradients count,
-    each once.
+    task; `loss` returns the sum of a batch's losses, and `count` their number.
     """
     candidates = module.parameters() if parameters is None else parameters
     trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
@@ -63,10 +60,7 @@ def compute_gradients(
 def compute_interference(
     gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
 ) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
-    """Return the dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
-
-    A step that lowers the loss of one task changes another's by −rate × dot. The cosine with a zero gradient is NaN.
-    """
+    """Return the dot products of the gradients, below 0 where tasks interfere, and their cosines, in float64."""
     if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
         shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"
         raise UserError(f"gradients: expected a vector for each task, all of one length, got {shapes}")

@@ -1,7 +1,5 @@
 """One run's model, data and budget, as the hooks of a method see them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,7 +48,6 @@ class Learner:
             self.task_classes[task, list(self.stream.class_indices(task))] = True
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
-        """Return the network as an instance of `network_class`."""
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
@@ -99,10 +96,9 @@ class Learner:
     def rows(
         self, items: Sequence[ExampleRef], *, size: int | None = None, split: Split = "train"
     ) -> dict[str, Tensor]:
-        """Return the examples as a batch, padded to the longest of them.
+        """Return the examples as a batch, filled up to `size` by the first of them, labeled −100.
 
-        `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
-        classes of the stream; `tasks` and `rows` (row,). The first examples, labeled −100, fill it up to `size`.
+        `input_ids`, `attention_mask`, `token_type_ids` (row, token); `labels` in the stream, `tasks`, `rows` (row,).
         """
         padded_items = [items[number % len(items)] for number in range(max(len(items), size or 0))]
         batch = self._collate(padded_items, split)
@@ -184,7 +180,6 @@ class Learner:
     def iterate_batches(
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Iterate over examples in batches on the device, in their order."""
         examples, batch_size = list(items), size or self.budget.eval_batch_size
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
@@ -198,14 +193,12 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
     """Return the splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
-    tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
-    for task in tasks:
+    encoded = {}
+    for number, task in enumerate(cast("tuple[ClassificationTask, ...]", stream.tasks)):
         _check_task(task)
-    return {
-        (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
-        for number, task in enumerate(tasks)
-        for split in SPLITS
-    }
+        for split in SPLITS:
+            encoded[number, split] = encode("sequence", task.split(split), tokenizer, length, "natural")
+    return encoded
 
 
 def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:
@@ -218,7 +211,6 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
 
 
 def _check_task(task: ClassificationTask) -> None:
-    """Raise UserError if a task has too few classes, no rows, or labels that are none of its classes."""
     count = len(task.labels)
     if count < 2:
         raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")

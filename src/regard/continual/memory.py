@@ -1,7 +1,5 @@
 """A bounded memory of training examples: which are kept from task to task, and which are drawn from it at a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,8 +24,7 @@ class MemoryConfig(method.MethodConfig):
 
     Args:
         memory_size: Number of examples stored, of all tasks together.
-        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" (equally many of each class and
-            task).
+        storage_policy: "reservoir" (a uniform sample of all so far) or "balanced" over classes and tasks.
         replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
@@ -42,13 +39,8 @@ def store_examples(learner: Learner, state: MethodState, config: MemoryConfig, t
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
         num_seen = state.values.get("seen", 0)
-        state.examples = update_reservoir(
-            state.examples,
-            new_examples,
-            seen=num_seen,
-            capacity=config.memory_size,
-            draw=lambda below: int(random.integers(below)),
-        )
+        limits = {"seen": num_seen, "capacity": config.memory_size}
+        state.examples = update_reservoir(state.examples, new_examples, **limits, draw=random.integers)
         state.values["seen"] = num_seen + len(new_examples)
     else:
         mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
@@ -79,10 +71,7 @@ def update_reservoir(
     capacity: int,
     draw: Callable[[int], int],
 ) -> list[ExampleRef]:
-    """Update a reservoir, in which every example so far is with equal probability: Algorithm R (Vitter 1985).
-
-    `seen`: number of examples before the new ones; `draw(n)`: a random number from 0 to n − 1.
-    """
+    """Update a reservoir of `seen` examples with equal probability, `draw(n)` from 0 to n − 1 (R of Vitter 1985)."""
     memory = list(stored)
     for index, item in enumerate(new_examples, start=seen):
         if index < capacity:

@@ -11,16 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 import torch
 from torch import Tensor, nn
 
+from regard.continual import training_phase
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
-from regard.continual.training_phase import (
-    Batches,
-    ExampleRef,
-    LossClasses,
-    MethodLearningRate,
-    TrainingBudget,
-    TrainingPhase,
-)
 from regard.errors import UserError, check_choice, check_int
 from regard.models.heads import HeadName
 from regard.training.placement import Rows
@@ -43,10 +36,7 @@ Fraction = Annotated[float, Range(0, 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Settings of a method without any; base of the others.
-
-    A setting's type says what it may be: a number in a `Range`, one of the texts of a `Literal`, true or false.
-    """
+    """Base of settings; a type says what one may be: a number in a `Range`, a text of a `Literal`, true or false."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
@@ -88,7 +78,6 @@ def _convert_value(name: str, value: Any, field_type: Any) -> Any:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
-    """Raise UserError if a setting is not what the type of its field allows."""
     if get_origin(hint) is Literal:
         check_choice(name, value, get_args(hint))
     elif hint is bool and not isinstance(value, bool):
@@ -146,12 +135,11 @@ def _format_value(value: Any) -> str:
 class MethodState:
     """State of a method between tasks, saved with the network; `values` are such as JSON can hold."""
 
-    examples: list[ExampleRef] = field(default_factory=list)
+    examples: list[training_phase.ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors."""
         self.tensors.update({name: value.to(device) for name, value in self.tensors.items()})
 
 
@@ -174,7 +162,7 @@ class Method:
     evaluation_scope: ClassVar[EvaluationScope] = "seen"
     incremental: ClassVar[bool] = True
     supports_text: ClassVar[bool] = False
-    loss_classes: ClassVar[LossClasses | None] = None
+    loss_classes: ClassVar[training_phase.LossClasses | None] = None
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = self.Config() if config is None else config
@@ -189,17 +177,17 @@ class Method:
         """Maximum number of stored training examples."""
         return 0
 
-    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
+    def own_learning_rate(self, budget: training_phase.TrainingBudget) -> training_phase.MethodLearningRate | None:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Prepare a task."""
 
-    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[training_phase.TrainingPhase, ...]:
         return (learner.fine_tuning_phase(),)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: training_phase.TrainingPhase) -> training_phase.Batches:
         """Return the batches of a phase: the task's training rows, `phase.epochs` times."""
         return learner.epoch_batches(learner.items(task), stage)
 

@@ -4,8 +4,6 @@ a_ij is the score, in per cent, on the j-th task after the i-th was learnt, T th
 count from 1; a_0j is the score before any training. What a run does not define is None, never 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,14 +40,9 @@ LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrix:
-    """The scores of one run in one scenario.
+    """The scores of one run in one scenario: of T tasks learnt so far, of `planned` in all, with `rows` test rows.
 
-    Args:
-        tasks: The T tasks that were learnt so far, in order.
-        scores: (T + 1, T), in per cent: row i after i tasks, column j the task at position j + 1, NaN what was not
-            scored.
-        rows: Number of test rows of each task.
-        planned: Number of tasks that the run has in all.
+    `scores` (T + 1, T), in per cent: row i after i tasks, column j the task at position j + 1, NaN if not scored.
     """
 
     tasks: tuple[str, ...]
@@ -115,14 +108,14 @@ def compute_metrics(
         # 1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)
         "area": np.array(averages),
     }
-    return {name: _mean_or_none(points) for name, points in values.items()}
+    is_known = {name: len(points) > 0 and not np.isnan(points).any() for name, points in values.items()}
+    return {name: float(points.mean()) if is_known[name] else None for name, points in values.items()}
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
-    The scores of `separate` stand for all rows that come after. Raises UserError for rows that are invalid, of several
-    runs, or not of the scenario, and for a learnt task without a score.
+    The scores of `separate` stand for all rows that come after.
     """
     check_scores(frame)
     runs = frame[[*RUN]].drop_duplicates()
@@ -135,7 +128,7 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     """Return the measures of every run: `stream, method, seed, order, scenario, metric, value`, null if not defined.
 
     A run is compared with the rows of `separate` and `joint` of its stream, seed and scenario, and order if there are
-    such, else the mean over the orders. `initial`: see `compute_metrics`. An unfinished run has no measures yet.
+    such, else the mean over the orders. An unfinished run has no measures yet.
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
@@ -204,9 +197,8 @@ def _make_matrix(run: pd.DataFrame, scenario: str) -> Matrix:
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
     if tasks["task_index"].tolist() != list(range(1, tasks_trained + 1)) or tasks["task"].duplicated().any():
         problem = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
-        raise UserError(
-            f"matrix: expected one task, with one n, at each task_index from 1 to {tasks_trained}, got {problem}"
-        )
+        expected = f"one task, with one n, at each task_index from 1 to {tasks_trained}"
+        raise UserError(f"matrix: expected {expected}, got {problem}")
     scores = np.full((tasks_trained + 1, tasks_trained), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:  # a task's score stands after every later task, where there is none
@@ -228,8 +220,3 @@ def _last_scores(rows: pd.DataFrame, order: str) -> dict[str, float]:
 
 def _scores_in_order(matrix: Matrix, scores: Mapping[str, float] | None) -> Floats:
     return np.array([(scores or {}).get(task, np.nan) for task in matrix.tasks])
-
-
-def _mean_or_none(values: Floats) -> float | None:
-    """Return the mean; None if there is no value, or one of them is not known."""
-    return float(values.mean()) if len(values) and not np.isnan(values).any() else None

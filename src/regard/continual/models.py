@@ -1,7 +1,5 @@
 """The model after each task: what each has changed, on disk, and the whole put together again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from copy import deepcopy
@@ -44,7 +42,6 @@ class TaskDeltas:
     _before: dict[str, Tensor] = field(default_factory=dict)
 
     def begin(self, learner: Learner, method: Method, name: str) -> None:
-        """Note what the run is, and the weights that it begins with."""
         config = learner.network.classifier.config
         metadata = {
             "base": config.lineage,
@@ -63,7 +60,6 @@ class TaskDeltas:
         write_file(self.folder / LINEAGE, json.dumps(metadata, indent=1) + "\n")
 
     def write(self, learner: Learner, tasks_trained: int) -> None:
-        """Write what a task has changed since the one before it."""
         before = self._before
         if not before:  # a run that goes on
             before = {name: value.cpu() for name, value in learner.start.items()}
@@ -105,14 +101,11 @@ def _read_deltas(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
 
 def add_model_hash(loaded: Loaded) -> Loaded:
     """Return the model with a hash of its weights if no file has one: of a language model all, else the encoder's."""
-    if loaded.sha256 is not None:
-        return loaded
-    sha256 = sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _hash_encoder(loaded)
-    return replace(loaded, sha256=sha256)
+    return replace(loaded, sha256=loaded.sha256 or _hash_weights(loaded, encoder=not is_language_model(loaded.model)))
 
 
-def _hash_encoder(loaded: Loaded) -> str:
-    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
+def _hash_weights(loaded: Loaded, *, encoder: bool) -> str:
+    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)) if encoder else loaded.model)
 
 
 def delta_path(folder: Path, tasks_trained: int) -> Path:
@@ -126,9 +119,9 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
-    base_hashes = [loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256, _hash_encoder(loaded)]
-    if metadata["head"] == GeneratorConfig.head:
-        base_hashes = base_hashes[:2]
+    base_hashes = {loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256}
+    if metadata["head"] != GeneratorConfig.head:
+        base_hashes.add(_hash_weights(loaded, encoder=True))
     if metadata["base"]["sha256"] not in base_hashes:
         raise UserError(
             f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
@@ -157,7 +150,6 @@ def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
-    """Return the tasks that a model has been trained on when `tasks_trained` have come."""
     scope = method_named(name).evaluation_scope
     if scope == "end":
         return tasks if tasks_trained == len(tasks) else []
@@ -178,7 +170,7 @@ def export_network(
 
     Of tasks from text to text it is the language model itself, with adapters added to its weights. A network with more
     than the classifier is written as well, for `load_network`; and alone where the classifier is nothing without it, as
-    in L2P. The memory of MbPA++ is not written. With `overwrite` it may replace a folder that has the file `LINEAGE`.
+    in L2P. The memory of MbPA++ is not. With `overwrite` it may replace a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
@@ -202,10 +194,7 @@ def export_network(
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """Return the network that `export_network` wrote, which computes logits as its method does.
-
-    It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` if needed.
-    """
+    """Return the network that `export_network` wrote: a dictionary of `input_ids`, `attention_mask` in, logits out."""
     folder = Path(folder)
     metadata = _read_json(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
@@ -224,7 +213,6 @@ def load_network(folder: str | Path) -> nn.Module:
 
 
 def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classifier:
-    """Return the classifier or generator that `export_network` wrote; without its weights if a network has them."""
     classifier: Any
     if AutoConfig.from_pretrained(folder).model_type == ClassifierConfig.model_type:
         config = ClassifierConfig.from_pretrained(folder)

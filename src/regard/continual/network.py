@@ -1,7 +1,5 @@
 """What is trained: rows in, logits out."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,10 +19,9 @@ def as_float32(values: Tensor) -> Tensor:
 
 
 class Network(nn.Module):
-    """A classifier, as methods train it, or a `Generator`; a method that needs more around it has a network of its own.
+    """A classifier or `Generator`, as methods train it, with all weights for `tasks` tasks; new ones drawn from `seed`.
 
-    All weights for `tasks` tasks are there from the start; new ones are drawn from `seed`. `needs_wrapper`: whether the
-    classifier alone does not answer as the network does.
+    `needs_wrapper`: whether the classifier alone does not answer as the network does.
     """
 
     needs_wrapper: ClassVar[bool] = False

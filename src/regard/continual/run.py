@@ -1,10 +1,9 @@
 """One method over one stream: task after task, scored after each, resumed where it stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,10 +91,9 @@ def run_stream(
     """Train a method on a stream, task after task.
 
     `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
-    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `diagnose` is
-    called on each task; on `gated` dev rows of each the gate is measured. `on_task` is called after each task in every
-    process before its state is written (perhaps again in a resumed run), `on_kept` when it is written. Raises UserError
-    if the run cannot be resumed, or a phase has nothing to train.
+    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. On `gated` dev
+    rows of each task the gate is measured. `on_task` is called after each task in every process before its state is
+    written (perhaps again in a resumed run), `on_kept` when it is written.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -128,7 +126,11 @@ def run_stream(
         if on_task is not None:
             on_task(learner, task + 1)
         if checkpoint_dir is not None:
-            _save_state(run, checkpoint_dir, fingerprint)
+            with processes.raise_on_all_ranks():
+                if is_main_process():
+                    rows = {**run.rows, "identity": fingerprint}
+                    save(checkpoint_dir, task + 1, learner.network, method.state, rows)
+                    shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
@@ -136,7 +138,6 @@ def run_stream(
 
 
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
-    """Remove what an earlier run has left, and nothing else."""
     if is_main_process():
         for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -169,15 +170,6 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _save_state(run: RunState, checkpoint_dir: Path, identity: Mapping[str, Any]) -> None:
-    """Write the state after the current task, whose checkpoints are no longer needed."""
-    with processes.raise_on_all_ranks():
-        if is_main_process():
-            rows = {**run.rows, "identity": identity}
-            save(checkpoint_dir, run.learner.task + 1, run.learner.network, run.method.state, rows)
-            shutil.rmtree(_phases_dir(checkpoint_dir, run.learner.task), ignore_errors=True)
-
-
 def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
     return checkpoint_dir / f"task-{task + 1:04d}"
 
@@ -191,7 +183,13 @@ def _train(
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> None:
     learner, method = run.learner, run.method
+    task_name = learner.stream.tasks[learner.task].name
     phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
+
+    def report(phase: TrainingPhase, step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        assert on_progress is not None, "no report without a listener"
+        on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
+
     for index, phase in enumerate(method.phases(learner, learner.task)):
         batches = cost.time_hook(method.batches, learner, learner.task, phase)
         if not batches.steps:
@@ -206,7 +204,7 @@ def _train(
                 count=count_examples,
                 folder=None if phases_dir is None else phases_dir / f"stage-{index}",
                 resume=resume and save_steps is not None,
-                on_progress=_make_step_callback(learner, phase, on_progress),
+                on_progress=None if on_progress is None else partial(report, phase),
                 correct=phase.transform_gradients,
                 times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
@@ -238,19 +236,6 @@ def _make_training_config(
         save_total_limit=1,
         logging_steps=batches.steps,
     )
-
-
-def _make_step_callback(
-    learner: Learner, phase: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
-) -> Callable[[int, int, Mapping[str, float]], None] | None:
-    if on_progress is None:
-        return None
-    name = learner.stream.tasks[learner.task].name
-
-    def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
-
-    return report
 
 
 def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:

@@ -1,7 +1,5 @@
 """How far a run is and what it has given so far, and its state on disk between two tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

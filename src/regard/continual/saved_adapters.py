@@ -1,7 +1,5 @@
 """The adapters that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from regard.models.pretrained import load
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
     """Return the adapters of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
 
-    `model`: that model, which is changed in place, or its name. An adapter is named after its tasks, joined by "+".
+    `model`, or its name, is changed in place. An adapter is named after its tasks, joined by "+".
     """
     network = load_network(folder)
     if not isinstance(network, SaptNetwork):
@@ -64,7 +62,6 @@ def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
-    """Return the prefix that names in the network's encoder have in the model. Raises UserError for other weights."""
     encoder: nn.Module = network.classifier.encoder
     candidates = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
     name, base = candidates[0] if candidates else ("", model)

@@ -1,7 +1,5 @@
 """How well a network does a task: rows classified right, or answers graded by Rouge-L or exact match."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator, Sequence
@@ -43,8 +41,7 @@ def normalize_answer(text: str) -> str:
 def rouge_l_score(answer: str, reference: str) -> float:
     """Return the Rouge-L F-measure of two texts, 0 if one has no words (Lin 2004, with β = 1).
 
-    Words are runs of a–z and 0–9 in lower case, so texts in other scripts have none. Words of four letters and more are
-    stemmed as by nltk (Porter 1980); raises UserError if that is not installed.
+    Words are runs of a–z and 0–9 in lower case; those of four letters and more are stemmed as by nltk (Porter 1980).
     """
     answer_stems, reference_stems = split_stems(answer), split_stems(reference)
     common = longest_common_subsequence(answer_stems, reference_stems)
@@ -88,10 +85,7 @@ NO_TASK = -1
 
 @dataclass(frozen=True)
 class Score:
-    """Per cent of `n` rows classified right: among the task's own classes (TIL), and among all classes so far (CIL).
-
-    Of a task from text to text `til` is the mean grade of the answers, and there is no `cil`.
-    """
+    """Per cent of `n` rows right among the task's own classes (TIL, or answers' mean grade) and all so far (CIL)."""
 
     til: float
     cil: float | None
@@ -125,10 +119,8 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
         )
     references = task.split(split).targets
-    total = sum(
-        score_answer(task.metric, answer, references[row])
-        for row, answer in _generate_by_row(learner, task, split, sharded=True)
-    )
+    answers = _generate_by_row(learner, task, split, sharded=True)
+    total = sum(score_answer(task.metric, answer, references[row]) for row, answer in answers)
     if processes.world_size() > 1:
         summed = torch.tensor(total, dtype=torch.float64, device=learner.device)
         dist.all_reduce(summed)
@@ -144,9 +136,8 @@ def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test"
 def _generate_by_row(learner: TextLearner, task: TextTask, split: Split, *, sharded: bool) -> Iterator[tuple[int, str]]:
     """Return rows of a split, all or this process's share, each with its answer; the shortest prompts first."""
     task_index = next((index for index, other in enumerate(learner.stream.tasks) if other is task), NO_TASK)
-    encoded = (
-        learner.encode_pairs(task.split(split)) if task_index == NO_TASK else learner.encoded_split(task_index, split)
-    )
+    in_stream = task_index != NO_TASK
+    encoded = learner.encoded_split(task_index, split) if in_stream else learner.encode_pairs(task.split(split))
     order = encoded.attention_mask.sum(1).argsort(stable=True)
     with learner.evaluation_mode(), torch.no_grad():
         for rows in (processes.local_shard(order) if sharded else order).split(learner.budget.eval_batch_size):

@@ -1,7 +1,5 @@
 """A run over tasks from text to text, as a method's hooks see it: prompts in, answers out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,10 +23,9 @@ from regard.runs.quiet import suppress_logging
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """Rows as token ids: prompts and, for each, the answer that is trained on.
+    """Rows as token ids: `input_ids` and `attention_mask` (row, token) of prompts, padded on the right.
 
-    `input_ids` and `attention_mask` (row, token) of prompts, padded on the right; `answers` (row, token), each with its
-    end, −100 behind it; `labels` (row,), which rows of the task have the same answer; `truncated`, how many were cut.
+    `answers` (row, token), each with its end, −100 behind it; `labels` (row,), the same for the same answer.
     """
 
     input_ids: Tensor
@@ -53,10 +50,7 @@ class EncodedTexts:
 
 @dataclass(eq=False)
 class TextLearner(Learner):
-    """A run over tasks from text to text: a learner whose rows are prompts, and whose labels are answers.
-
-    Rows have no classes. The loss is over the tokens of the answers: its mean over a batch is that of Transformers.
-    """
+    """A learner whose rows are prompts, and whose labels are answers, over whose tokens the loss is summed."""
 
     @property
     def generator(self) -> Generator:
@@ -66,7 +60,6 @@ class TextLearner(Learner):
         return cast(EncodedTexts, self.encoded[task, split])
 
     def encode_pairs(self, pairs: TextPairs, **limits: int) -> EncodedTexts:
-        """Return rows as token ids, as the model reads them; `limits` are used in place of the budget's."""
         budget = replace(self.budget, **limits)  # type: ignore[arg-type]  # `length` or `target_length`
         return encode_pairs(pairs, self.tokenizer, budget, encoder_decoder=self.generator.is_encoder_decoder)
 
@@ -134,9 +127,8 @@ def make_text_learner(
 ) -> TextLearner:
     """Return a run over tasks from text to text before its first; see `regard.continual.run.make_learner`."""
     if not method.supports_text:
-        raise UserError(
-            f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
-        )
+        problem = f"{type(method).__name__} needs tasks of classification"
+        raise UserError(f"method: expected one for tasks from text to text, {problem}")
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
     encoder_decoder, encoded = generator.is_encoder_decoder, dict[tuple[int, Split], EncodedTexts]()
     for index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
@@ -159,7 +151,7 @@ def make_text_learner(
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
-    """Return rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
+    """Return rows as token ids, prompts and answers cut to the lengths of the budget.
 
     With an encoder for prompts (`encoder_decoder`) both have the tokenizer's special tokens; else a prompt has those
     before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.

@@ -1,7 +1,5 @@
 """What the training of a task is made of: the budget that all methods share, phases, and their batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +19,8 @@ class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
-    warm-up; `warmup_ratio`: share of a phase's steps. `length`: tokens of a text at most; `target_length`: of an
-    answer. `max_steps`: by a task's name, steps on its own batches in a phase at most (replay comes besides, and
-    `joint` has no limit).
+    warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by a task's name, steps
+    on its own batches in a phase at most (replay comes besides, and `joint` has no limit).
     """
 
     num_epochs: int = 3
@@ -98,10 +95,8 @@ def train_only(network: Network, phase: TrainingPhase) -> Iterator[None]:
     head_only = phase.trains == "head"
     trainable = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     if head_only and not any(map(network.is_head_parameter, trainable)):
-        raise UserError(
-            f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
-            f"{network.classifier.config.head} has no weights"
-        )
+        problem = f"stage {phase.name} trains the head alone, and {network.classifier.config.head} has no weights"
+        raise UserError(f"head: expected one that can be trained, {problem}")
     frozen = [parameter for name, parameter in trainable.items() if head_only and not network.is_head_parameter(name)]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -135,8 +130,7 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    The order is drawn for each epoch. `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out, so
-    that little padding is needed.
+    The order is drawn for each epoch; `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class InstructionTask:
 
     @property
     def hub(self) -> HubDataset:
-        """The data set of the hub, whose text columns are the parts."""
         return HUB_DATASETS["ag-news" if self.name == "agnews" else self.name]
 
 
@@ -65,8 +64,11 @@ _SINGLE = ("{0}",)
 _TRUTH = ("False", "True")
 SENTIMENT = ("very negative", "negative", "neutral", "positive", "very positive")
 _SENTENCES = _named_parts("sentence 1", "sentence 2")
+_QUESTIONS = _named_parts("first sentence", "second sentence")
+_PASSAGE = _named_parts("paragraph", "question", "candidate answer")
 _TITLE_AND_TEXT = _named_parts("Title", "Text")
-_OFFICIAL = "official test"
+_HUB_STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+_OFFICIAL, _REVIEWS = "official test", "official test of the reviews of 2015 to 2019, not that of Zhang et al."
 
 _LONG_SEQUENCE_TASKS = (
     InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES),
@@ -80,30 +82,12 @@ _LONG_SEQUENCE_TASKS = (
         hub_labels=("choice1", "choice2"),
         hub_texts=("{0} What is the {1}?", "A: {2} B: {3}"),
     ),
-    InstructionTask(
-        "qqp",
-        ("no", "yes"),
-        _named_parts("first sentence", "second sentence"),
-        hub_labels=("not_duplicate", "duplicate"),
-    ),
+    InstructionTask("qqp", ("no", "yes"), _QUESTIONS, hub_labels=("not_duplicate", "duplicate")),
     InstructionTask("boolq", _TRUTH, _named_parts("question", "passage")),
     InstructionTask("rte", ("entailment", "contradiction"), _SENTENCES, hub_labels=("entailment", "not_entailment")),
     InstructionTask("imdb", ("Bad", "Good"), r"\s*(.*?)\s*\Z", _SINGLE, hub_labels=("neg", "pos"), hub_test=_OFFICIAL),
-    InstructionTask(
-        "yelp",
-        SENTIMENT,
-        _named_parts("Text"),
-        _SINGLE,
-        hub_labels=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
-        hub_test=_OFFICIAL,
-    ),
-    InstructionTask(
-        "amazon",
-        SENTIMENT,
-        _TITLE_AND_TEXT,
-        hub_texts=_SINGLE,
-        hub_test="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
-    ),
+    InstructionTask("yelp", SENTIMENT, _named_parts("Text"), _SINGLE, hub_labels=_HUB_STARS, hub_test=_OFFICIAL),
+    InstructionTask("amazon", SENTIMENT, _TITLE_AND_TEXT, hub_texts=_SINGLE, hub_test=_REVIEWS),
     InstructionTask("sst2", ("Bad", "Good"), _named_parts("Text"), _SINGLE, hub_labels=("negative", "positive")),
     InstructionTask(
         "dbpedia",
@@ -125,13 +109,7 @@ _LONG_SEQUENCE_TASKS = (
         hub_test=_OFFICIAL,
         match_last_part=True,
     ),
-    InstructionTask(
-        "multirc",
-        _TRUTH,
-        _named_parts("paragraph", "question", "candidate answer"),
-        ("{0}", "{1} {2}"),
-        shares_first_part=True,
-    ),
+    InstructionTask("multirc", _TRUTH, _PASSAGE, ("{0}", "{1} {2}"), shares_first_part=True),
     InstructionTask("yahoo", YAHOO_CLASSES, _named_parts("Title", "Answer"), hub_test=_OFFICIAL),
 )
 

@@ -72,12 +72,10 @@ class TokenBlocks:
 
     @property
     def length(self) -> int:
-        """Tokens per block."""
         return self.metadata.length
 
     @property
     def tokens(self) -> int:
-        """Tokens in all blocks."""
         return len(self) * self.length
 
     @property
@@ -88,7 +86,6 @@ class TokenBlocks:
         return hashlib.sha256(self.metadata.sha256.encode() + self.indices.numpy().tobytes()).hexdigest()
 
     def rows(self, indices: Int64[Tensor, " row"]) -> Int64[Tensor, "row length"]:
-        """Read blocks by index, 0 … len − 1."""
         rows = indices if self.indices is None else self.indices[indices]
         return torch.from_numpy(self.ids[rows.numpy()].astype(np.int64))
 
@@ -99,7 +96,6 @@ class TokenBlocks:
         return self.rows(torch.arange(count) * len(self) // count)
 
     def select(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
-        """Return some of the blocks."""
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
 
@@ -142,11 +138,11 @@ def pack(
     most 65,536 tokens, else uint32.
 
     Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
-    Files are written to a temporary folder and moved, so `folder`, which holds the blocks alone, never has incomplete
-    ones. With several processes let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
+    `folder` holds the blocks alone, never incomplete ones. With several processes let one pack first:
+    `with accelerator.local_main_process_first(): pack(…)`.
 
-    `source` is kept in the metadata. `fingerprint` changes when the documents change; "" always packs. Reading stops at
-    `max_tokens`, and `on_progress` gets the number of tokens so far.
+    `fingerprint` changes when the documents change; "" always packs. Reading stops at `max_tokens`, and `on_progress`
+    gets the number of tokens so far.
     """
     expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
     if fingerprint and is_packed(folder, [BLOCKS], expected):
@@ -205,10 +201,7 @@ class BlockPacker:
         max_tokens: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Tokenize and write documents; `choose_split` returns the split of a document from its first section.
-
-        Writing stops after the section that reaches `max_tokens`; `on_progress` gets the number of tokens so far.
-        """
+        """Tokenize and write documents; `choose_split` returns the split of a document from its first section."""
         tokens = 0
         for batch in _batch_sections(_iterate_sections(documents, choose_split)):
             for section, ids in zip(batch, self._tokenize([section.text for section in batch]), strict=True):
@@ -264,7 +257,6 @@ class _BlockWriter:
         self.digest = hashlib.sha256()
 
     def add(self, ids: list[int], is_last: bool) -> None:
-        """Write the blocks that these tokens complete."""
         self.rest += ids
         self.documents += is_last
         rows = len(self.rest) // self.length
@@ -277,16 +269,11 @@ class _BlockWriter:
             del self.rest[: rows * self.length]
 
     def finish(self) -> dict[str, Any]:
-        """Close the file and return its part of the metadata."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        return {
-            "rows": self.rows,
-            "dropped": len(self.rest),
-            "documents": self.documents,
-            "sha256": self.digest.hexdigest(),
-        }
+        counts = {"rows": self.rows, "dropped": len(self.rest), "documents": self.documents}
+        return {**counts, "sha256": self.digest.hexdigest()}
 
 
 def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:

@@ -38,7 +38,6 @@ class Domain:
     split: str = ""  # validation text: "documents" by their hash, "end" (last blocks), "own" location
 
     def metadata(self) -> dict[str, Any]:
-        """Return what is saved with results."""
         return {
             "name": self.name,
             "weight": self.weight,
@@ -59,7 +58,6 @@ class Corpus:
 
     @property
     def length(self) -> int:
-        """Tokens per block."""
         return self.domains[0].train.length
 
 
@@ -73,7 +71,7 @@ def prepare_corpus(
     valid_fraction: float = 0.05,
     on_progress: OnProgress | None = None,
 ) -> Corpus:
-    """Pack sources into blocks of `length` tokens under `folder`, or reuse those that are there.
+    """Pack sources of different names into blocks of `length` tokens under `folder`, or reuse those that are there.
 
     A source without validation text of its own is split: from 200 documents on by the hash of each document, so that
     the same text is always on the same side; with fewer documents its last blocks are for validation.
@@ -82,8 +80,8 @@ def prepare_corpus(
     processes let one go first: `with accelerator.local_main_process_first(): corpus = prepare_corpus(…)`. Packing that
     takes longer than processes wait for each other (half an hour or less) is better done before the run.
 
-    The sources have different names, and the tokenizer has an EOS token. `fraction` is that of the training blocks to
-    use, the same for every seed; a smaller one is a subset. `valid_fraction` is that of a source for validation.
+    `fraction` is that of the training blocks to use, the same for every seed; a smaller one is a subset.
+    `valid_fraction` is that of a source for validation.
     """
     if not sources:
         raise UserError("data: expected at least one source, got none")
@@ -116,7 +114,6 @@ class _SourcePacker:
     on_progress: Callable[[int], None] | None
 
     def make_domain(self, valid_fraction: float) -> Domain:
-        """Return the domain, packed now or before."""
         source = self.source
         fingerprint = identify_source(source.where)
         if source.tokens is not None:
@@ -160,10 +157,12 @@ class _SourcePacker:
                 check_num_blocks(metadata.get(split), length, name, min_rows=2 if few else 1)
         if is_packed(folder, [TRAIN, VALID], expected):
             return TokenBlocks.load(folder, TRAIN), TokenBlocks.load(folder, VALID), "documents"
-        return *_split_at_end(TokenBlocks.load(folder), valid_fraction), "end"
+        blocks = TokenBlocks.load(folder)
+        num_train = len(blocks) - min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
+        indices = torch.arange(len(blocks))
+        return blocks.select(indices[:num_train]), blocks.select(indices[num_train:]), "end"
 
     def _find_folder(self, fingerprint: str) -> Path:
-        """Return the folder for blocks of this text, length and tokenizer."""
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -175,12 +174,6 @@ def _choose_split(section: str, valid_fraction: float | None) -> str:
         return BLOCKS
     digest = hashlib.sha256(section.encode("utf-8", "surrogatepass")).digest()
     return VALID if int.from_bytes(digest[:8], "big") / 2**64 < valid_fraction else TRAIN
-
-
-def _split_at_end(blocks: TokenBlocks, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks]:
-    count = min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
-    indices = torch.arange(len(blocks))
-    return blocks.select(indices[: len(blocks) - count]), blocks.select(indices[len(blocks) - count :])
 
 
 def _select_fraction(blocks: TokenBlocks, fraction: float) -> TokenBlocks:
@@ -198,8 +191,7 @@ class BatchSampler:
     """Samples the domain of a row by weight, and the blocks of a domain without replacement.
 
     The n-th row of a domain is the n-th block of a permutation of its blocks; every epoch has its own permutation. The
-    rows of a step depend on the seed and the step alone, and the sequence of training rows does not depend on
-    `batch_size`. Starting at a late step costs a millisecond per 65,536 rows before it.
+    rows of a step depend on the seed and the step alone, and their sequence does not depend on `batch_size`.
     """
 
     def __init__(self, corpus: Corpus, batch_size: int, seed: int) -> None:
@@ -232,7 +224,6 @@ class BatchSampler:
         return domains, blocks
 
     def _domains(self, start: int, stop: int) -> Tensor:
-        """Return the domains of the training rows `start` to `stop` − 1."""
         chunks = range(start // _CHUNK_ROWS, -(-stop // _CHUNK_ROWS))
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK_ROWS :][: stop - start]
 
@@ -243,7 +234,6 @@ class BatchSampler:
         return torch.searchsorted(self._limits, uniform, right=True)
 
     def _count_rows(self, row: int) -> Tensor:
-        """Count the rows of each domain before a training row."""
         chunk, offset = divmod(row, _CHUNK_ROWS)
         while len(self._rows_before_chunk) <= chunk:
             previous = len(self._rows_before_chunk) - 1
@@ -254,14 +244,12 @@ class BatchSampler:
         return torch.bincount(domains, minlength=len(self.corpus.domains))
 
     def _blocks(self, domain: int, turns: Tensor) -> Tensor:
-        """Return the blocks of a domain's n-th rows, for ascending n."""
         count = len(self.corpus.domains[domain].train)
         epochs = turns // count
         blocks = [self._permutation(domain, int(epoch))[turns[epochs == epoch] % count] for epoch in epochs.unique()]
         return torch.cat(blocks) if blocks else turns
 
     def _sample_order(self, domain: int, epoch: int) -> Tensor:
-        """Sample the order of a domain's blocks in an epoch."""
         generator = make_generator("order", self.seed, domain, epoch)
         return torch.randperm(len(self.corpus.domains[domain].train), generator=generator)
 

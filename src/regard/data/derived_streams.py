@@ -27,13 +27,10 @@ def sample_instruction_tasks(
     max_eval_samples: int | None = 100,
     protocol: Protocol = "clean",
 ) -> Stream:
-    """Sample text-to-text tasks from a folder of SuperNI files.
+    """Sample text-to-text tasks from a folder of SuperNI files; a larger sample starts with the same tasks.
 
-    Tasks are in the order in which they are sampled; a larger sample starts with the same tasks. Tasks with fewer than
-    `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them.
-
-    The folder has one file per task (task*.json, with a Definition and Instances), or a folder of train, dev and test
-    per task. `max_eval_samples` and `protocol` are those of `regard.data.streams.read_stream`.
+    Tasks with fewer than `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them. The folder has one file
+    per task (task*.json, with a Definition and Instances), or a folder of train, dev and test per task.
     """
     check_seed(seed)
     check_int("tasks", count, least=1)
@@ -65,7 +62,6 @@ def sample_instruction_tasks(
 
 
 def _list_tasks(folder: Path) -> list[str]:
-    """List the tasks in the first candidate folder that has any."""
     for root in candidate_folders(folder, SUPER_NI):
         if not root.is_dir():
             continue
@@ -91,12 +87,11 @@ _ClassPool = dict[str, _ClassRows]  # classes of a stream by name, all with the 
 def split_classes(
     streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, min_rows: int = 4
 ) -> Stream:
-    """Make `count` classification tasks of some classes of one stream each; no row is in two tasks.
+    """Make `count` classification tasks of `classes` classes of one stream each; no row is in two tasks.
 
     If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
-    rows are divided evenly in each split. No two tasks have the same classes, and classes are used as evenly as their
-    rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
-    class. Each task has `classes` classes, with at least `min_rows` rows per class and split.
+    rows are divided evenly, at least `min_rows` per class and split. No two tasks have the same classes, and classes
+    are used as evenly as their rows allow (`metadata["uses"]`). Rows that an earlier stream or split has are dropped.
     """
     check_seed(seed)
     for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
@@ -106,9 +101,7 @@ def split_classes(
     pools = _collect_classes(streams, min_rows)
     selected = _select_classes(pools, count, classes, seed)
     uses = Counter((index, label) for index, labels in selected for label in labels)
-    shares = {
-        (index, label): _divide_evenly(pools[index][label], parts, seed) for (index, label), parts in uses.items()
-    }
+    shares = {key: _divide_evenly(pools[key[0]][key[1]], parts, seed) for key, parts in uses.items()}
     tasks = []
     for number, (index, labels) in enumerate(selected):
         parts = [shares[index, label].pop() for label in labels]
@@ -185,11 +178,8 @@ def _select_classes(
 
 
 def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
-    """Divide the rows of a class into parts whose sizes differ by at most one row."""
-    order = {
-        split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key))
-        for split, rows in rows_of_class.rows.items()
-    }
+    splits = rows_of_class.rows.items()
+    order = {split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key)) for split, rows in splits}
     return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
 
 

@@ -73,12 +73,10 @@ def encode(
 
     Layout "natural" is the tokenizer's own: truncated at the longer text first, padded on the right.
 
-    Labels by kind: "sequence" has one per row. "token" has one at the first token of each word; words that are
-    truncated, or that the tokenizer drops, lose theirs. "mlm" joins all texts and cuts them into full windows, dropping
-    the rest; `mask_tokens` adds the labels.
+    Labels by kind: "sequence" has one per row. "token" has one at the first token of each word that is not truncated,
+    and needs a fast tokenizer. "mlm" joins all texts and cuts them into full windows; `mask_tokens` adds the labels.
 
-    Padding has the tokenizer's pad id, or else its end-of-text id, or 0. Position ids are left to the model. Token
-    tasks need a fast tokenizer.
+    Padding has the tokenizer's pad id, or else its end-of-text id, or 0.
     """
     check_choice("layout", layout, LAYOUTS)
     check_choice("task kind", kind, KINDS)
@@ -111,10 +109,9 @@ def encode(
 
 
 def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float = 0.15) -> Encoded:
-    """Mask random tokens and make them the labels (BERT's masking).
+    """Mask random tokens, none of them padding or special, and make them the labels (BERT's masking).
 
-    Each token except padding and special tokens is selected with the given probability. Of the selected, 80 % become
-    the mask token, 10 % a random token of the vocabulary that is not special, and 10 % stay.
+    Of the selected, 80 % become the mask token, 10 % a random token that is not special, and 10 % stay.
     """
     if not 0 < probability <= 1:
         raise UserError(f"probability: expected a number over 0 and at most 1, got {probability}")
@@ -158,7 +155,6 @@ class _RowEncoder:
         self.space = " " if kind == "token" and _joins_words(tokenizer) else ""
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
-        """Encode some examples."""
         encoding = self._tokenize(texts)
         too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
         if too_long and self.tokenizer_truncates:
@@ -169,16 +165,16 @@ class _RowEncoder:
         pad_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         pad = next(int(token) for token in pad_ids if token is not None)
         width = max(self.length, *map(len, encoding["input_ids"]))
-        ids = _pad_rows(encoding["input_ids"], pad, width)
-        mask = _pad_rows(encoding["attention_mask"], 0, width).bool()
-        types = _pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
+        ids = pad_rows(encoding["input_ids"], pad, width)
+        mask = pad_rows(encoding["attention_mask"], 0, width).bool()
+        types = pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
         if self.kind == "token":
-            targets = _pad_rows(list(map(_label_first_tokens, encoding["words"], labels)), IGNORE_INDEX, width)
+            targets = pad_rows(list(map(_label_first_tokens, encoding["words"], labels)), IGNORE_INDEX, width)
         else:
             targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
             return ids, mask, types, targets, len(too_long)
-        special = _pad_rows(encoding["special_tokens_mask"], 0, width).bool()
+        special = pad_rows(encoding["special_tokens_mask"], 0, width).bool()
         rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
@@ -207,7 +203,6 @@ class _RowEncoder:
 
 
 def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: SpecialTokenCounts) -> _EncodedRows:
-    """Join all texts and cut them into windows without padding."""
     check_min_length(count, length)
     content_length = length - sum(count)
     frame = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
@@ -243,7 +238,7 @@ def _label_first_tokens(words: Sequence[int | None], labels: Sequence[int]) -> l
     ]
 
 
-def _pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
     """Pad rows on the right, to int64 of shape (row, width)."""
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64)
 
@@ -307,12 +302,9 @@ def arrange_special_tokens(
 ) -> ArrangedTokens:
     """Move the special tokens of each row to the columns of the layout "paper" of `encode`.
 
-    One text may fill all other columns. Of two, the first has the columns before `length` // 2 and the second those
-    after; each loses its own end. Token types move with their tokens, and padding gets the type of the special token
-    that ends its text.
-
     The rows are as the tokenizer builds them, padded on the right to (row, width). `special` is True at special tokens,
     `count` is from `count_special_tokens`, `length` is the number of columns of the result, and `pad` fills these.
+    Token types move with their tokens, and padding gets the type of the special token that ends its text.
     """
     check_min_length(count, length)
     target = _target_columns(attention_mask, special, count, length)
@@ -323,13 +315,8 @@ def arrange_special_tokens(
     types = None
     if token_type_ids is not None:
         types = _fill_types(gather_columns(token_type_ids, columns, 0), columns, count)
-    return ArrangedTokens(
-        gather_columns(input_ids, columns, pad),
-        columns >= 0,
-        types,
-        columns,
-        (attention_mask & (target == length)).any(dim=1),
-    )
+    truncated = (attention_mask & (target == length)).any(dim=1)
+    return ArrangedTokens(gather_columns(input_ids, columns, pad), columns >= 0, types, columns, truncated)
 
 
 def gather_columns(values: Tensor, columns: Tensor, fill: int) -> Tensor:

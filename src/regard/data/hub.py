@@ -23,24 +23,19 @@ class HubSplit(NamedTuple):
 
     @contextmanager
     def open(self, option: str, **arguments: Any) -> Iterator[Any]:
-        """Load the split with `datasets.load_dataset`; what this raises, also while rows are streamed, is a UserError.
-
-        Messages begin with `option`, the name of the user's option.
-        """
+        """Load the split by `datasets.load_dataset`; what this raises, also while rows are streamed, is a UserError."""
         try:
             datasets: Any = importlib.import_module("datasets")
         except ImportError as error:
-            raise UserError(
-                f"{option}: the hub needs the package {error.name}: pip install 'regard[hub]', or give files instead"
-            ) from None
+            advice = "pip install 'regard[hub]', or give files instead"
+            raise UserError(f"{option}: the hub needs the package {error.name}: {advice}") from None
         try:
             yield datasets.load_dataset(self.repository, self.config, split=self.split, **arguments)
         except UserError:
             raise
         except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            message = f"cannot read {self} from the hub: {reason}; files can be given instead"
-            raise UserError(f"{option}: {message}") from None
+            reason = f"{(str(error) or type(error).__name__).splitlines()[0]}; files can be given instead"
+            raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from None
 
 
 def network_errors() -> tuple[type[Exception], ...]:
@@ -85,13 +80,10 @@ class HubDataset:
 
     def read(self, option: str = TASK) -> tuple[Table, Table]:
         """Read both splits. Class indices become class names; rows with the label −1, which have none, are dropped."""
-        train, evaluation = (
-            self._read_split(HubSplit(self.repository, self.config, split), option) for split in self.splits
-        )
-        return train, evaluation
+        return self._read_split(self.splits[0], option), self._read_split(self.splits[1], option)
 
-    def _read_split(self, split: HubSplit, option: str) -> Table:
-        columns = self.columns
+    def _read_split(self, name: str, option: str) -> Table:
+        columns, split = self.columns, HubSplit(self.repository, self.config, name)
         required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
         with split.open(option) as dataset:
             check_columns(required, dataset.column_names, str(split), option)

@@ -46,8 +46,8 @@ def load_instances(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        expected = "JSON with 'Instances' of 'input' and 'output'"
-        raise UserError(f"stream: expected {expected} in {path}: {error!r}") from None
+        problem = f"of 'input' and 'output' in {path}: {error!r}"
+        raise UserError(f"stream: expected JSON with 'Instances' {problem}") from None
 
 
 def read_instruction_file(path: Path) -> InstructionFile:
@@ -92,15 +92,14 @@ def read_instruction_task(
     task_type: TaskType = "generation",
     definitions: bool = False,
 ) -> RawTask:
-    """Read a task from its files.
+    """Read a task from the files of `find_task_files`.
 
     * A dev file whose rows are all test rows is left out, so that dev is held out of train.
     * Without a test file the dev file is the test split, since both are published as the same rows.
-    * Of a single split file a fifth of each class is held out for testing; rows that share their first part stay
-      together.
+    * Of a single split file a fifth of each class is held out for testing, by first parts that rows share.
     * A single file with all rows is divided: a tenth is dev, a tenth test.
 
-    `files` are those of `find_task_files`. With `definitions` the definition comes before the texts of classification.
+    With `definitions` the definition comes before the texts of classification.
     """
     contents = {split: read_instruction_file(path) for split, path in files.items()}
     head = next(iter(contents.values()))
@@ -172,11 +171,7 @@ def format_prompt(benchmark: Benchmark, definition: str, text: str) -> str:
 
 
 def _label_rows(
-    task: InstructionTask,
-    benchmark: Benchmark,
-    content: InstructionFile,
-    definition: str,
-    task_type: TaskType,
+    task: InstructionTask, benchmark: Benchmark, content: InstructionFile, definition: str, task_type: TaskType
 ) -> LabeledRows:
     """Make the rows of a classification task: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.pattern, re.DOTALL)
@@ -210,7 +205,6 @@ def _check_instance(text: Any, output: Any, location: str) -> tuple[str, tuple[s
 
 
 def _first_text(value: Any, path: Path) -> str:
-    """Return a text, or the first of a list of texts; "" if there is none."""
     text = "" if value is None else next(iter(value), "") if isinstance(value, list) else value
     if not isinstance(text, str):
         raise UserError(f"stream: expected text, or a list of texts, in the head of {path}, got {value!r}")

@@ -28,7 +28,6 @@ class LabeledRow(NamedTuple):
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
-        """Make a row whose key covers all its texts."""
         texts = tuple(texts)
         return cls(texts, label, hash_text(texts))
 
@@ -76,10 +75,7 @@ class RawTask:
 
 
 def hash_text(texts: Sequence[str], *, match_last: bool = False) -> str:
-    """Hash texts without regard to letter case, punctuation, white space and Unicode normalization.
-
-    With `match_last` the last text counts alone, unless it is blank.
-    """
+    """Hash texts (by `match_last` the last, unless blank) without regard to case, punctuation, spaces, Unicode form."""
     if match_last and texts[-1].strip():
         texts = texts[-1:]
     normalized = " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())

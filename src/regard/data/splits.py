@@ -73,8 +73,8 @@ def clean_splits(
 ) -> list[RawTask]:
     """Count what the splits of all tasks of a stream have in common (`overlaps`) and, with "clean", drop it.
 
-    "clean": Train loses rows that dev or test of any task has, and repeated rows. Dev loses rows that test of any task
-    has, and repeated rows. Test stays. A missing dev split is a tenth of each class of the remaining training rows.
+    "clean": Train loses rows that dev or test of any task has, dev those that test of any task has, and both repeated
+    rows. A missing dev split is a tenth of each class of the remaining training rows.
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
     """
@@ -116,7 +116,6 @@ def _count_shared(rows: LabeledRows, task: str, owners: _Owners) -> int:
 
 
 def _count_in_other_tasks(rows: LabeledRows, task: str, *owners: _Owners) -> int:
-    """Count the rows that a split of another task has."""
     return sum(any(split.get(row.key, set()) - {task} for split in owners) for row in rows)
 
 
@@ -135,7 +134,6 @@ def _add_dev(task: RawTask, tests: _Owners, protocol: Protocol, seed: int, dev_i
 
 
 def _count_overlaps(task: RawTask, tests: _Owners, devs: _Owners, *, same_split: bool) -> None:
-    """Count what the splits of one task have in common with each other and with those of other tasks."""
     dev = task.by_split()["dev"]
     _count_train_overlaps(task, tests, devs)
     task.overlaps["dev_in_test"] = len(dev) if same_split else _count_shared(dev, task.name, tests)
@@ -153,7 +151,6 @@ def _count_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> None:
 
 
 def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> RawTask:
-    """Drop rows of train and dev that a later split has, and repeated rows."""
     rows = task.by_split()["dev"]
     dev = _drop_repeated(row for row in rows if row.key not in tests)
     task.overlaps["dropped_from_dev"] += len(rows) - len(dev)
@@ -186,7 +183,6 @@ def _count_repeated(rows: LabeledRows) -> int:
 
 
 def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
-    """Rank each row among those of its class, in an order given by the seed and the texts."""
     class_sizes: Counter[str] = Counter()
     ranks = [0] * len(rows)
     for index in sorted(range(len(rows)), key=lambda index: hash_rank("rows", seed, rows[index].key)):
@@ -207,9 +203,9 @@ def compare_splits(
 
     Returns:
         By task: whether dev and test are the same file byte by byte (`identical`, None if one is missing); rows that
-        two files share (`dev_in_test`, `train_in_test`, `train_in_dev`); number of rows by file (`published`) and by
-        split before sampling (`paper`, and `clean`, None if it refuses the stream); rows that "clean" drops
-        (`dropped`); and what the test rows are (`evaluated`). Empty if files are not known.
+        two files share (`dev_in_test`, …); number of rows by file (`published`) and by split before sampling (`paper`,
+        and `clean`, None if it refuses the stream); rows that "clean" drops (`dropped`); and what the test rows are
+        (`evaluated`). Empty if files are not known.
     """
     if any(set(task.files) <= {"evaluated"} for task in raw):
         return {}
@@ -219,18 +215,16 @@ def compare_splits(
             clean = clean_splits(raw, "clean", seed, dev_is_test=True)
         except UserError:  # a split or class without rows is allowed with "paper"
             clean = [None] * len(raw)
-    return {task.name: _compare_task(task, task_clean) for task, task_clean in zip(raw, clean, strict=True)}
-
-
-def _compare_task(task: RawTask, clean: RawTask | None) -> dict[str, Any]:
-    dev = task.test if task.dev is None else task.dev
     return {
-        "identical": task.files["identical_dev_test"],
-        **{name: task.files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
-        "published": task.files["rows"],
-        "paper": {"train": len(task.train), "dev": len(dev), "test": len(task.test)},
-        "clean": clean and {split: len(rows) for split, rows in clean.by_split().items()},
-        "dropped": clean and clean.overlaps["dropped_from_train"] + clean.overlaps["dropped_from_dev"],
+        task.name: {
+            "identical": task.files["identical_dev_test"],
+            **{name: task.files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
+            "published": task.files["rows"],
+            "paper": {split: len(rows) for split, rows in replace(task, dev=task.dev or task.test).by_split().items()},
+            "clean": cleaned and {split: len(rows) for split, rows in cleaned.by_split().items()},
+            "dropped": cleaned and cleaned.overlaps["dropped_from_train"] + cleaned.overlaps["dropped_from_dev"],
+        }
+        for task, cleaned in zip(raw, clean, strict=True)
     }
 
 
@@ -238,9 +232,8 @@ def describe_protocol_differences(stream: Stream) -> dict[str, int]:
     """Sum up over all tasks how the protocols differ; empty if they do not, or if that is not known.
 
     Returns:
-        Numbers of `tasks`, of tasks with dev and test files (`both`) and of those with the same file (`identical`);
-        rows that two files share (`dev_in_test`, …); rows by protocol and split (`paper_train`, …); and rows that
-        "clean" drops (`dropped`). Numbers of "clean" are missing if it refuses the stream.
+        Numbers of `tasks`, of tasks with dev and test files (`both`) and with the same file (`identical`); rows that
+        two files share (`dev_in_test`, …), of a protocol and split (`paper_train`, …), that "clean" drops (`dropped`).
     """
     comparison = stream.metadata.get("protocols", {})
     tasks = [comparison[task.name] for task in stream.tasks if task.name in comparison]
@@ -267,12 +260,11 @@ def format_protocol_differences(numbers: Mapping[str, float]) -> str:
         sizes = _format_sizes(numbers, "clean")
         clean = f"{sizes}; {numbers['dropped']:,} dropped, dev held out of train where it was test"
     paper = _format_sizes(numbers, "paper")
-    lines = (
-        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}",
-        f"  --protocol paper: {paper}; as published, dev being test where it has no rows else",
-        f"  --protocol clean: {clean}",
+    return (
+        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}\n"
+        f"  --protocol paper: {paper}; as published, dev being test where it has no rows else\n"
+        f"  --protocol clean: {clean}"
     )
-    return "\n".join(lines)
 
 
 def _format_sizes(numbers: Mapping[str, float], protocol: str) -> str:

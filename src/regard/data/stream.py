@@ -50,7 +50,6 @@ class _StreamTask(Generic[Rows]):
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def split(self, name: Split) -> Rows:
-        """Return the rows of a split."""
         return getattr(self, name)
 
 
@@ -101,7 +100,6 @@ class Stream:
 
     @property
     def text(self) -> bool:
-        """Whether the tasks are text to text."""
         return isinstance(self.tasks[0], TextTask)
 
     @cached_property

@@ -4,26 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from regard.data.benchmarks import (
-    DBPEDIA_CLASSES,
-    LONG_ORDERS,
-    LONG_SEQUENCE,
-    SENTIMENT,
-    SUPER_NI,
-    SUPER_NI_ORDERS,
-    YAHOO_CLASSES,
-    Benchmark,
-)
+from regard.data import benchmarks
 from regard.data.tables import Columns
 
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """Files in which a data set is published.
-
-    Formats: "csv" as published by Zhang et al. (arXiv 1509.01626), without header, the class in the first column;
-    "sentences" as in GLUE; "instructions" as in the benchmark of O-LoRA and SAPT.
-    """
+    """Files of a data set: "csv" as of Zhang et al. (arXiv 1509.01626), "sentences" of GLUE, "instructions" of SAPT."""
 
     folders: tuple[str, ...]  # possible names
     train: str
@@ -66,7 +53,7 @@ class StreamSpec:
     max_eval_samples: int | None = None  # published evaluation rows per task; None for all
     paper: str
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # if several; the first is that of `tasks`
-    benchmark: Benchmark | None = None  # of instruction tasks
+    benchmark: benchmarks.Benchmark | None = None  # of instruction tasks
 
 
 def _zhang_files(*folders: str, text_columns: tuple[int, ...] = (1, 2)) -> DatasetFiles:
@@ -84,7 +71,7 @@ def _glue_files(folder: str, *texts: str, label: str = "label", test: str = "dev
 
 
 _STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
-_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(zip(SENTIMENT, _STARS, strict=True))
+_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(zip(benchmarks.SENTIMENT, _STARS, strict=True))
 
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
@@ -94,7 +81,7 @@ DATASETS: Mapping[str, DatasetSpec] = {
         match_last_text=True,
     ),
     "dbpedia": DatasetSpec(
-        DBPEDIA_CLASSES,
+        benchmarks.DBPEDIA_CLASSES,
         (
             _zhang_files("dbpedia_csv", "dbpedia"),
             DatasetFiles(
@@ -108,11 +95,11 @@ DATASETS: Mapping[str, DatasetSpec] = {
             ),
             _instruction_files("dbpedia", "Title", "Text"),
         ),
-        synonyms=dict(zip(LONG_SEQUENCE.tasks["dbpedia"].labels, DBPEDIA_CLASSES, strict=True)),
+        synonyms=dict(zip(benchmarks.LONG_SEQUENCE.tasks["dbpedia"].labels, benchmarks.DBPEDIA_CLASSES, strict=True)),
         match_last_text=True,
     ),
     "yahoo": DatasetSpec(
-        YAHOO_CLASSES,
+        benchmarks.YAHOO_CLASSES,
         (
             _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
             _instruction_files("yahoo", "Title", "Answer"),
@@ -209,19 +196,22 @@ STREAMS: Mapping[str, StreamSpec] = {
         paper="none: the documentation of Python's standard library",
     ),
     "long-sequence": StreamSpec(
-        tasks=tuple(StreamTaskSpec(name, name, LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]),
+        tasks=tuple(
+            StreamTaskSpec(name, name, benchmarks.LONG_SEQUENCE.tasks[name].labels)
+            for name in benchmarks.LONG_ORDERS["3"]
+        ),
         samples_per_class=1000,
         max_eval_samples=7600,
-        orders=LONG_ORDERS,
-        benchmark=LONG_SEQUENCE,
+        orders=benchmarks.LONG_ORDERS,
+        benchmark=benchmarks.LONG_SEQUENCE,
         paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
     ),
     "superni": StreamSpec(
-        tasks=tuple(StreamTaskSpec(name, name, ()) for name in SUPER_NI_ORDERS["1"]),
+        tasks=tuple(StreamTaskSpec(name, name, ()) for name in benchmarks.SUPER_NI_ORDERS["1"]),
         samples_per_class=1000,
         max_eval_samples=100,
-        orders=SUPER_NI_ORDERS,
-        benchmark=SUPER_NI,
+        orders=benchmarks.SUPER_NI_ORDERS,
+        benchmark=benchmarks.SUPER_NI,
         paper="arXiv 2401.08295",
     ),
 }

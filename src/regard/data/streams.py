@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskType
-from regard.data.dataset_files import read_dataset, read_stdlib_tasks
+from regard.data.dataset_files import read_dataset, read_stdlib_tasks, read_user_tasks
 from regard.data.instructions import (
     candidate_folders,
     check_labels,
@@ -21,7 +21,6 @@ from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sampl
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
-from regard.data.user_tasks import read_user_tasks
 from regard.errors import UserError, check_choice, check_int
 
 MissingTasks = Literal["refuse", "skip"]
@@ -43,15 +42,14 @@ def read_stream(
 ) -> Stream:
     """Read a built-in stream, or one of a user's own tasks.
 
-    Rows are sampled by the seed; fewer rows are a subset of more. `metadata["overlaps"]` counts what the splits have in
-    common, and for tasks with instructions `metadata["files"]` says what their files contain and
-    `metadata["protocols"]` what each protocol makes of them (see `regard.data.splits`).
+    Rows are sampled by the seed; fewer rows are a subset of more. `metadata` has what the splits have in common
+    (`overlaps`), and of instruction tasks what `files` contain and what `protocols` make of them.
 
     Args:
-        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
+        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.dataset_files.read_user_tasks` reads.
         folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
-        samples_per_class: Maximum number of training rows per class. None for the published number, and for all rows of
-            a user's own tasks and of the files of "long-sequence".
+        samples_per_class: Maximum number of training rows per class; None for the published number, or all rows of a
+            user's own tasks and of the files of "long-sequence".
         max_eval_samples: Maximum number of test rows per task, and of dev rows; None for the published number.
         order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
         seed: Seed of sampled rows, and of a random order.
@@ -202,7 +200,6 @@ def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
 
 
 def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:
-    """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
         return read_stdlib_tasks(spec)
     rows = {dataset: read_dataset(dataset, folder) for dataset in dict.fromkeys(task.dataset for task in spec.tasks)}
@@ -222,7 +219,6 @@ def _read_instruction_tasks(
     missing_tasks: MissingTasks,
     instructions: bool,
 ) -> list[RawTask]:
-    """Read the tasks of a benchmark from its files, or those of classification from the hub."""
     check_choice("task-type", task_type, benchmark.task_types)
     if instructions and task_type == "generation":
         raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
@@ -236,10 +232,8 @@ def _read_instruction_tasks(
         if missing and missing_tasks == "refuse":
             advice = "to leave them out, skip what is missing (missing-tasks=skip)"
             raise UserError(f"stream: expected files of every task in {folder}, got none of {missing}; {advice}")
-        raw = [
-            read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
-            for name in files
-        ]
+        options: dict[str, Any] = {"task_type": task_type, "definitions": instructions}
+        raw = [read_instruction_task(name, paths, benchmark, **options) for name, paths in files.items()]
     elif task_type == "generation" or instructions:
         raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
     else:

@@ -45,7 +45,6 @@ class Table:
             raise UserError(f"{self.option}: expected examples in {self.name}, found none")
 
     def locate(self, row: TableRow) -> str:
-        """Return the location of a row for a message."""
         return f"{self.name}, {self.unit} {row.line}"
 
 
@@ -75,8 +74,8 @@ def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
 def read_conll(path: Path, task: str) -> Table:
     """Read the sentences of a CoNLL-2003 file with the tags of a task, "pos" or "ner"; the latter as BIO2.
 
-    A line is a word and its tags, separated by white space. Blank lines end sentences; -DOCSTART- lines are skipped.
     Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are word and tag.
+    Blank lines end sentences; -DOCSTART- lines are skipped.
     """
     rows: list[TableRow] = []
     words: list[str] = []
@@ -172,11 +171,6 @@ def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) ->
     return _name_fields(enumerate(lines, start=1), path, option, header)
 
 
-def _read_csv(path: Path, option: str) -> Records:
-    """Read comma-separated values with quotes; the line is that on which a record ends."""
-    return _name_fields(read_csv_fields(path, option), path, option)
-
-
 def _name_fields(
     lines: Iterable[tuple[int, list[str]]], path: Path, option: str, header: Sequence[str] | None = None
 ) -> Records:
@@ -217,7 +211,7 @@ def read_parquet(path: Path, option: str, columns: Sequence[str] = ()) -> Record
 
 _READERS: dict[str, Callable[[Path, str], Records]] = {
     ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
+    ".csv": lambda path, option: _name_fields(read_csv_fields(path, option), path, option),
     ".tsv": _read_tsv,
     ".parquet": read_parquet,
 }
@@ -232,7 +226,7 @@ def read_records(path: Path, option: str = TASK) -> Records:
 
 
 def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
-    """Iterate over line numbers and fields of comma-separated values."""
+    """Iterate over line numbers, on which records end, and fields of comma-separated values with quotes."""
     reader = csv.reader((f"{line}\n" for line in read_text_lines(path, option)), strict=True)
     try:
         for fields in reader:

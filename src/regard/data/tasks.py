@@ -8,21 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
-from regard.data.tables import (
-    TASK,
-    Columns,
-    Table,
-    TableRow,
-    find_split_files,
-    is_table,
-    list_suffixes,
-    read_conll,
-    read_running_text,
-    read_sentences,
-    read_table,
-)
 from regard.errors import UserError, check_choice
 
 
@@ -48,7 +36,7 @@ class TaskSpec:
     folders: tuple[str, ...]  # possible names of the folder with its files
     train: tuple[str, ...] = ("train.tsv",)  # possible names
     validation: tuple[str, ...] = ("dev.tsv",)  # possible names
-    file_columns: Columns | None = None
+    file_columns: tables.Columns | None = None
     paper: TaskPreset
     laptop: TaskPreset = TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=64, rows=(1000, 500))
 
@@ -84,7 +72,7 @@ TASKS: Mapping[str, TaskSpec] = {
         labels=("unacceptable", "acceptable"),
         hub=HUB_DATASETS["cola"],
         folders=("CoLA",),
-        file_columns=Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
+        file_columns=tables.Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
         paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
     ),
@@ -93,7 +81,7 @@ TASKS: Mapping[str, TaskSpec] = {
         labels=("negative", "positive"),
         hub=HUB_DATASETS["sst2"],
         folders=("SST-2",),
-        file_columns=Columns(("sentence",), "label"),
+        file_columns=tables.Columns(("sentence",), "label"),
         paper=TaskPreset(learning_rate=1e-4, batch_size=32, epochs=4, length=64),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
     ),
@@ -102,7 +90,7 @@ TASKS: Mapping[str, TaskSpec] = {
         labels=("not_equivalent", "equivalent"),
         hub=HUB_DATASETS["mrpc"],
         folders=("MRPC",),
-        file_columns=Columns(("#1 String", "#2 String"), "Quality"),
+        file_columns=tables.Columns(("#1 String", "#2 String"), "Quality"),
         paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=128),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
     ),
@@ -113,7 +101,7 @@ TASKS: Mapping[str, TaskSpec] = {
         folders=("MNLI", "MNLI/original"),
         train=("train.tsv", "multinli_1.0_train.jsonl"),
         validation=("dev_mismatched.tsv", "multinli_1.0_dev_mismatched.jsonl"),
-        file_columns=Columns(("sentence1", "sentence2"), "gold_label"),
+        file_columns=tables.Columns(("sentence1", "sentence2"), "gold_label"),
         paper=TaskPreset(learning_rate=2e-4, batch_size=8, epochs=4, length=256),
     ),
     "ner": _conll("ner", "entity_f1", 1e-4),
@@ -124,7 +112,7 @@ TASKS: Mapping[str, TaskSpec] = {
 TABLE_METRICS = ("accuracy", "f1", "mcc")
 
 
-_Tables = tuple[Table, Table, str]
+_Tables = tuple[tables.Table, tables.Table, str]
 """Training and validation rows of a task before labels are indexed, and where they come from."""
 
 
@@ -146,9 +134,9 @@ def read_task(
         folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
             folder/CoLA and the folder itself, for each name of `TaskSpec.folders`. WikiText without training file has
             its validation file for training, and its test file for validation.
-        rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order (None for all);
-            fewer rows are a subset of more. Of running text, consecutive lines.
-        seed: Seed of sampling and of holding out.
+        rows: Maximum numbers of training and validation rows, sampled with `seed` (None for all); fewer rows are a
+            subset of more. Of running text, consecutive lines.
+        seed: Of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
@@ -157,26 +145,26 @@ def read_task(
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
     spec = None
-    if is_table(name):
+    if tables.is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
-        *tables, source = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
+        *splits, source = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
     else:
         if name not in TASKS:
-            allowed = f"{', '.join(TASKS)}, or a file ({list_suffixes()})"
+            allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
             raise UserError(f"task: expected one of {allowed}; got '{name}'")
         spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
-        *tables, source = _read_published(name, spec, None if folder is None else Path(folder))
+        *splits, source = _read_published(name, spec, None if folder is None else Path(folder))
     kind, metric = (spec.kind, spec.metric) if spec else ("sequence", metric or "accuracy")
-    labels, indices = _index_labels(spec.labels if spec else None, tables[0])
+    labels, indices = _index_labels(spec.labels if spec else None, splits[0])
     if spec is None:
         check_choice("metric", metric, TABLE_METRICS)
         if metric == "f1" and len(labels) != 2:
             raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
     train, held_out = (
-        _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(tables)
+        _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(splits)
     )
     return Task(
         name=name if spec else Path(name).name,
@@ -190,18 +178,17 @@ def read_task(
     )
 
 
-def _parse_columns(text: str | None, label: str | None) -> Columns:
+def _parse_columns(text: str | None, label: str | None) -> tables.Columns:
     texts = tuple(part.strip() for part in (text or "text").split(","))
     if len(texts) > 2 or not all(texts):
         raise UserError(f"text: expected one column or two apart by a comma, got '{text}'")
-    return Columns(texts, label or "label")
+    return tables.Columns(texts, label or "label")
 
 
-def _read_user_table(path: Path, columns: Columns, validation: str | Path | None, seed: int) -> _Tables:
-    """Read a user's table, with its second one or a fifth of it held out."""
-    table = read_table(path, columns)
+def _read_user_table(path: Path, columns: tables.Columns, validation: str | Path | None, seed: int) -> _Tables:
+    table = tables.read_table(path, columns)
     if validation is not None:
-        return table, read_table(Path(validation), columns), f"{path}, {validation}"
+        return table, tables.read_table(Path(validation), columns), f"{path}, {validation}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
         raise UserError(f"task: expected two rows with one label in {path}, one for validation; there are none")
@@ -212,7 +199,7 @@ def _read_user_table(path: Path, columns: Columns, validation: str | Path | None
     return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
 
 
-def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
+def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:
     """Sample the indices of a fifth of the rows, at least one, such that each label keeps a row."""
     remaining = Counter(row.label for row in rows)
     held_out: set[int] = set()
@@ -224,7 +211,6 @@ def _hold_out(rows: Sequence[TableRow], seed: int) -> set[int]:
 
 
 def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
-    """Read both tables of a task from the hub, or from files below a folder."""
     if folder is None:
         train_table, validation_table = spec.hub.read()
         return train_table, validation_table, f"{train_table.name}, {validation_table.name}"
@@ -235,25 +221,24 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
     if spec.kind == "mlm":
         choices.append((spec.validation, _WIKITEXT_TEST))
     for train, validation in choices:
-        if paths := find_split_files(folders, train, validation, TASK):
-            train_table, validation_table = (_read_file(name, spec, path) for path in paths)
+        if paths := tables.find_split_files(folders, train, validation, tables.TASK):
             note = ", no file for training" if train is not spec.train else ""
             source = f"{paths[0]} (training), {paths[1]} (validation){note}"
-            return train_table, validation_table, source
+            return _read_file(name, spec, paths[0]), _read_file(name, spec, paths[1]), source
     places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
     raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
 
 
-def _read_file(name: str, spec: TaskSpec, path: Path) -> Table:
+def _read_file(name: str, spec: TaskSpec, path: Path) -> tables.Table:
     if spec.kind == "token":
-        return read_conll(path, name)
+        return tables.read_conll(path, name)
     if spec.kind == "mlm":
-        return read_running_text(path)
+        return tables.read_running_text(path)
     assert spec.file_columns is not None, f"{name} does not name the columns of its files"
-    return read_sentences(path, spec.file_columns)
+    return tables.read_sentences(path, spec.file_columns)
 
 
-def _index_labels(labels: tuple[str, ...] | None, train: Table) -> tuple[tuple[str, ...], dict[str, int]]:
+def _index_labels(labels: tuple[str, ...] | None, train: tables.Table) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the classes in order, and the index of each by every name it may be written with.
 
     Known classes may be written as indices, as in GLUE. Others come from the training rows: O first, then integers by
@@ -268,18 +253,16 @@ def _index_labels(labels: tuple[str, ...] | None, train: Table) -> tuple[tuple[s
     return ordered, {name: index for index, name in enumerate(ordered)}
 
 
-def _split_label(row: TableRow) -> tuple[str, ...]:
+def _split_label(row: tables.TableRow) -> tuple[str, ...]:
     return (row.label,) if isinstance(row.label, str) else row.label or ()
 
 
 def _sort_key(name: str) -> tuple[bool, bool, int, str]:
-    """Sort O first, then integers by size, then names."""
     is_integer = name.removeprefix("-").isdecimal()
     return name != "O", not is_integer, int(name) if is_integer else 0, name
 
 
-def _to_examples(table: Table, indices: Mapping[str, int]) -> Examples:
-    """Convert rows to examples; running text has no labels."""
+def _to_examples(table: tables.Table, indices: Mapping[str, int]) -> Examples:
     texts = tuple(row.texts for row in table.rows)
     if table.rows[0].label is None:
         return Examples(texts=texts, labels=())
@@ -317,7 +300,6 @@ def _shuffled_range(count: int, seed: int) -> list[int]:
 
 
 def _hash_examples(labels: tuple[str, ...], *splits: Examples) -> str:
-    """Return the SHA-256 of the classes and of all texts and labels."""
     digest = hashlib.sha256(json.dumps(labels).encode())
     for examples in splits:
         digest.update(f"\n{len(examples)}\n".encode())

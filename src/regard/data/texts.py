@@ -29,10 +29,7 @@ SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
 def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
-    """Split a document into sections of at most `size` characters.
-
-    Cuts are before a line end, or else a space, that follows a letter, where byte-level tokenizers cut as well.
-    """
+    """Split a document before line ends, or else spaces, as byte-level tokenizers do, in at most `size` characters."""
     rest = ""
     for piece in [document] if isinstance(document, str) else document:
         rest += piece
@@ -51,8 +48,7 @@ def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[st
 def read_documents(path: Path, option: str) -> Iterator[Document]:
     """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
 
-    `.txt` is one document, in pieces. `.jsonl` has the document under `text` in each line; blank lines are skipped.
-    `.parquet` has the documents in the column `text`; null is an empty document. Errors are raised while iterating.
+    `.txt` is one document, in pieces; `.jsonl` and `.parquet` have them under `text`, where null is an empty document.
     """
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
@@ -107,7 +103,6 @@ class Texts:
 
     @classmethod
     def of(cls, documents: Sequence[str], source: str) -> Texts:
-        """Hash documents."""
         digest = hashlib.sha256()
         for document in documents:
             digest.update(document.encode("utf-8") + b"\0")
@@ -126,8 +121,8 @@ def read_texts(paths: Sequence[str | Path]) -> Texts:
 def load_python_documentation() -> Texts:
     """Load Python's own documentation: each topic of `pydoc_data.topics` is a document, sorted by title.
 
-    Lines without a letter or digit (rules and underlines of the markup) are dropped. A Python without these topics has
-    the docstrings of its standard library instead, one document per module. Both differ between versions of Python.
+    Lines without a letter or digit are dropped. A Python without these topics has the docstrings of its standard
+    library instead, one document per module. Both differ between versions of Python.
     """
     version = platform.python_version()
     try:
@@ -141,8 +136,7 @@ def load_python_documentation() -> Texts:
 def load_standard_library() -> Texts:
     """Load the docstrings of Python's whole standard library, one document per module, sorted by path.
 
-    Packages are included; tests and the applications that come with Python are not. Nothing is imported. The texts have
-    1.6 million characters in Python 3.11 and differ between versions.
+    Tests and the applications that come with Python are left out. The texts differ between versions of Python.
     """
     docstrings = _read_docstrings(Path(sysconfig.get_path("stdlib")), "**/*.py")
     return Texts.of(docstrings, f"docstrings of the standard library of Python {platform.python_version()}")
@@ -155,11 +149,15 @@ def _read(path: str | Path) -> list[str]:
     allowed = ", ".join(SUFFIXES)
     if path.is_dir():
         raise UserError(f"texts: expected files ({allowed}), {path} is a folder")
-    if find_suffix(path) not in SUFFIXES:
-        raise UserError(f"texts: expected a file with one of the suffixes {allowed}, or -; got {path}")
-    if not path.is_file():
-        raise UserError(f"texts: expected a file, there is no {path}")
+    _check_file(path, f"a file with one of the suffixes {allowed}, or -;", _OPTION)
     return ["".join(document) for document in read_documents(path, _OPTION)]
+
+
+def _check_file(path: Path, expected: str, option: str) -> None:
+    if find_suffix(path) not in SUFFIXES:
+        raise UserError(f"{option}: expected {expected} got {path}")
+    if not path.is_file():
+        raise UserError(f"{option}: expected a file, there is no {path}")
 
 
 def _remove_rules(text: str) -> str:
@@ -167,7 +165,6 @@ def _remove_rules(text: str) -> str:
 
 
 def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
-    """Read the docstrings of modules without importing them, one document per module."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = []
     for path in sorted(library.glob(pattern)):
@@ -205,9 +202,8 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`.
+        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`, such as `web@0.7=hub:allenai/c4:en,tokens=1e9`.
 
-        Examples: `python`, `novels.txt`, `novels=train.txt,valid=valid.txt`, `web@0.7=hub:allenai/c4:en,tokens=1e9`.
         The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
         """
         match = _NAMED.fullmatch(text)
@@ -287,10 +283,7 @@ def find_text_files(where: str) -> list[Path]:
         if not files:
             raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
         return files
-    if find_suffix(path) not in SUFFIXES:
-        raise UserError(f"data: expected {PYTHON}, hub:NAME, a folder or a file ({allowed}), got {where}")
-    if not path.is_file():
-        raise UserError(f"data: expected a file, there is no {path}")
+    _check_file(path, f"{PYTHON}, hub:NAME, a folder or a file ({allowed}),", "data")
     return [path]
 
 

@@ -24,8 +24,7 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", 
 def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with exactly `size` tokens, like GPT-2's (Radford et al. 2019).
 
-    The vocabulary has `<|endoftext|>` (id 0; BOS, EOS and padding), the 256 bytes, and the most frequent merges of
-    pairs that occur at least twice. No special tokens are put around a text.
+    The vocabulary has `<|endoftext|>` (id 0; BOS, EOS and padding), the 256 bytes, and the most frequent merges.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_size = len(alphabet) + 1
@@ -34,13 +33,8 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    options: dict[str, Any] = {"vocab_size": size, "min_frequency": _MIN_FREQUENCY, "special_tokens": [END_OF_TEXT]}
+    trainer = trainers.BpeTrainer(**options, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(documents, trainer)
     trained_size = backend.get_vocab_size()
     if trained_size != size:

@@ -28,7 +28,6 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all windows."""
         return self.input_ids.numel()
 
 
@@ -40,7 +39,6 @@ class _Frame(NamedTuple):
     content_length: int
 
     def add_to(self, content: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
         before, after = (torch.tensor(ids, dtype=torch.int64).expand(len(content), -1) for ids in self[:2])
         ids = torch.cat([before, content, after], dim=1)
         special = torch.ones_like(ids, dtype=torch.bool)
@@ -63,9 +61,8 @@ def make_text_windows(
     Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
     one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
     shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
-    is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
-    of a section after its last full window is dropped. `bos` is to "keep" the tokens before the text, "drop" them, or
-    "add" one if the tokenizer has none.
+    gives one window; further ones are used only after that. `bos` is to "keep" the tokens before the text, "drop" them,
+    or "add" one if the tokenizer has none.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length
@@ -118,7 +115,6 @@ def make_repeated_windows(
 
 
 def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length: int | None) -> _Frame:
-    """Find the special tokens around a text by tokenizing one with and without them, and check the arguments."""
     check_choice("bos", bos, BOS)
     content = _tokenize("a", tokenizer)
     framed = _tokenize("a", tokenizer, special=True)

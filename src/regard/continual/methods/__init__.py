@@ -1,7 +1,5 @@
 """The methods of continual learning by name."""
 
-from __future__ import annotations
-
 from regard.continual.method import Method, suggest_name
 from regard.continual.methods.baselines import Finetune, Joint, PreScale, Probe, ProbeFinetune, Separate
 from regard.continual.methods.ctr import Ctr

@@ -1,7 +1,5 @@
 """Fine-tuning and probing task after task, a model for each task, and all at once: what others are held against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """CTR: plug-ins in a frozen encoder, which share what similar tasks know and keep what each has of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, cast
@@ -51,16 +49,14 @@ class CtrConfig(method.MethodConfig):
 class Ctr(method.Method):
     """Capsules and transfer routing in a frozen encoder (arXiv 2112.02706), with the masks of HAT (arXiv 1801.01423).
 
-    Behind the attention and the feed-forward part of each layer stands a plug-in (`ctr_network.Plugin`). Its knowledge
-    sharing module routes capsules of all tasks so far to the task at hand, as far as they are similar. Its task
-    specific module has neurons that each task opens or closes, by masks σ(s·e_t) with s growing through each epoch;
-    what earlier tasks use of it is held. The task of a text must be known: classes of different tasks are not told
-    apart.
+    Behind the attention and the feed-forward part of each layer stands a `ctr_network.Plugin`. It routes capsules of
+    similar tasks to the task at hand, and has neurons that each task opens or closes, by masks σ(s·e_t) with s growing
+    through each epoch; what earlier tasks use of these is held. The task of a text must be known.
 
-    Simplified: weights are held by what a forward uses of them, not by setting gradients to zero, which decay and
-    Adam's moments would undo; what is shared (capsules of earlier tasks, routing, the widening layer) is not held; one
-    router decision a task and one similarity a transfer capsule; the router is drawn in training and decides for itself
-    at test, and the task's own capsule is always let in; capsules are squashed once, without iterations.
+    Simplified: weights are held by what a forward uses of them, not by gradients set to zero, which decay and Adam's
+    moments would undo; what is shared (capsules of earlier tasks, routing, the widening layer) is not held; one router
+    decision a task and one similarity a transfer capsule; the router is drawn in training and decides for itself at
+    test, and the task's own capsule is always let in; capsules are squashed once.
     """
 
     Config = CtrConfig
@@ -69,9 +65,8 @@ class Ctr(method.Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         tensors = self.state.tensors
-        self.used = [
-            [tensors[name].to(learner.device) for name in _mask_names(index)] for index in range(len(tensors) // 2)
-        ]
+        names = [_mask_names(index) for index in range(len(tensors) // 2)]
+        self.used = [[tensors[name].to(learner.device) for name in pair] for pair in names]
         learner.network_as(CtrNetwork).begin_task(task, self.used)
         self.head_before = copy_class_vectors(learner)
 

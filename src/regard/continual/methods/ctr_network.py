@@ -1,7 +1,5 @@
 """What CTR trains: plug-ins behind the layers of a frozen encoder, of shared capsules and neurons of each task."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -42,11 +40,7 @@ class PluginInput(NamedTuple):
 
 
 class GuardedLinear(nn.Linear):
-    """A linear layer of which some weights stay as they are while others are trained.
-
-    Guarded, it uses w_0 + (1 − g)(w − w_0) in place of w: with g = 1 a weight is w_0 bit for bit, whatever the
-    optimizer does.
-    """
+    """A linear layer that, guarded, uses w_0 + (1 − g)(w − w_0) in place of w: with g = 1 w_0 bit for bit."""
 
     guarded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
@@ -108,8 +102,8 @@ class KnowledgeSharing(nn.Module):
     """Capsules of tasks, routed to transfer capsules as far as a task is similar (arXiv 2112.02706).
 
     A task capsule p_i is two layers on each token's state; transfer capsule j is Σ_i τ_i q_ij W_ij p_i over the tasks
-    up to the row's own, with q the similarity of task i, and τ, 0 or 1, the router's decision. Both read W_ij p_i and
-    that of the row's own task by convolutions over the tokens, ReLU and the largest value of a filter.
+    up to the row's own, with similarity q and decision τ, 0 or 1. Both read W_ij p_i and that of the row's own task by
+    convolutions over the tokens, ReLU and the largest value of a filter.
     """
 
     def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
@@ -255,10 +249,8 @@ class CtrNetwork(Network):
 
     def _plug(self, index: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self._site is not None, "a layer was called without its encoder"
-        noise = self._site.noise
-        states: Tensor = self.plugins[index](
-            output, self._site._replace(noise=None if noise is None else noise[:, index])
-        )
+        noise = None if self._site.noise is None else self._site.noise[:, index]
+        states: Tensor = self.plugins[index](output, self._site._replace(noise=noise))
         return states
 
     @property
@@ -298,8 +290,6 @@ def find_end_layers(encoder: nn.Module) -> list[nn.Linear]:
             continue
         end_layers += cast("list[nn.Linear]", layer_ends)
     if not end_layers:
-        raise UserError(
-            f"model: expected layers as BERT, RoBERTa, ELECTRA or MiniLM have them, got {type(encoder).__name__}; "
-            "ctr has no place for its plug-ins in it"
-        )
+        problem = f"got {type(encoder).__name__}; ctr has no place for its plug-ins in it"
+        raise UserError(f"model: expected layers as BERT, RoBERTa, ELECTRA or MiniLM have them, {problem}")
     return end_layers

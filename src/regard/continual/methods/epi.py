@@ -1,9 +1,6 @@
 """EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +23,7 @@ class EpiConfig(LoraConfig):
     """Settings of EPI: those of low-rank adapters, and of task identification.
 
     Args:
-        shrinkage: How far the shared covariance is moved towards a multiple of the identity, 0 (the paper's) to 1. A
-            covariance of few rows with many features is singular without it.
+        shrinkage: How far the shared covariance, singular for few rows, is moved towards the identity; 0 in the paper.
     """
 
     shrinkage: method.Fraction = 0.0
@@ -41,6 +37,7 @@ class EpiNetwork(PoolNetwork):
     task has. A task from text to text counts as one class.
     """
 
+    by_row = True
     means: Tensor
     known: Tensor
     covariance: Tensor
@@ -58,9 +55,6 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
         self.shrinkage: float = config.shrinkage
         self.identified_tasks: Tensor | None = None
-
-    def pool_options(self, config: Any) -> dict[str, Any]:
-        return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
         """Return (row, width): the mean of a text's last states in the frozen model, which has no adapter."""
@@ -113,13 +107,11 @@ class EpiNetwork(PoolNetwork):
 class Epi(LoraMethod):
     """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private adapters, tasks found.
 
-    Each task trains an adapter. Afterwards the mean state of its training texts in the frozen model is noted for each
-    class, with their covariance, averaged over classes and tasks. A text is answered with the adapter, and among the
-    classes, of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ).
+    Each task trains an adapter, among its own classes. Afterwards the mean state of its training texts in the frozen
+    model is noted for each class, with their covariance, averaged over classes and tasks. A text is answered with the
+    adapter and among the classes of the task whose class has the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ).
 
-    A task is learnt among its own classes. The paper's adapters are prefixes; these are LoRA's. Other tasks' classes in
-    the head are restored after each task, since weight decay moves them; a class that two tasks share is trained by
-    both.
+    The paper's adapters are prefixes; these are LoRA's. Other tasks' classes in the head are restored after each task.
     """
 
     Config = EpiConfig

@@ -1,7 +1,5 @@
 """GainLoRA: an adapter a task, each with a gate that is held shut for what earlier tasks look like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,12 +24,11 @@ LAYERS = ("down", "up", "key")
 class GainLoraConfig(InfLoraConfig):
     """Settings of GainLoRA: those of adapters, of the stored subspace of the gates' inputs, and of the gates.
 
-    The defaults are the authors' for T5. `orthogonality_weight` is that of O-LoRA: the authors' code of both together
-    is not released.
+    The defaults are the authors' for T5.
 
     Args:
         gate_hidden_size: Features between the first two layers of a gate.
-        orthogonality_weight: λ of O-LoRA's penalty.
+        orthogonality_weight: λ of O-LoRA's penalty, by default O-LoRA's own.
     """
 
     gate_hidden_size: method.PositiveInt = 100
@@ -43,10 +40,10 @@ class GainNetwork(PoolNetwork):
 
     From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and p₂ = SiLU(G₂ p₁); the adapter's weight is
     |2σ(4 cos(G₃, p₂)) − 1|. `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has
-    `change` Pₗ added to them, where Pₗ (`free_…`) projects on what is orthogonal to layer l's inputs in earlier tasks:
-    so nothing that is trained changes what it makes of these, whatever the optimizer does.
+    `change` Pₗ added, where Pₗ (`free_…`) projects on what is orthogonal to layer l's inputs in earlier tasks.
     """
 
+    by_row = True
     down: Tensor
     up: Tensor
     key: Tensor
@@ -63,11 +60,7 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
-    def pool_options(self, config: Any) -> dict[str, Any]:
-        return {"by_row": True}
-
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Return how far each row opens the gate of each adapter in use, (row, adapter)."""
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
@@ -110,8 +103,7 @@ class GainNetwork(PoolNetwork):
     def init_key(self, adapter: int, square: Tensor) -> None:
         """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have, or 0.
 
-        `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) on
-        average.
+        `square` is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) on average.
         """
         free, width = self.get_buffer("free_key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
@@ -134,14 +126,13 @@ class GainNetwork(PoolNetwork):
 class GainLora(LoraMethod):
     """GainLoRA (arXiv 2505.15424) over adapters that O-LoRA keeps apart (arXiv 2310.14152).
 
-    Each task has an adapter and a gate. A new gate begins with the first two layers of the one before it, and a last
-    layer orthogonal to what those make of earlier tasks' texts; what training changes of a layer is orthogonal to what
-    it read in earlier tasks. So a new adapter's weight on texts of earlier tasks stays near 0 (`threshold`, after arXiv
-    2103.09762).
+    A new gate begins with the first two layers of the one before it, and a last layer orthogonal to what those make of
+    earlier tasks' texts; what training changes of a layer is orthogonal to what it read in earlier tasks. So a new
+    adapter's weight on texts of earlier tasks stays near 0 (`threshold`, after arXiv 2103.09762).
 
     In the authors' code p₀ is a sum over the length of the padded batch; here it is a row's own mean. They project the
     weights after each step; here the change is projected where it is used, which gives the same directions. The paper
-    offers the gates over O-LoRA and InfLoRA; here it is O-LoRA, whose penalty λ Σ_i Σ_jk |A_i Aᵀ|_jk is added.
+    offers InfLoRA as well; here it is O-LoRA, whose penalty λ Σ_i Σ_jk |A_i Aᵀ|_jk is added.
     """
 
     Config = GainLoraConfig
@@ -173,9 +164,8 @@ class GainLora(LoraMethod):
         """Return what the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
         with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
-            batches = [
-                network.gate_inputs(network.embed(rows), task) for rows in learner.iterate_batches(learner.items(task))
-            ]
+            embedded = map(network.embed, learner.iterate_batches(learner.items(task)))
+            batches = [network.gate_inputs(states, task) for states in embedded]
         return [torch.cat(layer_inputs) for layer_inputs in zip(*batches, strict=True)]
 
 

@@ -15,6 +15,7 @@ from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.network import Network
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
+from regard.data.encoding import pad_rows
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, Pooling, pool_states
@@ -67,11 +68,10 @@ class IdbrNetwork(Network):
         linear_head, size = classifier.head, config.hidden_size
         if not isinstance(linear_head, LinearHead):
             raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
+        width, classes = linear_head.vectors.shape[1], len(classifier.config.classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            head = SpacesHead(
-                linear_head.vectors.shape[1], len(classifier.config.classes), size=size, pooling=linear_head.pooling
-            )
+            head = SpacesHead(width, classes, size=size, pooling=linear_head.pooling)
             self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
         for module in (head, self.tasks, self.orders):
             module.to(linear_head.vectors)
@@ -108,10 +108,8 @@ class IdbrConfig(method.MethodConfig):
         memory_size: Largest number of stored examples, of all tasks together.
         replay_interval: Number of batches from one replay to the next.
         hidden_size: Size of each of the two spaces.
-        nsp_weight: Weight of the next-sentence loss.
-        task_weight: Weight of the task prediction loss.
-        generic_reg_weight: Weight of the regularization of the generic space; `specific_reg_weight`: of the specific
-            one.
+        nsp_weight: Weight of the next-sentence loss; `task_weight`: of the task prediction loss.
+        generic_reg_weight: Weight of the generic space's regularization; `specific_reg_weight`: of the specific one's.
         new_reg_scale: Scale of both in batches of the current task; `replay_reg_scale`: in batches that replay.
     """
 
@@ -132,18 +130,16 @@ class Idbr(method.Method):
     """Information disentanglement based regularization (arXiv 2104.05489), with replay or without.
 
     Classes are read from a generic and a specific space of the encoder's state (`IdbrNetwork`). A row's loss is the
-    mean, over the text as written and with its halves exchanged, of the cross-entropies of its class; of the order of
-    the halves, from the generic space; and, in batches that replay, of its task among those seen, from the specific
-    space. From the second task on the mean squares of how far both spaces have moved since before the task, in
-    evaluation mode, are added.
-
-    Texts are cut at a drawn place, with a separator between the halves (`HalvesMaker`). At test a text is whole.
+    mean, over the text as written and with its halves exchanged (`HalvesMaker`), of the cross-entropies of its class;
+    of the order of the halves, from the generic space; and, in batches that replay, of its task among those seen, from
+    the specific space. From the second task on the mean squares of how far both spaces have moved since before the
+    task, in evaluation mode, are added. At test a text is whole.
 
     After a task the examples nearest to the centers of k-means over the encoder's states are stored. Each tenth batch
     is mixed with as many stored examples of each earlier task, in as many steps as there are then tasks.
 
     Simplified: one learning rate, where the paper's program has a higher one for the task predictor; the best weights
-    on the dev split are not looked for; warm-up and schedule are those of all methods.
+    on the dev split are not looked for.
     """
 
     Config = IdbrConfig
@@ -155,7 +151,6 @@ class Idbr(method.Method):
         return size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
-        """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
@@ -219,9 +214,9 @@ class Idbr(method.Method):
 
 
 class ReplaySchedule:
-    """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
+    """The examples of each step: a task's batches, of which each `interval`-th is mixed with memories of other tasks.
 
-    In its place come as many steps as there are tasks, of the batch and at most as many examples of each memory, mixed.
+    It becomes as many steps as there are tasks, of the batch and at most as many examples of each memory.
     """
 
     def __init__(self, new: Epochs, old: Sequence[Sequence[ExampleRef]], *, interval: int, seed: int) -> None:
@@ -256,10 +251,7 @@ def add_exchanged(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class HalvesMaker:
-    """How rows are cut in two.
-
-    `special`: ids of tokens around texts; `separator`: the one between the halves; `length`: tokens of a row at most.
-    """
+    """How rows are cut in two: `special` ids around texts, `separator` between halves, `length` tokens at most."""
 
     special: frozenset[int]
     separator: int
@@ -268,7 +260,6 @@ class HalvesMaker:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
-        """As a tokenizer marks texts. Raises UserError where it has nothing to put between two."""
         candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
         separator = next((token for token in candidates if token is not None), None)
         if separator is None:
@@ -277,16 +268,12 @@ class HalvesMaker:
         return cls(special | {separator}, separator, length, pad)
 
     def split_rows(self, rows: Rows, random: np.random.Generator) -> Rows:
-        """Return rows with their texts in halves, cut at a drawn place, and `halves` (row, token), the same exchanged.
-
-        What follows the first separator is of the second token type; `halves_types` are the types of those exchanged.
-        """
+        """Return rows with their texts cut at a drawn place, and `halves` (row, token), the same exchanged."""
         real_mask = rows["attention_mask"].bool()
-        orders = [
-            self.cut(ids[row_mask].tolist(), random) for ids, row_mask in zip(rows["input_ids"], real_mask, strict=True)
-        ]
+        texts = [ids[row_mask].tolist() for ids, row_mask in zip(rows["input_ids"], real_mask, strict=True)]
+        orders = [self.cut(text, random) for text in texts]
         width = max(len(original) for original, _ in orders)
-        original, exchanged = (self._padded([halves[order] for halves in orders], width) for order in range(2))
+        original, exchanged = (pad_rows([halves[order] for halves in orders], self.pad, width) for order in range(2))
         mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
         batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
         if "token_type_ids" in rows:
@@ -295,10 +282,7 @@ class HalvesMaker:
         return batch
 
     def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Return the tokens of a row in halves, as they were written, and exchanged.
-
-        Special tokens before and after the text stay. Without room for the separator a text loses its last token.
-        """
+        """Return a row in halves, as written and exchanged; without room for the separator it loses its last token."""
         text = [index for index, token in enumerate(ids) if token not in self.special]
         if not text:
             return list(ids), list(ids)
@@ -307,9 +291,6 @@ class HalvesMaker:
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
         return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
-
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
-        return torch.tensor([[*row, *[self.pad] * (width - len(row))] for row in rows])
 
     def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return (row, token): 1 behind the first separator."""

@@ -1,7 +1,5 @@
 """InfLoRA: each task's adapter reads only what earlier tasks' inputs do not have, and so leaves these as they were."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +26,7 @@ class InfLoraConfig(LoraConfig):
     """Settings of InfLoRA: those of low-rank adapters, and of the stored subspace.
 
     Args:
-        threshold: ε, the share of a task's inputs H that later adapters leave alone; it grows to 1 over the tasks. The
-            authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and DomainNet, 0.98 for ImageNet-R.
+        threshold: ε, the share of a task's inputs H that later adapters leave alone; it grows to 1 over the tasks.
         threshold_formula: "released" for shares of the squared singular values of H Hᵀ, as in the code, or "paper" for
             those of H, of which the same ε holds many more directions.
     """
@@ -39,10 +36,7 @@ class InfLoraConfig(LoraConfig):
 
 
 class InputSubspace(NamedTuple):
-    """The directions of what a layer reads that earlier tasks' inputs take up, or those left `free` if fewer.
-
-    `basis` (inputs, directions) is orthonormal, in float64.
-    """
+    """Orthonormal directions (inputs, direction) that earlier tasks' inputs take up, or those left `free` if fewer."""
 
     basis: Tensor
     free: bool
@@ -121,8 +115,7 @@ def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
     """Return the squares (direction,), largest first, and directions (inputs, direction) of inputs outside a subspace.
 
-    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive; those without inputs are left
-    out.
+    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
     """
     outside_moment = moment
     if memory is not None:
@@ -139,10 +132,8 @@ def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Ten
 def design_down(moment: Tensor, memory: InputSubspace | None, rank: int) -> Tensor:
     """A (rank, inputs) of an adapter that reads the largest part of a task's inputs outside the memory."""
     _, vectors = decompose_outside(moment, memory)
-    matrix = moment.new_zeros(rank, len(moment))
     rows = vectors[:, :rank].T / math.sqrt(3)
-    matrix[: len(rows)] = rows
-    return matrix
+    return torch.cat([rows, moment.new_zeros(rank - len(rows), len(moment))])
 
 
 def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float) -> InputSubspace:
@@ -168,6 +159,5 @@ def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _complement(basis: Tensor) -> Tensor:
-    """Return an orthonormal basis of what an orthonormal one does not span."""
     complete, _ = torch.linalg.qr(basis, mode="complete")
     return complete[:, basis.shape[1] :].contiguous()

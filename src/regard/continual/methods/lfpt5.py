@@ -1,7 +1,5 @@
 """LFPT5: one prompt that answers tasks and writes rows of them, from which earlier tasks are learnt again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +29,7 @@ _TRIES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Lfpt5Config(PromptConfig):
-    """Settings of LFPT5: those of a soft prompt, and of the pseudo samples.
-
-    All but `pseudo_fraction`, of SAPT's comparison, are those of the authors' script for classification.
+    """Settings of LFPT5: of the authors' script for classification, but for `pseudo_fraction`, of SAPT's comparison.
 
     Args:
         lm_weight: λ of the language modeling loss on rows.
@@ -75,8 +71,6 @@ class Lfpt5Network(PromptNetwork):
 
 
 class _Row(NamedTuple):
-    """A row to train on: its input and answer as token ids, and the same as what is to be written of its task."""
-
     task: int
     input: Tensor
     answer: Tensor
@@ -92,9 +86,9 @@ class Lfpt5(PromptMethod):
     of the prompt before. The first task has L_task + λ_w L_writing.
 
     L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
-    weighed by its answer's tokens. The authors add the divergence up over words, padding and all, of batches of two,
-    and so hold far more with the same λ_h. Of a task whose answers are matched exactly only rows with one of its
-    answers are kept. The paper's prompt stands behind a text and is trained by Adafactor.
+    weighed by its answer's tokens. The authors add the divergence up over words, padding and all, and so hold far more
+    with the same λ_h. Where answers are matched exactly only rows with a task's answer are kept. The paper's prompt
+    stands behind a text and is trained by Adafactor.
     """
 
     Config = Lfpt5Config
@@ -135,7 +129,6 @@ class Lfpt5(PromptMethod):
         return loss
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
-        """Return the sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
         inputs = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
         with torch.no_grad(), network.pool.prepend(self.state.tensors[PROMPT][None]):
@@ -156,7 +149,6 @@ class Lfpt5(PromptMethod):
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
     def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
-        """Return rows of a task that the prompt writes, each once: input and answer."""
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []
@@ -187,11 +179,10 @@ class Lfpt5(PromptMethod):
         return f"__{learner.stream.tasks[task].name}__"
 
     def _encode_rows(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
-        sequences = tuple(
-            (f"{text} {self.config.separator} {references[0]}",)
-            for text, references in zip(pairs.inputs, pairs.targets, strict=True)
-        )
-        lm_pairs = TextPairs(inputs=(self._question(learner, task),) * len(pairs), targets=sequences)
+        answers = [references[0] for references in pairs.targets]
+        texts = [f" {self.config.separator} ".join(row) for row in zip(pairs.inputs, answers, strict=True)]
+        questions = (self._question(learner, task),) * len(pairs)
+        lm_pairs = TextPairs(inputs=questions, targets=tuple((text,) for text in texts))
         lm_length = learner.budget.length + learner.budget.target_length
         fields = []
         for encoded in (learner.encode_pairs(pairs), learner.encode_pairs(lm_pairs, target_length=lm_length)):

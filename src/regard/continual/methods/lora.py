@@ -1,7 +1,5 @@
 """Methods over LoRA adapters: baselines, penalties (O-LoRA, N-LoRA), merging (SLAO), masked gradients (MIGU)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,8 +83,7 @@ class OLora(IncrementalLora):
     """Orthogonal LoRA (arXiv 2310.14152): incremental LoRA and λ₁ Σ_layers Σ_{i<t} Σ_jk |A_i A_tᵀ|_jk beside the loss.
 
     With λ₂ the Frobenius norms of the new A and B are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and
-    short sequences, at a learning rate of 1e-3 and rank 8; in their script for the long one λ₁ is 5 for six of the
-    tasks, and λ₂ 0.1 or 0.3 for seven.
+    short sequences; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
     Config = OLoraConfig
@@ -117,11 +114,9 @@ class NLoraConfig(LoraConfig):
     """Settings of N-LoRA: those of low-rank adapters, and of the penalty.
 
     Args:
-        sparsity_weight: λ. The default gives at first about the gradient norm of the authors' penalty, in MiniLM at
-            rank 8.
+        sparsity_weight: λ, by default with about the gradient norm of the authors' penalty, in MiniLM at rank 8.
         penalized_product: "update" for B A, the adapter's update, or "released" for A B, as in the authors' code, which
-            needs layers with as many outputs as inputs. The authors' λ belongs to it: 0.4 for short sequences with
-            T5-large, up to 1.8 for long ones.
+            needs layers with as many outputs as inputs, with λ from 0.4 to 1.8 for T5-large.
     """
 
     sparsity_weight: method.NonNegative = 1e-2
@@ -168,12 +163,10 @@ class SlaoNetwork(PoolNetwork):
         return 2
 
     def start_adapter(self, adapter: int) -> None:
-        """Train the adapter that is to be tuned, whatever the task; both are in use."""
         self.pool.set_trainable(TUNED)
         self.count.fill_(2)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Return all of one adapter, (adapter,): of the tuned one in training, of the merged one in evaluation."""
         if self.training:
             return torch.ones(1, device=self.count.device)
         return torch.tensor([0.0, 1.0], device=self.count.device)
@@ -185,7 +178,6 @@ class SlaoNetwork(PoolNetwork):
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
-        """Let the merged adapter's A be the tuned one's, and its B go that share of the way to the tuned one's."""
         for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
@@ -212,8 +204,7 @@ class Slao(LoraMethod):
 def orthonormalize(matrix: Tensor) -> Tensor:
     """Return orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
 
-    R's diagonal has no negative number: a row with the other sign would turn around what the adapter adds, whose B
-    stays.
+    R's diagonal has no negative number: a row with the other sign would turn around what B, which stays, adds.
     """
     basis, triangle = torch.linalg.qr(as_float32(matrix).T)
     signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(basis)
@@ -232,9 +223,8 @@ class Migu(SequentialLora):
 
     The magnitudes of a matrix W (A, and B, of each layer) are the means over a batch's tokens of |W x|. At each step
     the gradient of the rows of W whose magnitude is below the quantile `threshold` is set to zero; Adam may move these
-    rows yet, by earlier gradients, as in the authors' code. What is left of that of its LoRA ranks the rows of B by W x
-    + B A x, and here it is by B A x alone. The first task is learnt without: B begins at zero, and so do its
-    magnitudes.
+    rows yet, by earlier gradients, as in the authors' code. That ranks the rows of B by W x + B A x, here it is by
+    B A x alone. The first task is learnt without, since B begins at zero.
     """
 
     Config = MiguConfig

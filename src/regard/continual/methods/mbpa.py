@@ -1,7 +1,5 @@
 """Memory-based parameter adaptation: a model that adapts to each text's neighbors in memory before it answers."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -56,8 +54,7 @@ class ShownMemory:
 class AdaptingNetwork(Network):
     """A classifier beside the encoder as it was at the start, frozen, whose states are keys.
 
-    In evaluation without gradients, rows of tasks that have been learnt are classified by weights adapted for each row;
-    the network's own are never touched. Dropout is off then.
+    In evaluation without gradients, rows of tasks that have been learnt are classified by weights adapted for each row.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
@@ -68,13 +65,12 @@ class AdaptingNetwork(Network):
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
         self.remembered: ShownMemory | None = None
 
-    def train(self, mode: bool = True) -> AdaptingNetwork:
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self.reader.eval()
         return self
 
     def forward(self, rows: Rows) -> Tensor:
-        """Return the logits (row, class); in evaluation without gradients, of adapted weights."""
         if self.training or torch.is_grad_enabled() or self.remembered is None:
             return super().forward(rows)
         is_learned = rows["tasks"] < self.remembered.tasks_trained
@@ -110,12 +106,10 @@ class AdaptingNetwork(Network):
         return cast(LinearHead, self.classifier.head)
 
     def _adapt_all(self, rows: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits of all adapted weights, a row at a time."""
-        single_rows = (_select_rows(rows, slice(row, row + 1)) for row in range(len(near)))
-        return torch.cat([self._adapt_row(*row, remembered) for row in zip(single_rows, near, strict=True)])
+        indices = range(len(near))
+        return torch.cat([self._adapt_row(_select_rows(rows, [row]), near[row], remembered) for row in indices])
 
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
-        """Return the logits (1, class) of a row, when every weight has been adapted to its neighbors."""
         parameters = self.classifier.named_parameters()
         start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
         weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
@@ -161,7 +155,7 @@ def _trim_inputs(rows: Rows) -> Rows:
     return {name: rows[name][:, :width] for name in INPUTS if name in rows}
 
 
-def _select_rows(rows: Rows, index: slice | Tensor) -> Rows:
+def _select_rows(rows: Rows, index: list[int] | Tensor) -> Rows:
     return {name: value[index] for name, value in rows.items()}
 
 
@@ -170,13 +164,11 @@ class MbPA(memory.MemoryMethod):
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
     neighbors in the memory, by a few steps of gradient descent; the next text begins at w again. Neighbors come from
-    all tasks; texts of a task that has not been learnt are classified as they are. Keys are states of the initial
-    encoder.
+    all tasks; texts of a task that has not been learnt are classified as they are.
 
     A text costs K · steps passes forward and backward, about 3000 in the paper (K = 32, 30 steps, all weights); next to
     nothing with `adaptation_scope` = "head". The paper keeps every example and gives no rate: here the memory is as
-    small as those of other methods, and the rate is a setting. At the paper's `replay_interval`, short runs replay
-    nothing.
+    small as those of other methods. At the paper's `replay_interval`, short runs replay nothing.
     """
 
     Config = MbPAConfig

@@ -1,7 +1,5 @@
 """OSF: full matrices are trained, but for the directions in which they are strong, of which each task holds more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +26,7 @@ class OsfConfig(method.MethodConfig):
     feed-forward layers alone, and train all else freely. Here all other layers are frozen.
 
     Args:
-        target_modules: Names of layers, "auto" (queries and values), or "all-linear" (all but the language modeling
-            head).
+        target_modules: Names of layers, "auto" (queries and values), or "all-linear" (but for a language model's head).
         frozen_fraction: Share of a matrix's directions that is frozen in the last task; 0 for 1 − 1/n.
         initial_frozen_fraction: The same in the first task.
     """
@@ -39,7 +36,6 @@ class OsfConfig(method.MethodConfig):
     initial_frozen_fraction: method.Fraction = 0.0
 
     def share(self, task: int, tasks: int) -> float:
-        """Return the share of directions held while a task is learnt, counted from 0."""
         last = self.frozen_fraction or 1 - 1 / tasks
         return self.initial_frozen_fraction + (last - self.initial_frozen_fraction) * task / max(tasks - 1, 1)
 
@@ -48,8 +44,7 @@ class SubspaceLayer(nn.Module):
     """A linear layer whose matrix is W = K + Û diag(S) V̂, of which K is held and U, S and V are trained.
 
     K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions when the matrix was last decomposed; U, S, V (outputs, n),
-    (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the held u_i and v_i: so what
-    is added to K is orthogonal to these, whatever an optimizer does. Columns in the place of what is held stay 0.
+    (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the held u_i and v_i.
     """
 
     kept: Tensor
@@ -133,7 +128,6 @@ class OsfNetwork(Network):
         self.layers = tuple(layers)
 
     def freeze_directions(self, share: float) -> None:
-        """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
         for layer in self.layers:
             layer.decompose(round(share * len(layer.S)))
 
@@ -143,8 +137,8 @@ class Osf(method.Method):
 
     Before each task every matrix is decomposed, W = U diag(S) V; its strongest directions are held, and in the rest U,
     S and V are trained with gradients orthogonal to these. The paper's other schedule, by how little a layer turns its
-    input, is not here. peft's layers cannot be used: the shapes of their parameters change with what is held. They
-    project gradients alone, after which AdamW's steps leave the subspace a little; here what has left it has no effect.
+    input, is not here. peft projects gradients alone, after which AdamW's steps leave the subspace a little; here what
+    has left it has no effect.
     """
 
     Config = OsfConfig

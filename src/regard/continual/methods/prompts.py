@@ -1,7 +1,5 @@
 """Prompts before a frozen model: chosen from a pool by each text (L2P), or one a task (progressive prompts)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,16 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.prompt_pool import check_prompt_fits, position_ids, reads_input_embeddings
-from regard.continual import method
-from regard.continual.adapter_network import (
-    PromptConfig,
-    PromptMethod,
-    PromptNetwork,
-    PromptPrefix,
-    check_prompt_room,
-    copy_class_vectors,
-    restore_class_vectors,
-)
+from regard.continual import adapter_network, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -37,8 +26,7 @@ class L2pConfig(method.MethodConfig):
         pool_size: M, number of prompts, each of `prompt_length` tokens.
         top_k: N, prompts before a text.
         pull_weight: λ of the distances between a text and the keys it selects.
-        learning_rate: Used in place of the budget's, which is meant for encoders. The authors' 0.03 is for batches of
-            256 and scales with the batch: at 16 it is 0.002.
+        learning_rate: Used in place of the budget's. The authors' 0.03 is for batches of 256; at 16 it would be 0.002.
         frequency_penalty: In training, penalize prompts that earlier tasks have often selected.
     """
 
@@ -64,9 +52,8 @@ class SelectedPrompts(NamedTuple):
 class L2pNetwork(Network):
     """A classifier with a pool of prompts, `prompts` (M, L, width), and their `keys` (M, width).
 
-    Prompts, keys and head are trained; the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
-    a text; `room`: tokens that a text may then have, None for any. A prompt begins as the embeddings of drawn tokens,
-    so that it is in scale for any model; a key as a uniform draw from −1 to 1.
+    The encoder is frozen and stays in evaluation. `added`: tokens of prompts before a text; `room`: tokens that a text
+    may then have, None for any. A prompt begins as the embeddings of drawn tokens, a key as a draw from −1 to 1.
     """
 
     needs_wrapper = True
@@ -98,7 +85,7 @@ class L2pNetwork(Network):
         assert isinstance(head, (LinearHead, LabelTextHead))
         return head
 
-    def train(self, mode: bool = True) -> L2pNetwork:
+    def train(self, mode: bool = True) -> Any:
         super().train(mode)
         self.classifier.encoder.eval()
         return self
@@ -141,7 +128,7 @@ class L2pNetwork(Network):
         return logits
 
 
-class L2p(PromptMethod):
+class L2p(adapter_network.PromptMethod):
     """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
 
     N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
@@ -149,8 +136,7 @@ class L2p(PromptMethod):
     see the text behind them, the last token's state. A task is learnt among its own classes, as in the authors' code.
 
     With `frequency_penalty` distances in training are multiplied by the shares in which earlier tasks chose each
-    prompt. They are counted at a task's end, with the keys as they are then, so that they depend on no split of the
-    batches.
+    prompt, counted at a task's end with the keys as they are then.
     """
 
     Config = L2pConfig
@@ -186,13 +172,13 @@ class L2p(PromptMethod):
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 
-class ProgressiveNetwork(PromptNetwork):
+class ProgressiveNetwork(adapter_network.PromptNetwork):
     """A frozen model that is told the task of a row, and has its prompt and those of earlier tasks before the text.
 
     A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
     """
 
-    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+    def make_prefix(self, rows: dict[str, Tensor]) -> adapter_network.PromptPrefix | None:
         """Return the prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
@@ -209,26 +195,25 @@ class ProgressiveNetwork(PromptNetwork):
         return prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None]
 
 
-class ProgPrompt(PromptMethod):
+class ProgPrompt(adapter_network.PromptMethod):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5, at a rate of 0.3;
-    BERT's is far lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after
-    each task.
+    re-parametrized while they are trained, P' = MLP(P) + P. The defaults are the paper's for T5; BERT's rate is far
+    lower, and the released example for T5 has no MLP. Other tasks' classes in the head are restored after each task.
     """
 
-    Config = PromptConfig
+    Config = adapter_network.PromptConfig
     Network = ProgressiveNetwork
     incremental = False
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(ProgressiveNetwork)
-        check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
+        adapter_network.check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
-        self.head_before = copy_class_vectors(learner)
+        self.head_before = adapter_network.copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(ProgressiveNetwork).pool.fold()
-        restore_class_vectors(learner, self.head_before, task)
+        adapter_network.restore_class_vectors(learner, self.head_before, task)

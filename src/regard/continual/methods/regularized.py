@@ -1,7 +1,5 @@
 """Weights held where old tasks depend on them (EWC), or answers held as they were for old tasks (LwF)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -42,8 +40,7 @@ class Ewc(method.Method):
 
     F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. With A = Σ_t F_t and c = Σ_t
     F_t θ*_t / A the sum is A (θ − c)² and a constant: so two tensors for each weight are kept. The `online` variant
-    (arXiv 1805.06370, section 4) has A = γ A + F_t and c = θ*_t. Class vectors of other tasks have no part in a task's
-    F.
+    (arXiv 1805.06370, section 4) has A = γ A + F_t and c = θ*_t.
     """
 
     Config = EwcConfig
@@ -75,7 +72,6 @@ class Ewc(method.Method):
         self.remember(information, _trainable_parameters(learner.network))
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        """Take a task's F and θ*, by the names of the parameters, into what is kept."""
         tensors, constant = self.state.tensors, float(self.state.values.get(CONSTANT, 0.0))
         for name, value in information.items():
             previous, current = tensors.get(FISHER + name), weights[name].detach().clone()
@@ -97,8 +93,7 @@ def fisher_information(
 ) -> dict[str, Tensor]:
     """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
-    The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
-    nothing dropped out. `labels`: as `fisher_labels` of the config.
+    The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task.
     """
     parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
@@ -132,8 +127,7 @@ class LwfConfig(method.MethodConfig):
     Args:
         temperature: T, which logits are divided by before they are compared.
         distillation_weight: λ_o, weight of the losses of earlier tasks.
-        warmup_head: Train the head of a new task alone first, as in the paper; off, to separate the method from
-            probing.
+        warmup_head: Train the head of a new task alone first, as in the paper; off, to tell the method from probing.
     """
 
     temperature: Annotated[float, method.Range(1e-6)] = 2.0

@@ -1,7 +1,5 @@
 """Experience replay, dark experience replay (DER++), and no step that would make the memory's loss grow (A-GEM)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +21,8 @@ ReplayMode = Literal["batch", "interval", "merge"]
 class ReplayConfig(memory.MemoryConfig):
     """Settings of experience replay: those of a memory, and how it is mixed with new examples.
 
-    Args:
-        replay_mode: "batch" adds stored examples to each batch, "interval" follows each `replay_interval` batches by
-            one of the memory alone, "merge" joins both into one training set.
+    `replay_mode`: "batch" adds stored examples to each batch, "interval" follows each `replay_interval` batches by one
+    of the memory alone, "merge" joins both into one training set.
     """
 
     replay_mode: ReplayMode = "batch"
@@ -36,8 +33,7 @@ class Replay(memory.MemoryMethod):
     """Experience replay, ER: each new batch with one from a memory (arXiv 1902.10486); or sparse (arXiv 1906.01076).
 
     The memory takes in a task's examples when the task has been learnt. The loss is the mean over new and old rows
-    alike, each over the classes of its own task. With `replay_interval` 100, the paper's rate, runs of fewer steps
-    replay nothing.
+    alike. With `replay_interval` 100, the paper's rate, runs of fewer steps replay nothing.
     """
 
     Config = ReplayConfig
@@ -68,9 +64,8 @@ class DarkExperience(memory.MemoryMethod):
     The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
     batch of the memory to those stored with it, plus beta times the mean cross-entropy of another batch of the memory.
     The distance is the mean square over the classes of the row's own task, so that alpha means the same for any number.
-
     The paper's reservoir takes in rows and logits while a task is being learnt; here they are stored afterwards, in
-    evaluation mode, so that a batch is a function of the step in every process and in resumed runs.
+    evaluation mode.
     """
 
     Config = DarkExperienceConfig
@@ -92,10 +87,7 @@ class DarkExperience(memory.MemoryMethod):
     def _rows(
         self, learner: Learner, new: list[ExampleRef], dark: list[ExampleRef], old: list[ExampleRef], size: int
     ) -> Rows:
-        """Return the batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
-
-        The loop divides by how many rows count: weights make of that sum the means of the three parts.
-        """
+        """Return the batch of a step, with the `weight` of cross-entropies and the `pull` to stored `logits`."""
         items = [*new, *dark, *old]
         rows = learner.rows(items, size=size)
         sources = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
@@ -136,9 +128,8 @@ class AGemConfig(memory.MemoryConfig):
 class AGem(memory.MemoryMethod):
     """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
 
-    The memory's gradient r is that of the mean loss of a batch drawn from it at each step; g becomes g − (g·r / r·r) r
-    where g·r < 0. It is taken in training mode, with dropout. Adam's step is made of what is left, and is not itself
-    orthogonal to r.
+    The memory's gradient r is that of the mean loss, with dropout, of a batch drawn from it at each step; g becomes
+    g − (g·r / r·r) r where g·r < 0. Adam's step, made of what is left, is not itself orthogonal to r.
     """
 
     Config = AGemConfig
@@ -150,18 +141,10 @@ class AGem(memory.MemoryMethod):
         return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
+        """Project on what does not go against the gradient of the memory's mean loss, the same in every process."""
         parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
-        reference = self._reference(learner, network, parameters, step)
-        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
-
-    def _reference(
-        self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
-    ) -> list[Tensor]:
-        """Return the gradient of the mean loss of the memory's batch of a step: the same in every process."""
-        seed, count = (
-            learner.seed_for("replay", learner.task),
-            self.config.replay_batch_size or learner.budget.batch_size,
-        )
+        seed, count = learner.seed_for("replay", learner.task), self.config.replay_batch_size
+        count = count or learner.budget.batch_size
         items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
         reference = [torch.zeros_like(parameter) for parameter in parameters]
         autocast = learner.budget.precision == "bfloat16"
@@ -174,7 +157,7 @@ class AGem(memory.MemoryMethod):
                 for total, gradient in zip(reference, gradients, strict=True):
                     if gradient is not None:
                         total += gradient
-        return reference
+        project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """SAPT: an adapter a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,15 +11,7 @@ from regard.adapters.attention import ProjectionOrder, SharedAttention, query_ve
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
-from regard.continual import method
-from regard.continual.adapter_network import (
-    AdapterNetwork,
-    AdapterPool,
-    LoraConfig,
-    check_prompt_room,
-    choose_initial_adapter,
-    make_lora_pool,
-)
+from regard.continual import adapter_network, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import EMPTY, RequiredSetting, check_required
 from regard.continual.pseudo import stored
@@ -64,7 +54,7 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaptConfig(LoraConfig):
+class SaptConfig(adapter_network.LoraConfig):
     """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
 
     Args:
@@ -114,9 +104,8 @@ class SaptConfig(LoraConfig):
         super().__post_init__()
         check_required(self, READ)
         if self.gate == "published" and not self.joint_training:
-            raise UserError(
-                "joint_training: expected true with gate=published, whose keys learn from the tasks' losses alone"
-            )
+            problem = "gate=published, whose keys learn from the tasks' losses alone"
+            raise UserError(f"joint_training: expected true with {problem}")
 
     @property
     def opens(self) -> bool:
@@ -131,7 +120,7 @@ BALANCE_BATCHES = 4
 """Batches on which `gradient_balance` measures gradients."""
 
 
-class SaptNetwork(AdapterNetwork):
+class SaptNetwork(adapter_network.AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
     `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
@@ -140,12 +129,8 @@ class SaptNetwork(AdapterNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        self.attention = SharedAttention(
-            table.weight.shape[1],
-            hidden_size=config.router_hidden_size,
-            projection_order=config.projection_order,
-            seed=seed,
-        )
+        width, hidden_size, order = table.weight.shape[1], config.router_hidden_size, config.projection_order
+        self.attention = SharedAttention(width, hidden_size=hidden_size, projection_order=order, seed=seed)
         self.attention.reserve(tasks)
         self.config = config
         self.routing_weights: Tensor | None = None
@@ -154,12 +139,12 @@ class SaptNetwork(AdapterNetwork):
     def adapter_of(self, task: int) -> int:
         return task
 
-    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
+    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
         if config.adapter_type == "prompt":
             sizes = {name: getattr(config, name) for name in ("num_virtual_tokens", "encoder_hidden_size")}
             return PromptAdapterPool(classifier.encoder, **sizes, seed=seed)
         options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
-        return make_lora_pool(classifier, config, seed, **options)
+        return adapter_network.make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
         super().start_adapter(adapter)
@@ -193,10 +178,8 @@ class Sapt(method.Method):
 
     A new adapter and key come with each task and are trained, with the maps that make queries; earlier ones are frozen.
     The mean of each task's weights, and vectors that stand for its rows, are stored: on these the weights are held.
-
     The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
-    gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
-    With the open gate each earlier task counts as the one at hand does, in its opening.
+    gate it is their mean here, once a batch. With the open gate each counts as the task at hand does, in its opening.
     """
 
     Config = SaptConfig
@@ -210,56 +193,46 @@ class Sapt(method.Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         if self.config.adapter_type == "prompt":
-            check_prompt_room(learner, self.config.num_virtual_tokens)
+            adapter_network.check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
         self.state.to(learner.device)
 
     def place_adapter(self, learner: Learner, task: int) -> None:
-        """Put the next adapter in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
         network.start_adapter(adapter)
         network.to(learner.device)
         if adapter and new and config.opens:
-            self._init_adapter(learner, task, adapter)
+            other = adapter - 1 if config.init == "last" else None
+            if config.init == "best":
+                other = adapter_network.choose_initial_adapter(learner, task, adapter, config.init_samples)
+            if other is not None:
+                network.pool.copy(adapter, other)
         if task and config.opens and config.router_warmup_steps:
-            warm_up_router(
-                network.attention,
-                self._training_vectors(learner, task),
-                self.past_tasks(learner, task),
-                steps=config.router_warmup_steps,
-                rate=config.router_warmup_lr,
-                seed=learner.seed_for("gate", task),
-                own=network.current_adapter,
-            )
+            vectors, past_tasks = self._training_vectors(learner, task), self.past_tasks(learner, task)
+            schedule = {"steps": config.router_warmup_steps, "rate": config.router_warmup_lr}
+            seed, own = learner.seed_for("gate", task), network.current_adapter
+            warm_up_router(network.attention, vectors, past_tasks, **schedule, seed=seed, own=own)
         if config.opens and config.freeze_router:
             network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.past_tasks(learner, task):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def _init_adapter(self, learner: Learner, task: int, adapter: int) -> None:
-        config, other = self.config, None
-        if config.init == "best":
-            other = choose_initial_adapter(learner, task, adapter, config.init_samples)
-        elif config.init == "last":
-            other = adapter - 1
-        if other is not None:
-            learner.network_as(SaptNetwork).pool.copy(adapter, other)
-
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        config, multipliers = self.config, dict[str, float]()
+        config = self.config
         prefixes = {
             "classifier.encoder.": config.adapter_lr_multiplier,
             "attention.keys.": config.key_lr_multiplier,
             "attention.": config.projection_lr_multiplier,
         }
-        for name, _ in learner.network.named_parameters():
-            multiplier = next((float(value) for prefix, value in prefixes.items() if name.startswith(prefix)), 1.0)
-            if multiplier != 1:
-                multipliers[name] = multiplier
+        multipliers = {
+            name: next((float(value) for prefix, value in prefixes.items() if name.startswith(prefix)), 1.0)
+            for name, _ in learner.network.named_parameters()
+        }
+        multipliers = {name: multiplier for name, multiplier in multipliers.items() if multiplier != 1}
         return (learner.fine_tuning_phase(lr_multipliers=multipliers),)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
@@ -319,7 +292,6 @@ class Sapt(method.Method):
         return task
 
     def count_stored(self, rows: int) -> int:
-        """Return how many vectors stand for a task of so many rows."""
         requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(requested, rows))
 
@@ -340,7 +312,6 @@ class Sapt(method.Method):
         return torch.stack(divergences(attention, self.past_tasks(learner, learner.task))).mean()
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
-        """Return what stands for the tasks before one."""
         tensors = self.state.tensors
         tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
         return [PastTask(tensors[f"{TARGET}{past}"], self.stand_in_vectors(learner, past)) for past in tasks]

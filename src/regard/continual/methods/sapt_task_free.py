@@ -1,7 +1,5 @@
 """Task-free SAPT: rows that are new get a new adapter, known ones that of their task."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -29,8 +27,7 @@ class SaptTaskFreeConfig(SaptConfig):
         novelty_samples: Rows of a portion that are compared with those of each adapter.
         false_alarm_rate: How often rows of a known kind are taken for new ones.
         reuse_threshold: Likeness (1 − the statistic of `regard.adapters.novelty`) from which new rows train a known
-            adapter; 0 for never. Between tasks of Long Sequence, in MiniLM's embeddings, the likeness is .76 to .996,
-            and half of the time over .95: only values close to 1 tell tasks apart.
+            adapter; 0 for never. Only values close to 1 tell tasks apart: those of Long Sequence have .76 to .996.
     """
 
     memory_size: Annotated[int, method.Range(2)] = 50
@@ -43,9 +40,7 @@ class SaptTaskFreeConfig(SaptConfig):
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
         if self.reflection != "real":
-            raise UserError(
-                f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"
-            )
+            raise UserError(f"reflection: expected 'real', got {self.reflection!r}: stored vectors tell what is new")
 
 
 class TaskFreeNetwork(SaptNetwork):
@@ -71,11 +66,10 @@ class TaskFreeNetwork(SaptNetwork):
 class SaptTaskFree(Sapt):
     """SAPT (arXiv 2401.08295) on portions of data of which nobody says whether they are of a task that was learnt.
 
-    A portion is what the framework calls a task; the number of the task is used to find its rows and labels, and for
-    nothing else. Query vectors of its training rows are compared with those that stand for each adapter
-    (`regard.adapters.novelty`). Rows that are like none of them get a new adapter and key. Otherwise the adapter that
-    they are most like is trained on them, while the others are reflected on, and then stands for both: its target is
-    the mean over all of its rows, and of the stored vectors each portion has the share of its rows.
+    A portion is what the framework calls a task. Query vectors of its training rows are compared with those that stand
+    for each adapter (`regard.adapters.novelty`). Rows that are like none of them get a new adapter and key. Otherwise
+    the adapter that they are most like is trained on them, while the others are reflected on, and then stands for both:
+    its target is the mean over all of its rows, and of the stored vectors each portion has the share of its rows.
     """
 
     Config = SaptTaskFreeConfig

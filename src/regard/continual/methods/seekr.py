@@ -1,7 +1,5 @@
 """SEEKR: examples of earlier tasks are replayed, and the heads that matter most attend on them as they did."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,17 +81,14 @@ class Seekr(memory.MemoryMethod):
 
     A head's importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)² of its attention
     A on the task's examples in the memory, times its share of the layer's mean (∂loss/∂A)². The most important layers
-    are selected, and among their heads the most important; their attention is stored with the examples, as are the
-    logits.
+    are selected, and among their heads the most important; their attention and the logits are stored with the examples.
 
     A replayed row's loss is (1 − w) cross-entropy + w distillation + β D. The distillation is the cross-entropy with
-    the stored answer over the classes that the row is held against. D is the mean over layers with selected heads of
-    the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. Both are computed in evaluation, as
-    when stored.
+    the stored answer. D is the mean over layers with selected heads of the mean of KL(stored ‖ present) over heads and
+    queries, of real tokens alone. Both are computed in evaluation, as when stored.
 
     In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
-    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones, as in
-    `replay-lora`.
+    its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones.
     """
 
     Config = SeekrConfig
@@ -121,10 +116,8 @@ class Seekr(memory.MemoryMethod):
             current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
         pairs = zip(replayed_rows["tasks"].tolist(), replayed_rows["rows"].tolist(), strict=True)
         items = [ExampleRef(*pair) for pair in pairs]
-        stored_logits = torch.stack([self.state.tensors[_tensor_name(LOGITS, item)] for item in items]).to(
-            current_logits
-        )
-        current_logits = current_logits[:, : stored_logits.shape[1]]
+        stored_logits = torch.stack([self.state.tensors[_tensor_name(LOGITS, item)] for item in items])
+        stored_logits, current_logits = stored_logits.to(current_logits), current_logits[:, : stored_logits.shape[1]]
         stored_logits = learner.mask_logits(stored_logits, replayed_rows["tasks"])
         answer_losses = -(stored_logits.softmax(-1) * current_logits.log_softmax(-1)).sum(-1)
         attention_loss = self._divergence(reads, replayed_rows["attention_mask"].bool(), items)
@@ -152,7 +145,6 @@ class Seekr(memory.MemoryMethod):
             del self.state.tensors[forgotten]
 
     def _future_examples(self, learner: Learner, task: int) -> list[ExampleRef]:
-        """Return the examples of a task that are in the memory when it has been learnt."""
         future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.store_examples(learner, future_state, self.config, task)
         return [item for item in future_state.examples if item.task == task]
@@ -191,10 +183,9 @@ class Seekr(memory.MemoryMethod):
         for index, item in enumerate(items):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
-            head_divergences = attention_divergence(
-                self.state.tensors[_tensor_name(ATTENTION, item)].to(current), current
-            )
-            total = total + average_by_layer(head_divergences, [layer for layer, _ in heads])
+            stored = self.state.tensors[_tensor_name(ATTENTION, item)].to(current)
+            divergences = attention_divergence(stored, current)
+            total = total + average_by_layer(divergences, [layer for layer, _ in heads])
         return total
 
 

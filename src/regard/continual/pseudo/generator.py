@@ -1,7 +1,5 @@
 """A generator of pseudo samples: an adapter beside the frozen model, trained on a task's inputs, and sampled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,10 +25,7 @@ from regard.training.placement import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTrainingConfig:
-    """Training of a generator's adapter and sampling; the defaults are those of SAPT (arXiv 2401.08295).
-
-    `max_tries`: maximum number of samples, as a multiple of the requested inputs.
-    """
+    """Training of a generator's adapter, and at most `max_tries` samples an input, as in SAPT (arXiv 2401.08295)."""
 
     steps: int = 5000
     learning_rate: float = 1e-3
@@ -126,7 +121,6 @@ def max_sample_tokens(learner: TextLearner) -> int:
 def _train(
     learner: TextLearner, writing: SampleGenerator, rows: EncodedTexts, recipe: GeneratorTrainingConfig, seed: int
 ) -> None:
-    """Train the adapter, by AdamW at a constant rate without decay."""
     items, size = [ExampleRef(0, row) for row in range(len(rows))], recipe.batch_size
     steps_per_epoch = -(-len(items) // size)
     epochs = Epochs(items, rows.lengths().tolist(), size=size, epochs=-(-recipe.steps // steps_per_epoch), seed=seed)

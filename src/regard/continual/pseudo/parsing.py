@@ -1,7 +1,5 @@
 """Inputs of tasks and of their pseudo samples: in prompts, in generated texts, in files, and as rows of a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -99,10 +97,7 @@ def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tu
 
 
 def read_as_rows(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
-
-    Of an input that lacks parts, the first text is all that is there without the names of parts; the others are empty.
-    """
+    """Return the inputs of pseudo samples as the texts of rows; all of one that lacks parts is in its first text."""
     definition, instruction_task = find_definition(task), LONG_SEQUENCE.tasks.get(task.name)
     texts_by_row = [(text,) if instruction_task is None else _split_parts(instruction_task, text) for text in inputs]
     if definition is None:

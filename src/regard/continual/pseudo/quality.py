@@ -1,7 +1,5 @@
 """How good pseudo samples are: like real rows, unlike one another, and no copies of what was trained on."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib
@@ -31,10 +29,7 @@ def duplicate_fraction(texts: Sequence[str]) -> float:
 
 
 def near_duplicate_fraction(texts: Sequence[str]) -> float:
-    """Return the share of texts that another before them is nearly the same as, or the same.
-
-    Two are where the runs of three words that are in both are at least 80 % of those in one of them (Broder 1997).
-    """
+    """Return the share of texts with at least 80 % of runs of three words like one before (Broder 1997)."""
     sets = [shingles(text) for text in texts]
     return sum(
         any(len(shingle_set & other) >= MIN_SIMILARITY * len(shingle_set | other) for other in sets[:index])
@@ -107,8 +102,7 @@ class TwoSample(NamedTuple):
 def run_two_sample_test(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSample | None:
     """Return whether a logistic regression on hashed words and pairs of words tells texts apart; spaces do not matter.
 
-    As many of each sort are drawn, and half held out; equal texts are on the same side. None for less than four of a
-    sort.
+    As many of each sort are drawn, and half held out, equal texts together. None for less than four of a sort.
     """
     random = torch.Generator().manual_seed(seed)
     count = min(len(real), len(pseudo), MAX_TEXTS)
@@ -197,11 +191,10 @@ def split_frechet_distance(vectors: Tensor, rows: int, seed: int) -> float | Non
 
 
 class PrivacyMeasures(NamedTuple):
-    """How near vectors that stand for a task are to training rows, beside held-out rows.
+    """How near vectors that stand for a task are to training rows, beside held-out rows; one half tells nothing.
 
     `nearest`: the median distance to the nearest training row, over that of held-out rows; `closer`: how likely one is
-    nearer to a training row than a held-out row is, 1 for copies; `membership`: how likely a training row is nearer to
-    one of them than a held-out row is. One half tells nothing.
+    nearer to a training row than a held-out row is; `membership`: how likely a training row is nearer to one of them.
     """
 
     nearest: float | None
@@ -214,12 +207,11 @@ def measure_privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) 
     stand_in_distances = nearest_distances(stand_ins, train_vectors)
     held_out_distances = nearest_distances(held_out, train_vectors)
     median = float(held_out_distances.median())
+    from_stand_ins = (nearest_distances(vectors, stand_ins) for vectors in (train_vectors, held_out))
     return PrivacyMeasures(
         nearest=float(stand_in_distances.median()) / median if median else None,
         closer=probability_less(stand_in_distances, held_out_distances),
-        membership=probability_less(
-            nearest_distances(train_vectors, stand_ins), nearest_distances(held_out, stand_ins)
-        ),
+        membership=probability_less(*from_stand_ins),
     )
 
 
@@ -301,17 +293,16 @@ def collect_rows(learner: Learner, method: Method, tasks_trained: int) -> list[R
         private_of = measure_privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
             measures |= {f"{name} {field}": value for field, value in private._asdict().items()}
-        rows += [
-            {**learner.task_columns(task), "statistic": field, "value": value} for field, value in measures.items()
-        ]
+        columns = learner.task_columns(task)
+        rows += [{**columns, "statistic": field, "value": value} for field, value in measures.items()]
     return rows
 
 
 def measure_task_quality(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
     """Measure a task's pseudo samples against its dev rows, and their query vectors against those of its rows.
 
-    Adds to `measure_quality`: `kept`, the number of samples; the counts of a generator; `frechet`, the distance from
-    training rows, and `real_frechet`, that of as many training rows from the others.
+    Adds to `measure_quality`: `kept` samples; a generator's counts; `frechet`, the distance from training rows, and
+    `real_frechet`, that of as many training rows from the others.
     """
     inputs, stream_task = method.pseudo_inputs(task), learner.stream.tasks[task]
     if inputs is None:

@@ -1,7 +1,5 @@
 """Pseudo samples as a method keeps them: made or read once a task, seen by the method as query vectors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,14 +72,12 @@ def stored_inputs(state: MethodState, task: int) -> tuple[str, ...] | None:
 
 def compute_query_vectors(learner: Learner, task: int, inputs: Sequence[str]) -> Tensor:
     """Return the query vectors (row, width) of inputs of a task, each read as the task's rows are."""
-    network, batch_size = cast(Any, learner.network), learner.budget.eval_batch_size
-    batches = (
-        _encode(learner, task, inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)
-    )
+    network, size, vectors = cast(Any, learner.network), learner.budget.eval_batch_size, []
     with torch.no_grad():
-        return torch.cat(
-            [network.vectors({name: value.to(learner.device) for name, value in batch.items()}) for batch in batches]
-        )
+        for start in range(0, len(inputs), size):
+            batch = _encode(learner, task, inputs[start : start + size])
+            vectors.append(network.vectors({name: value.to(learner.device) for name, value in batch.items()}))
+    return torch.cat(vectors)
 
 
 def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Tensor]:
