@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.commands.measure.page import chart_sections, closing_sections, lede
+from regard.commands.measure.page import chart_sections, closing_sections, lede, payload
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Measure, heads, layers, measures, nanmean
 from regard.report.page import Page, Section, Table, read_asset
-from regard.report.payload import payload
 from regard.report.words import join
 
 Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
@@ -28,19 +27,12 @@ _TABLE = (
 
 
 def comparison(runs: Runs) -> pd.DataFrame:
-    """Make a row per statistic, site and epsilon with the value of each run.
+    """Make a row per statistic, site and epsilon: `KEYS`, the value of each run, and for two runs `ADDED`.
 
-    The standard error of the difference is √(a² + b²), which assumes independent samples; for runs on the same texts
-    it is mostly too large. It is null where a run has none, as for means over heads.
-
-    Returns:
-        Columns `KEYS`, one per run, and for two runs `difference` (second minus first) and `standard_error`. `scope` is
-        the whole model if the table has such a row, else the mean over layers and heads, or over layers (without
-        embeddings, layer -1). `position` is null for values of the whole sequence, else the first. Runs that differ in
-        either get separate rows. `frame.attrs["notes"]` holds `caveats`.
-
-    Raises:
-        UserError: There is no run, a table is empty, or a run is named like a column.
+    The standard error of the difference is √(a² + b²), as of independent samples; null for means over heads. `scope` is
+    the whole model if measured, else the mean over layers (without embeddings) and heads. `position` is null for values
+    of the whole sequence, else the first. `frame.attrs["notes"]` holds `caveats`. Raises UserError for runs without a
+    name or a row.
     """
     frame = _frame(_measures(runs))
     frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})

@@ -1,7 +1,4 @@
-"""The configuration of a pre-training run, and the presets.
-
-Cheap to import: what the values mean is looked up when a configuration is made.
-"""
+"""The configuration of a pre-training run, and the presets."""
 
 from __future__ import annotations
 

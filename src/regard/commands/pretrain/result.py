@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from regard.commands.pretrain.page import pretrain_page
-from regard.commands.pretrain.terminal import pretrain_summary
+from regard.commands.pretrain.words import pretrain_summary
 from regard.runs.quiet import suppress_logging
 from regard.runs.result import RunResult
 

@@ -35,10 +35,9 @@ TIMED = 5
 
 @dataclass(frozen=True)
 class HeadEvaluation:
-    """Scores of one model on one task.
+    """Scores of one model on one task, kept in the journal, with constants in `folder`.
 
-    Gates and constants are trained at their own rates (None: the evaluator's). Scores are stored in the journal,
-    constants in `folder`. `step` is called before each part.
+    Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part.
     """
 
     model: Any
@@ -57,7 +56,6 @@ class HeadEvaluation:
         return self._scored(key, seeds, self._replaced(constants, heads))
 
     def attention_scores(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
-        """Return the score by seed with another operation in all heads."""
         spec = parse_attention(attention)
         key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
         return self._scored(key, seeds, replacing(self.model, spec))
@@ -112,7 +110,6 @@ class HeadEvaluation:
         return constants
 
     def rank_heads(self, averages: Constants, name: str, seed: int) -> HeadRanking:
-        """Return a ranking of heads by name, computed at the averages."""
         return rank_heads(name, averages, seed, lambdas=self._lambdas, norms=self._norms)
 
     def _lambdas(self, averages: Constants) -> HeadRanking:

@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from regard import training
 from regard.data import Encoded, Task
 from regard.errors import UserError
-from regard.training import (
-    ProbeConfig,
-    States,
-    batch_rows,
-    encode_states,
-    fit_probe,
-    make_probe,
-    predict,
-    score,
-    train_through_encoder,
-)
+from regard.training import ProbeConfig, States, batch_rows
 from regard.training.probes import IGNORE_INDEX
 from regard.training.probing import make_adam, optimize
 from regard.training.states import eval_mode, get_encoder, hidden_states
@@ -42,9 +33,8 @@ def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
 class ProbeEvaluator:
     """A probe behind the frozen encoder, fitted from scratch for each seed.
 
-    `scores` yields (seed, score) of the model as it is, a state that `key` names. `train` trains parameters in the
-    encoder together with a probe, which is discarded. `settings` configure fitting, `through` training. The encoder's
-    states are computed once for all seeds, and stored in `folder`.
+    `scores` yields (seed, score) of the model in the state that `key` names; states are stored in `folder`.
+    `train` trains parameters in the encoder together with a probe, which is discarded, configured by `through`.
     """
 
     model: Any
@@ -66,11 +56,13 @@ class ProbeEvaluator:
         names = (f"train-{key}", f"validation-{key}")
         splits = (self.train_rows, self.validation_rows)
         train, validation = (self._states(split, name) for split, name in zip(splits, names, strict=True))
-        kind, labels = self.task.kind, self.validation_rows.labels
+        task, labels = self.task, self.validation_rows.labels
         options = {"activation": self._activation, "device": self.model.device}
         for seed in seeds:
-            probe = fit_probe(kind, train, self.train_rows.labels, self._classes, self.settings, seed, **options)
-            yield seed, score(self.task.metric, labels, predict(probe, validation, labels=labels), self.task.labels)
+            targets, classes = self.train_rows.labels, self._classes
+            probe = training.fit_probe(task.kind, train, targets, classes, self.settings, seed, **options)
+            predictions = training.predict(probe, validation, labels=labels)
+            yield seed, training.score(task.metric, labels, predictions, task.labels)
         for name in names:
             States.remove(self.folder, name)
 
@@ -81,7 +73,7 @@ class ProbeEvaluator:
         mask = encoded.attention_mask
         if self.task.kind != "sequence":
             mask = mask & (encoded.labels != IGNORE_INDEX)  # skip tokens without a label
-        return encode_states(self.model, read_batches(encoded), self.folder, mask=mask, key=key)
+        return training.encode_states(self.model, read_batches(encoded), self.folder, mask=mask, key=key)
 
     @property
     def _classes(self) -> int:
@@ -97,7 +89,7 @@ class ProbeEvaluator:
         inputs = next(self.train_rows.batches(1))
         with eval_mode(self.model), torch.no_grad():
             states = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
-        probe = make_probe(
+        probe = training.make_probe(
             self.task.kind,
             layers=int(states.shape[1]),
             length=self.train_rows.length,
@@ -107,7 +99,7 @@ class ProbeEvaluator:
             activation=self._activation,
             seed=seed,
         )
-        train_through_encoder(
+        training.train_through_encoder(
             self.model, probe, self._batches, parameters, self.through, seed, parameters_rate=rate, on_epoch=on_epoch
         )
 
@@ -122,19 +114,14 @@ class ProbeEvaluator:
 
 @dataclass(frozen=True)
 class PerplexityEvaluator:
-    """Mean log-likelihood of text under a causal language model, in nats per token.
+    """Mean log-likelihood of text under a causal language model, in nats per token; one seed suffices."""
 
-    As `ProbeEvaluator`, but nothing is fitted, so one seed suffices. `settings` configure training.
-    """
+    metric: ClassVar[str] = "negative_log_perplexity"
 
     model: Any
     train_rows: Encoded
     validation_rows: Encoded
     settings: ProbeConfig
-
-    @property
-    def metric(self) -> str:
-        return "negative_log_perplexity"
 
     def seeds(self, count: int) -> Sequence[int]:
         return (0,)

@@ -12,14 +12,8 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
-from regard.commands.replace.config import (
-    CONSTANTS_RATE,
-    GATE_RATE,
-    LANGUAGE_MODEL,
-    THROUGH_EPOCHS,
-    TRAINED,
-    ReplaceConfig,
-)
+from regard.commands.replace import config as replace_config
+from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
 from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
@@ -131,8 +125,8 @@ def replace(  # noqa: D417 - the options are described in the configuration
             evaluator=evaluator,
             train=train,
             validation=valid,
-            gate_rate=GATE_RATE[config.scale],
-            constants_rate=CONSTANTS_RATE[config.scale],
+            gate_rate=replace_config.GATE_RATE[config.scale],
+            constants_rate=replace_config.CONSTANTS_RATE[config.scale],
             journal=work.journal,
             folder=work.folder / CONSTANTS,
             step=report,
@@ -191,10 +185,9 @@ def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) ->
     overrides: dict[str, Any] = {n: getattr(config, n) for n in ("length", "batch_size", "learning_rate")}
     overrides |= {"epochs": config.num_epochs, "rows": None if rows == (None, None) else rows}
     scale = changed(scale, **{n: value for n, value in overrides.items() if value is not None})
-    columns: dict[str, Any] = {n: getattr(config, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None
     if read is None:
-        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **columns)
+        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **config.columns)
     check_metric(read.metric)
     return scale, read
 
@@ -254,7 +247,7 @@ def _evaluator(
 ) -> Evaluator:
     train, validation = splits
     settings = ProbeConfig(learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=scale.epochs)
-    through = changed(settings, epochs=min(THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
+    through = changed(settings, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
     if read.name == LANGUAGE_MODEL:
         return PerplexityEvaluator(encoder, train, validation, through)
     return ProbeEvaluator(encoder, read, train, validation, settings, through, folder)
@@ -311,9 +304,9 @@ def _scores(
         add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        start = TRAINED.get(name, name)
+        start = replace_config.TRAINED.get(name, name)
         constants = make_data_free(start, averages) if start in SOURCES else averages
-        if name in TRAINED:
+        if name in replace_config.TRAINED:
             constants = evaluation.train_constants(constants, 0, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
