@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import rich.console
+import rich.table
+from rich.text import Text
 
 from regard.commands.measure.page import chart_sections, closing_sections, lede, payload
 from regard.errors import UserError
@@ -86,8 +89,25 @@ def comparison_page(runs: Runs) -> str:
     ).html()
 
 
+def terminal_table(table: pd.DataFrame) -> rich.console.Group:
+    """Return a comparison as a terminal shows it."""
+    has_sites = table["site"].nunique() > 1
+    numbers = list(table.columns[table.columns.get_loc("position") + 1 :])
+    lines = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    lines.add_column("statistic", overflow="fold")
+    for column in numbers:
+        lines.add_column(Text(str(column).replace("_", " ")), justify="right", overflow="fold")
+    for row in table.to_dict("records"):
+        parts = [str(row["statistic"])]
+        parts += [] if pd.isna(row["epsilon"]) else [f"ε={row['epsilon']:g}"]
+        parts += [] if pd.isna(row["position"]) else [f"at {row['position']}"]
+        parts += [str(row["site"])] if has_sites else []
+        lines.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
+    means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
+    return rich.console.Group(lines, Text(means, style="italic"))
+
+
 def _measures(runs: Runs) -> dict[str, list[Measure]]:
-    """Return the measures of each run, after a check of the names."""
     if not runs:
         raise UserError("expected at least one run to compare; none came")
     reserved = sorted(set(runs) & {*KEYS, *ADDED})

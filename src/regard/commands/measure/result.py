@@ -22,7 +22,6 @@ from regard.statistics.table import check_statistic, select_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
@@ -126,17 +125,11 @@ def _canvas(measure: Measure, width: float, height: float, suffix: str) -> tuple
     return canvas, axes
 
 
-def _ramp() -> LinearSegmentedColormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
-
-
 def _map(measure: Measure, block: Block, suffix: str) -> Figure:
     layer, head = block.coordinates["layer"], block.coordinates["head"]
     size = min(0.32, 12 / max(len(layer), len(head)))
     canvas, axes = _canvas(measure, max(3.2, 1.6 + size * len(head)), max(2.2, 0.9 + size * len(layer)), suffix)
-    image = axes.imshow(block.values, cmap=_ramp(), aspect="equal", interpolation="nearest")
+    image = axes.imshow(block.values, cmap=colors.ramp(), aspect="equal", interpolation="nearest")
     axes.set(xlabel="Head", ylabel="Layer")
     axes.set_xticks(*_ticks(head))
     axes.set_yticks(*_ticks(layer))
@@ -172,7 +165,7 @@ def _profile(measure: Measure, position: int | None) -> Figure:
         return canvas
     by_head = measure.block("layer", "head", "position")
     block = by_head.mean_over("head") if by_head is not None else measure.blocks["layer", "position"]
-    shades = _ramp()(np.linspace(0.25, 1.0, len(block.coordinates["layer"])))
+    shades = colors.ramp()(np.linspace(0.25, 1.0, len(block.coordinates["layer"])))
     for layer, shade in zip(block.coordinates["layer"], shades, strict=True):
         _line(axes, block.at("layer", int(layer)), "position", shade, f"layer {layer}")
     if len(block.coordinates["layer"]) <= 12:

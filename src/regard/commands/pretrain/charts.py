@@ -13,7 +13,6 @@ from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, p
 
 Points = list[dict[str, Any]]
 REQUIRED = ("step", "loss")
-"""Columns that a history must have."""
 GREY = 4
 """Ink of reference lines."""
 SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
@@ -32,7 +31,6 @@ def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
 
 
 def _curve(name: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step") -> Points:
-    """Draw a column of a table over its steps, layers or positions."""
     return line(axis, name, numeric_column(table, axis), numeric_column(table, column), unit)
 
 

@@ -86,7 +86,6 @@ class PretrainConfig(Config):
     )
 
     def check(self) -> None:
-        """Check how the fields go together. Raises UserError."""
         _ = self.spec
         heads, kv_heads, length = self.num_heads, self.num_kv_heads, self.length
         width, is_rotary = self.hidden_size // heads, self.positions == "rotary"
@@ -144,7 +143,6 @@ class PretrainConfig(Config):
         )
 
     def training_config(self) -> TrainingConfig:
-        """Return the configuration of the training loop."""
         from regard.training import TrainingConfig
 
         names = {field.name for field in fields(TrainingConfig)} & set(self.field_names())

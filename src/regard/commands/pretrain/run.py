@@ -132,7 +132,6 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the losses of some rows."""
     loss: Tensor = model(**rows, num_items_in_batch=1).loss
     return loss
 
@@ -142,7 +141,6 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 
 
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
-    """Return the decoder with the weights of the configuration's seed."""
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -162,7 +160,6 @@ class JournaledSinkMonitor(SinkMonitor):
         return numbers
 
     def table(self, steps: Iterable[int]) -> pd.DataFrame:
-        """Return the table of what was seen at these steps."""
         journal, names = self.work.journal, map(str, steps)
         return sink_table([row for name in names if name in journal for row in journal[name]])
 
@@ -185,7 +182,7 @@ def _result(
     origin: Mapping[str, Any],
 ) -> PretrainResult:
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
-    device, model = model.device, _whole(model)
+    device, model, tokenizer = model.device, _whole(model), text.tokenizer
     history = make_history([_rename_items(row) for row in trained.history])
     metadata = describe_run(
         config,
@@ -198,11 +195,7 @@ def _result(
         },
         data={
             "domains": [domain.metadata() for domain in text.corpus.domains],
-            "tokenizer": {
-                "name": config.tokenizer,
-                "size": len(text.tokenizer),
-                "sha256": tokenizer_hash(text.tokenizer),
-            },
+            "tokenizer": {"name": config.tokenizer, "size": len(tokenizer), "sha256": tokenizer_hash(tokenizer)},
         },
         watch={
             "samples": len(sinks.samples),
@@ -214,7 +207,7 @@ def _result(
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),
     )
-    return PretrainResult(history, sinks.table(history["step"]), metadata, model, text.tokenizer)
+    return PretrainResult(history, sinks.table(history["step"]), metadata, model, tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:

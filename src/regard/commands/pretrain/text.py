@@ -37,7 +37,6 @@ class Text:
     fixed: tuple[int, int] | None
 
     def batches(self, config: PretrainConfig) -> Callable[[int], dict[str, Tensor]]:
-        """Return the batch of each step: tokens, and which of them are predicted."""
         draw = BatchSampler(self.corpus, config.batch_size, config.seed)
 
         def batch(step: int) -> dict[str, Tensor]:
@@ -57,7 +56,6 @@ class Text:
         return rows_by_domain
 
     def altered(self, ids: Tensor, config: PretrainConfig, step: int, *, random: tuple[int, int] | None) -> Tensor:
-        """Return tokens in which the fixed and random ones of the configuration replace others."""
         return insert_tokens(
             ids,
             step=step,

@@ -198,7 +198,6 @@ def _strongest(sinks: pd.DataFrame) -> list[str]:
 
 
 def _curves(history: pd.DataFrame) -> list[str]:
-    """Format loss and mean α_1 as sparklines between their first and last values."""
     lines = []
     for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
         values = numeric_column(history, key)

@@ -14,16 +14,14 @@ TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 AVERAGED = ("average", "average-init")
 """Sources that read averages; the others need only their shape."""
 RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
-OF_PLACE = ("first-layers", "last-layers", "random")
-"""Rankings that read no averages."""
+OF_PLACE = ("first-layers", "last-layers", "random")  # rankings that read no averages
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 LANGUAGE_MODEL = "lm"
 """Task of a causal language model: it is scored by the likelihood of text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
 """Learning rate of the gates; None is the probe's, as published."""
 CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
-THROUGH_EPOCHS = {"paper": None, "laptop": 2}
-"""Epochs of training through the encoder; None is the probe's."""
+THROUGH_EPOCHS = {"paper": None, "laptop": 2}  # of training through the encoder; None: the probe's
 
 
 def constants_names() -> tuple[str, ...]:

@@ -40,10 +40,7 @@ class HeadEvaluation:
     Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part.
     """
 
-    model: Any
     evaluator: Evaluator
-    train: Encoded
-    validation: Encoded
     gate_rate: float | None
     constants_rate: float | None
     journal: Journal
@@ -58,7 +55,7 @@ class HeadEvaluation:
     def attention_scores(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
         spec = parse_attention(attention)
         key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
-        return self._scored(key, seeds, replacing(self.model, spec))
+        return self._scored(key, seeds, replacing(self.evaluator.model, spec))
 
     def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
@@ -71,12 +68,12 @@ class HeadEvaluation:
     def _replaced(self, constants: Constants | None, heads: Sequence[Head]) -> AbstractContextManager[Any]:
         if constants is None or not heads:
             return nullcontext()
-        return replacing(self.model, constants, heads)
+        return replacing(self.evaluator.model, constants, heads)
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """Return the averages of all heads over the inputs."""
         origin = {"layout": inputs.layout, "separators": inputs.separators, "tokenizer": tokenizer, "source": source}
-        average = partial(average_attention, self.model, read_batches(inputs), inputs.length, **origin)
+        average = partial(average_attention, self.evaluator.model, read_batches(inputs), inputs.length, **origin)
         return self._stored_constants("average", "average", "averaging attention", average)
 
     def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
@@ -84,7 +81,7 @@ class HeadEvaluation:
         key = _key(constants.sha256, ())
 
         def train() -> Constants:
-            with replacing(self.model, constants, train=True) as replaced:
+            with replacing(self.evaluator.model, constants, train=True) as replaced:
                 self._train(replaced, seed, self.constants_rate)
                 trained = replaced.constants()
             return replace(trained, origin=replace(trained.origin, source=source))
@@ -116,7 +113,7 @@ class HeadEvaluation:
         """Rank by σ(l), trained with all else frozen."""
 
         def train() -> list[list[Any]]:
-            with mixing(self.model, averages) as gated:
+            with mixing(self.evaluator.model, averages) as gated:
                 self._train(gated, 0, self.gate_rate)
                 return [[*site_layer, gates.tolist()] for site_layer, gates in gated.gate_values().items()]
 
@@ -124,12 +121,10 @@ class HeadEvaluation:
         return rank_by_gate({(site, int(layer)): torch.tensor(gates) for site, layer, gates in rows})
 
     def _norms(self, averages: Constants) -> HeadRanking:
-        """Rank by the norm of what each head adds."""
-
         def measure() -> list[list[Any]]:
-            device = self.model.device
-            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
-            ranking = rank_by_output_norm(self.model, on_device, averages)
+            model, batches = self.evaluator.model, read_batches(self.evaluator.train_rows)
+            on_device = ({name: v.to(model.device) for name, v in batch.items()} for batch in batches)
+            ranking = rank_by_output_norm(model, on_device, averages)
             return [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)]
 
         entry = f"output-norm {_key(averages.sha256, ())}"
@@ -137,12 +132,10 @@ class HeadEvaluation:
         return HeadRanking(tuple((site, layer, head) for site, layer, head, _ in rows), tuple(row[3] for row in rows))
 
     def _stored_rows(self, entry: str, step: str, compute: Callable[[], list[list[Any]]]) -> list[list[Any]]:
-        """Return the rows of a journal entry, computed once."""
         if entry not in self.journal:
             self.step(step)
             self.journal.add(entry, compute())
-        rows: list[list[Any]] = self.journal[entry]
-        return rows
+        return list(self.journal[entry])
 
     def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:
         def report_epoch(epoch: int, num_epochs: int, loss: float) -> None:
@@ -154,13 +147,13 @@ class HeadEvaluation:
         self, constants: Constants, order: HeadRanking, fractions: Sequence[float]
     ) -> list[tuple[float, float, float]]:
         """Return (dynamic fraction, milliseconds, FLOPs) of one forward pass, the median of a few."""
-        batch = next(read_batches(self.validation))
-        inputs = {name: values.to(self.model.device) for name, values in batch.items()}
+        model, batch = self.evaluator.model, next(read_batches(self.evaluator.validation_rows))
+        inputs = {name: values.to(model.device) for name, values in batch.items()}
         costs = []
         for fraction in fractions:
             self.step(f"timing {fraction:g} dynamic")
-            with self._replaced(constants, order.constant(fraction)), eval_mode(self.model):
-                costs.append((fraction, _milliseconds(self.model, inputs), _flops(self.model, inputs)))
+            with self._replaced(constants, order.constant(fraction)), eval_mode(model):
+                costs.append((fraction, _milliseconds(model, inputs), _flops(model, inputs)))
         return costs
 
 

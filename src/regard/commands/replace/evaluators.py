@@ -77,7 +77,6 @@ class ProbeEvaluator:
 
     @property
     def _classes(self) -> int:
-        """Number of labels, or size of the vocabulary."""
         return int(self.model.config.vocab_size) if self.task.kind == "mlm" else len(self.task.labels)
 
     @property
@@ -162,4 +161,3 @@ class PerplexityEvaluator:
 
 
 Evaluator = ProbeEvaluator | PerplexityEvaluator
-"""Scores a model as it is, and trains parameters inside it."""

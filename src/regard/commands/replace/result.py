@@ -162,12 +162,11 @@ def _line(axes: Axes, line: pd.DataFrame, name: str, index: int) -> None:
 
 
 def _matrices(images: list[Picture]) -> Figure:
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
     figure, all_axes = _grid(len(images), 4, 2.1, 2.3)
-    ramp = LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
     for axes, image in zip(all_axes, images, strict=True):
-        axes.imshow(image.weights, cmap=ramp, norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
+        axes.imshow(image.weights, cmap=colors.ramp(), norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
         axes.set_title(f"{image.site} {image.layer}.{image.head}\n{image.pattern}".rstrip(), fontsize=8, loc="left")
         axes.set_xticks([])
         axes.set_yticks([])

@@ -118,13 +118,14 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if averages is not None and "input-dependence" in config.rankings:
             averages.input_dependence()  # refuses constants without it
         metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
-        evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
+        probe = ProbeConfig(learning_rate=preset.learning_rate, batch_size=preset.batch_size, epochs=preset.epochs)
+        through = changed(probe, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or probe.epochs, probe.epochs))
+        evaluator: Evaluator = PerplexityEvaluator(encoder, train, valid, through)
+        if read.name != LANGUAGE_MODEL:
+            evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
         evaluation = HeadEvaluation(
-            model=encoder,
             evaluator=evaluator,
-            train=train,
-            validation=valid,
             gate_rate=replace_config.GATE_RATE[config.scale],
             constants_rate=replace_config.CONSTANTS_RATE[config.scale],
             journal=work.journal,
@@ -154,7 +155,6 @@ def replace(  # noqa: D417 - the options are described in the configuration
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
-    """Return the task, or its name. Raises UserError for other types."""
     if others or not isinstance(task, (str, Path, Task)):
         got = ", ".join(type(argument).__name__ for argument in (task, *others))
         raise UserError(
@@ -165,7 +165,6 @@ def _named(task: Any, others: Sequence[Any]) -> str | Task:
 
 
 def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
-    """Return the model with its tokenizer, checked to be one for the task, and to belong together."""
     call = "replace(model, task, tokenizer=tokenizer)"
     loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
     config = loaded.model.config
@@ -177,7 +176,6 @@ def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, la
 
 
 def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) -> tuple[TaskPreset, Task]:
-    """Return the task and its preset with the configuration's overrides."""
     name = task.name if isinstance(task, Task) else task
     scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), config.scale)
     train_rows, eval_rows = scale.rows or (None, None)
@@ -242,17 +240,6 @@ def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: En
     return to_length(constants, train.length)
 
 
-def _evaluator(
-    encoder: Any, read: Task, splits: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
-) -> Evaluator:
-    train, validation = splits
-    settings = ProbeConfig(learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=scale.epochs)
-    through = changed(settings, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
-    if read.name == LANGUAGE_MODEL:
-        return PerplexityEvaluator(encoder, train, validation, through)
-    return ProbeEvaluator(encoder, read, train, validation, settings, through, folder)
-
-
 def _describe(
     loaded: models.Loaded,
     encoder: Any,
@@ -262,7 +249,6 @@ def _describe(
     origin: From,
     constants: Constants | None,
 ) -> dict[str, Any]:
-    """Return everything that the scores depend on."""
     train, validation = splits
     model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder))
     return describe_run(
@@ -321,7 +307,6 @@ def _scores(
 
 
 def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
-    """Make a row per head: rank, ranking value, and pattern of its average."""
     patterns = {}
     for (site, layer), matrix in averages.matrices.items():
         for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):

@@ -192,7 +192,6 @@ def _scores(outcome: Outcome) -> list[str]:
 
 
 def _operations(outcome: Outcome) -> list[str]:
-    """Format a line per operation and task: score and drop."""
     lines = []
     for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
         lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"]))
