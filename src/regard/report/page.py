@@ -253,17 +253,12 @@ def libraries() -> str:
 
     script = str(vl_convert.javascript_bundle(_SCRIPT))
     with suppress(OSError):
-        _write(path, f"{_checksum(script)}\n{script}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            file.write(f"{_checksum(script)}\n{script}")
+        os.replace(file.name, path)  # whole or not at all, whoever else writes it
     return script
 
 
 def _checksum(script: str) -> str:
     return f"// sha256 {sha256(script.encode()).hexdigest()}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file whole or not at all, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)

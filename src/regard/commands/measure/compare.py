@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, args.runs))}")
     from rich.console import Console
 
-    from regard.commands.measure.compare_page import terminal_table
+    from regard.commands.measure.page import terminal_table
     from regard.commands.measure.result import MeasureResult
     from regard.runs.output_dir import check_output_file, write_file
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
     """Return a table of measurements by name, a column per run and its notes in `.attrs["notes"]`, and a page."""
-    from regard.commands.measure.compare_page import comparison, comparison_page
+    from regard.commands.measure.page import comparison, comparison_page
 
     tables = {name: (run.table, run.metadata) for name, run in runs.items()}
     return comparison(tables), comparison_page(tables)

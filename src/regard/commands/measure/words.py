@@ -19,12 +19,8 @@ from regard.report.terminal import WIDTH, sparkline
 from regard.report.words import join, run_time
 
 TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "share")
-EXTREMES = {
-    "common_sink_ratio": "max",
-    "over_smoothing": "max",
-    "hidden_norm_sink_ratio": "max",
-    "matrix_entropy": "min",
-}
+MAXIMA, MINIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio"), ("matrix_entropy",)
+"""Statistics whose largest, or smallest, value over the layers is a key figure."""
 MARGIN = 5
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
@@ -111,12 +107,12 @@ def _whole_model(measure: Measure) -> tuple[float, float, str] | None:
 
 def _extreme(measure: Measure) -> tuple[float, float, str, str] | None:
     """Return value, standard error, note and kind of the extreme over layers; None if there is none."""
-    extreme, block = EXTREMES.get(measure.statistic), measure.block("layer")
-    if extreme is None or block is None or np.isnan(block.values).all():
+    block, is_maximum = measure.block("layer"), measure.statistic in MAXIMA
+    if measure.statistic not in MAXIMA + MINIMA or block is None or np.isnan(block.values).all():
         return None
-    index = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
+    index = int(np.nanargmax(block.values) if is_maximum else np.nanargmin(block.values))
     note = f"layer {block.coordinates['layer'][index]}"
-    return float(block.values[index]), float(block.errors[index]), note, extreme
+    return float(block.values[index]), float(block.errors[index]), note, "max" if is_maximum else "min"
 
 
 def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> Group:

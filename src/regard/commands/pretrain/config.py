@@ -51,9 +51,7 @@ class PretrainConfig(Config):
         None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", minimum=257
     )
     data: tuple[str, ...] = config_field(
-        ("python",),
-        "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME",
-        repeated=True,
+        ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True
     )
     data_fraction: float = config_field(1.0, "share of the training text that is used", exclusive_minimum=0, maximum=1)
     random_tokens: tuple[int, int] | None = config_field(

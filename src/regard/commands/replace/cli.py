@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model), or a .jsonl, .csv, .tsv or .parquet file",
     )
     parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder with the task's files as published; default: $REGARD_DATA, else the hub",
+        "--data", metavar="DIR", help="folder with the task's files as published; default: $REGARD_DATA, else the hub"
     )
     parser.add_argument(
         "--constants-from", metavar="TASK|FILE", help="source of the averages: another task, or a file of constants"
