@@ -84,11 +84,9 @@ def replace(  # noqa: D417 - the options are described in the configuration
     Args:
         model: A model, a `regard.models.Loaded`, or a name.
         task: One of `regard.data.TASKS`, a file of your own, or a `regard.data.Task`.
-        others: Not used; refused with a hint.
         tokenizer: The model's tokenizer, if `model` is a model.
         data: Folder with the task's files; None for the hub.
-        constants_from: Source of the averages, if not the task's inputs: name of another task, file of constants, or
-            constants.
+        constants_from: Source of the averages, if not the task's inputs: another task, a file, or constants.
         config: Values of the options that are left out; None for the defaults of `ReplaceConfig`.
         work_dir: Folder of hidden states and scores so far; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
