@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import vl_convert
 
-from regard.report import libraries
 from regard.report.page import (
     Box,
     Command,
@@ -24,6 +23,7 @@ from regard.report.page import (
     Table,
     Tables,
     Text,
+    libraries,
 )
 from tests.report.browser import draw, needs_node
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
@@ -172,15 +172,15 @@ def bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
         return "made ✓\n"
 
     monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
-    libraries.libraries.cache_clear()
+    libraries.cache_clear()
     yield made
-    libraries.libraries.cache_clear()
+    libraries.cache_clear()
 
 
 def again() -> str:
     """The libraries, as another process reads them."""
-    libraries.libraries.cache_clear()
-    return libraries.libraries()
+    libraries.cache_clear()
+    return libraries()
 
 
 def test_the_libraries_are_bundled_once(bundles: list[str], tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Values and errors over some of the axes layer, head, position, in this order; NaN where the table has no row.
+    """Values and errors over some of the axes layer, head, position, in this order; NaN without a row.
 
-    A block that was taken from one with positions has its `position`; None if it is of the whole sequence.
+    `position` is where it was taken from a block with positions; None for the whole sequence.
     """
 
     coordinates: dict[str, Labels]
@@ -40,7 +40,6 @@ class Block:
         return Block(self._without(axis), values, errors, label if axis == "position" else self.position)
 
     def keep(self, axis: str, mask: NDArray[np.bool_]) -> Block:
-        """The block with only the labels of `axis` where `mask` is true."""
         place = list(self.coordinates).index(axis)
         coordinates = {**self.coordinates, axis: self.coordinates[axis][mask]}
         values, errors = (array.compress(mask, axis=place) for array in (self.values, self.errors))
@@ -66,11 +65,9 @@ class Measure:
 
     @property
     def key(self) -> tuple[str, str, float | None]:
-        """What tells this measure from every other of one table."""
         return self.statistic, self.site, self.epsilon
 
     def block(self, *axes: str) -> Block | None:
-        """The block over exactly these axes, or None."""
         return self.blocks.get(axes)
 
 
@@ -84,10 +81,7 @@ def check_table(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
 
 
 def measures(table: pd.DataFrame) -> list[Measure]:
-    """Every statistic × site × epsilon of the table, in the table's order.
-
-    Raises UserError on an empty table, a missing column, or two rows for one number.
-    """
+    """Every statistic × site × epsilon of the table, in its order. Raises UserError for a table that is not tidy."""
     check_table("statistics", table, COLUMNS)
     groups = table.groupby(["statistic", "site", "epsilon"], sort=False, dropna=False)
     return [_measure(key, rows) for key, rows in groups]

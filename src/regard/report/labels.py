@@ -17,19 +17,14 @@ _SITES = {"decoder": "decoder", "encoder": "encoder", "cross": "cross-attention"
 
 def title(statistic: str, record: Mapping[str, Any]) -> str:
     """The statistic's title in the record, else its name in words."""
-    told = _told(statistic, record).get("title")
+    told = info(statistic, record).get("title")
     return str(told) if told else statistic.replace("_", " ").capitalize()
 
 
 def unit(statistic: str, record: Mapping[str, Any]) -> str:
     """The statistic's unit in the record, "" where it has none; a rate is "%" even where the record is silent."""
-    told = str(_told(statistic, record).get("unit") or "")
+    told = str(info(statistic, record).get("unit") or "")
     return "%" if told.lower() in _PERCENT or (not told and statistic in _RATES) else told
-
-
-def description(statistic: str, record: Mapping[str, Any]) -> str:
-    """What the record says about the statistic, "" where nothing."""
-    return str(_told(statistic, record).get("description") or "")
 
 
 def name(measure: Measure, record: Mapping[str, Any], *, with_site: bool) -> str:
@@ -94,7 +89,8 @@ def section(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _told(statistic: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+def info(statistic: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the record says about the statistic; empty where nothing."""
     return section(section(record, "statistics"), statistic)
 
 

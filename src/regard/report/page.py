@@ -1,25 +1,30 @@
 """A report page as values, and its HTML: one file that fetches nothing.
 
-A command builds a `Page` of `Section`s with parts, and `base.html.jinja` renders them. What is empty is left out: a
-part is false if its first field is, a section if all its parts are. `page.js` draws `Panels` and `Maps` with Vega-Lite;
-a command with other charts adds data and a script of its own, which finds the boxes by their keys.
+`base.html.jinja` renders a `Page` of `Section`s with parts, and leaves out what is empty. `page.js` draws `Panels` and
+`Maps` with Vega-Lite; a command with other charts adds data and a script, which finds the boxes by their keys.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from regard.report import colors
-from regard.report.libraries import libraries
 from regard.report.words import format_value
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page may run its own scripts and styles and fetch nothing; browsers enforce this."""
+_SCRIPT = "window.vegaEmbed = vegaEmbed;"
 Row = tuple[str, str, Sequence[str]]
 """A row of a table: its heading, a note under the heading, and its cells."""
 
@@ -33,7 +38,6 @@ class Part:
 
     @property
     def macro(self) -> str:
-        """The macro of the template that renders it."""
         return type(self).__name__.lower()
 
 
@@ -82,11 +86,8 @@ class Glossary(Part):
     entries: Sequence[tuple[str, str, str]]
 
 
-@dataclass(frozen=True)
-class Command(Part):
+class Command(Text):
     """A command line, to copy."""
-
-    line: str
 
 
 @dataclass(frozen=True)
@@ -116,16 +117,13 @@ class Maps(Part):
 
     @property
     def last(self) -> int:
-        """The slider's last position; -1 where the maps have no steps."""
+        """The slider's last position; -1 without steps."""
         return max(len(one.get("steps", ())) for one in self.maps) - 1
 
 
 @dataclass(frozen=True)
 class Box(Part):
-    """Boxes by their keys that the command's script fills, under the fields that choose what is drawn.
-
-    `shown` is what it is drawn from: nothing, no box.
-    """
+    """Boxes by their keys that the command's script fills from `shown`, under the fields that choose what is drawn."""
 
     shown: Any
     keys: Sequence[str]
@@ -177,10 +175,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page. `data` and `script` are what its charts need beside `Panels` and `Maps`.
-
-    The footer tells the version and the date in `record`; without one there is no footer.
-    """
+    """A report page; `data` and `script` are for charts beside `Panels` and `Maps`, `record` is for the footer."""
 
     eyebrow: str
     title: str
@@ -194,7 +189,6 @@ class Page:
 
     @property
     def cards(self) -> dict[str, list[KeyFigure]]:
-        """The key figures by label."""
         cards: dict[str, list[KeyFigure]] = {}
         for figure in self.key_figures:
             cards.setdefault(figure.label, []).append(figure)
@@ -202,14 +196,12 @@ class Page:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What the page's scripts read."""
         parts = [part for section in self.sections for one in section.parts for part in getattr(one, "parts", [one])]
         panels = {part.key: part.panels for part in parts if isinstance(part, Panels) and part}
         maps = [one for part in parts if isinstance(part, Maps) for one in part.maps]
         return {**self.data, "panels": panels, "maps": maps, "colors": {"ramp": colors.RAMPS, "series": colors.SERIES}}
 
     def html(self) -> str:
-        """Render the page as one HTML file."""
         return _template().render(
             page=self,
             policy=POLICY,
@@ -243,3 +235,30 @@ def script_safe(data: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+@cache
+def libraries() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script of 0.9 MB that sets `vegaEmbed` and loads nothing.
+
+    Bundling takes seconds, so the script is kept with a checksum in the cache folder, if that can be written.
+    """
+    key = sha256(f"{version('vl-convert-python')}\n{_SCRIPT}".encode()).hexdigest()[:16]
+    path = Path(os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / f"charts-{key}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        checksum, _, script = path.read_text(encoding="utf-8").partition("\n")
+        if checksum == _checksum(script):
+            return script
+    import vl_convert
+
+    script = str(vl_convert.javascript_bundle(_SCRIPT))
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            file.write(f"{_checksum(script)}\n{script}")
+        os.replace(file.name, path)  # whole or not at all, whoever else writes it
+    return script
+
+
+def _checksum(script: str) -> str:
+    return f"// sha256 {sha256(script.encode()).hexdigest()}"

@@ -54,10 +54,7 @@ def thinning_note(lengths: Iterable[int], file: str) -> str:
 def line(
     axis: str, series: str, places: Values, values: Values, unit: str = "", half: Values | None = None
 ) -> list[dict[str, Any]]:
-    """The points of one line as the page's script reads them, `half` the half width of the band around each.
-
-    Points without a finite value are left out, and lines of more than `MOST` points thinned.
-    """
+    """The points of one line as the page's script reads them, at most `MOST`; `half` is the half width of the band."""
     known = [i for i, value in enumerate(values) if math.isfinite(value)]
     points = []
     for i in (known[index] for index in thin_indices(len(known))):
@@ -88,10 +85,7 @@ def panel(
     lines: Sequence[tuple[str, int, int]] | None = None,
     **fields: Any,
 ) -> list[Panel]:
-    """One panel with more `fields`; none without points.
-
-    `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted).
-    """
+    """One panel, none without points; `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted)."""
     if not points:
         return []
     styles = {} if lines is None else {"lines": [list(style) for style in lines]}

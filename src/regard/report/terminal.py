@@ -22,10 +22,7 @@ def plain(text: str) -> str:
 def summary(
     title: str, ledes: Iterable[str], blocks: Iterable[Sequence[str] | Text], notes: Iterable[str] = ()
 ) -> Group:
-    """Return a summary: a bold title, sentences, blocks of lines under each other, and sentences at the end.
-
-    Lines of a block are cut where they are too long; sentences wrap. What is empty is left out.
-    """
+    """Return a bold title, sentences that wrap, blocks of lines that are cut, and sentences at the end."""
     parts: list[RenderableType] = [Text(plain(title), style="bold"), *(Text(plain(lede)) for lede in ledes if lede)]
     for block in blocks:
         if isinstance(block, Text):

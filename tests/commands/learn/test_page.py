@@ -19,7 +19,7 @@ from regard.commands.learn.terminal import learn_summary
 from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
-from regard.report.libraries import libraries
+from regard.report.page import libraries
 from tests.commands.learn import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 

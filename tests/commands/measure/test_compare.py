@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.measure.compare_page import caveats, comparison, comparison_page
+from regard.commands.measure.page import caveats, comparison, comparison_page
 from regard.errors import UserError
 
 

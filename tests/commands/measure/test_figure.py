@@ -4,13 +4,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from regard.commands.measure.figure import figure
+from regard.commands.measure.result import MeasureResult
 from regard.errors import UserError
 
 
 def test_map_draws_the_tables_values(made: SimpleNamespace) -> None:
     table = made.table(3, 4, 5)
-    drawn = figure(table, "sink_rate", position=1)
+    drawn = MeasureResult(table, {}).plot("sink_rate", position=1)
     rows = table[(table["statistic"] == "sink_rate") & (table["position"] == 1) & table["head"].notna()]
     expected = rows.pivot(index="layer", columns="head", values="value").to_numpy(dtype=float)
     np.testing.assert_array_equal(drawn.axes[0].images[0].get_array(), expected)
@@ -19,35 +19,38 @@ def test_map_draws_the_tables_values(made: SimpleNamespace) -> None:
 
 def test_layers_draws_the_mean_over_heads(made: SimpleNamespace) -> None:
     table = made.table(3, 4, 5)
-    drawn = figure(table, "distance", kind="layers")
+    drawn = MeasureResult(table, {}).plot("distance", kind="layers")
     expected = table[table["statistic"] == "distance"].groupby("layer")["value"].mean()
     np.testing.assert_allclose(drawn.axes[0].lines[0].get_ydata(), expected.to_numpy(dtype=float))
 
 
 def test_kind_follows_the_axes(made: SimpleNamespace) -> None:
     table = made.table(3, 4, 5)
-    assert figure(table, "entropy").axes[0].images
-    assert len(figure(table, "over_smoothing").axes[0].lines) == 1
-    assert len(figure(table, "column_mass", kind="profile").axes[0].lines) == 3
-    assert len(figure(table, "sink_rate", kind="profile").axes[0].lines) == 1
+    assert MeasureResult(table, {}).plot("entropy").axes[0].images
+    assert len(MeasureResult(table, {}).plot("over_smoothing").axes[0].lines) == 1
+    assert len(MeasureResult(table, {}).plot("column_mass", kind="profile").axes[0].lines) == 3
+    assert len(MeasureResult(table, {}).plot("sink_rate", kind="profile").axes[0].lines) == 1
 
 
 def test_site_chooses(made: SimpleNamespace) -> None:
     table = made.table(2, 2, 3, ("encoder", "cross"))
-    arrays = [figure(table, "entropy", site=site).axes[0].images[0].get_array() for site in ("encoder", "cross")]
+    arrays = [
+        MeasureResult(table, {}).plot("entropy", site=site).axes[0].images[0].get_array()
+        for site in ("encoder", "cross")
+    ]
     assert not np.array_equal(*arrays)
-    np.testing.assert_array_equal(figure(table, "entropy").axes[0].images[0].get_array(), arrays[0])
+    np.testing.assert_array_equal(MeasureResult(table, {}).plot("entropy").axes[0].images[0].get_array(), arrays[0])
 
 
 def test_no_global_state(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    figure(made.table(2, 2, 3), "entropy").savefig("/dev/null", format="png")
+    MeasureResult(made.table(2, 2, 3), {}).plot("entropy").savefig("/dev/null", format="png")
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"statistic": "sinkrate"}, "'sinkrate'.*expected one of sink_rate, column_mass"),
+        ({"statistic": "sinkrate"}, "'sinkrate'; the table has: sink_rate, column_mass"),
         ({"statistic": "entropy", "site": "cross"}, "expected one of decoder"),
         ({"statistic": "sink_rate", "epsilon": 0.2}, "expected one of 0.3"),
         ({"statistic": "over_smoothing", "kind": "map"}, "expected one of layers"),
@@ -58,4 +61,4 @@ def test_no_global_state(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 )
 def test_mistakes_are_named(made: SimpleNamespace, wrong: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        figure(made.table(2, 2, 3), **wrong)
+        MeasureResult(made.table(2, 2, 3), {}).plot(**wrong)

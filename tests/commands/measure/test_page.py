@@ -7,13 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.measure.compare_page import comparison_page
-from regard.commands.measure.page import page
+from regard.commands.measure.page import FIRST, comparison_page, page, payload, rounded, thinned_length
 from regard.errors import UserError
 from regard.report.arrays import heads, layers, measures
-from regard.report.libraries import libraries
-from regard.report.page import script_safe
-from regard.report.payload import FIRST, payload, rounded, thinned_length
+from regard.report.page import libraries, script_safe
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 

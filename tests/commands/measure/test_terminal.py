@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.measure.terminal import summary
+from regard.commands.measure.words import summary
 from regard.errors import UserError
 
 

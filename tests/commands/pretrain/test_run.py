@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import regard
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import _count
-from regard.commands.pretrain.text import Text, cache_dir, prepare_text
+from regard.commands.pretrain.run import Text, _count, cache_dir, prepare_text
 from regard.data.corpus import BatchSampler
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError

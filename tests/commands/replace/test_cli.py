@@ -454,9 +454,7 @@ def test_a_full_disk_costs_no_score(replaced: Regard, tmp_path: Path, monkeypatc
         assert "No space left on device" in replaced().complaint
     kept = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()
     assert sum(json.loads(line)["name"].startswith("score") for line in kept.splitlines()) == 6
-    monkeypatch.setattr(
-        "regard.commands.replace.evaluators.fit_probe", lambda *_, **__: pytest.fail("what was done is done again")
-    )
+    monkeypatch.setattr("regard.training.fit_probe", lambda *_, **__: pytest.fail("what was done is done again"))
     assert replaced("--resume").code == 0
 
 

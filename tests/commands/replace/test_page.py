@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from regard.commands.replace.figure import replace_figure
+from regard.commands.replace.charts import MOST, pictures
 from regard.commands.replace.page import replace_page
-from regard.commands.replace.pictures import MOST, pattern_counts, pictures
+from regard.commands.replace.result import ReplaceResult
 from regard.commands.replace.scores import intervals, relative_drop
-from regard.commands.replace.terminal import replace_summary
+from regard.commands.replace.words import pattern_counts, replace_summary
 from regard.errors import UserError
 from tests.commands.replace import replaced_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
@@ -236,15 +236,15 @@ def test_summary_keeps_the_smallest_fraction_of_many() -> None:
 @pytest.mark.exhaustive
 def test_figures_draw_the_means() -> None:
     scores, heads, _, record = TABLES
-    drawn = replace_figure("fractions", scores, heads, record, {})
+    drawn = ReplaceResult(scores, heads, NO_COST, record).plot("fractions")
     assert len(drawn.axes) == 3
     means = intervals(scores).query("task == 'cola' and constants == 'identity'")["mean"]
     line = drawn.axes[0].lines[1]
     np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float)[1:], means, rtol=1e-5)
     assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["1", "1/2", "1/8", "0"]
-    orders = replace_figure("orders", scores, heads, record, {})
+    orders = ReplaceResult(scores, heads, NO_COST, record).plot("orders")
     assert orders.axes[0].get_legend_handles_labels()[1] == ["lambda", "random"]
-    constants = replace_figure("constants", scores, heads, record, replaced_run.matrices())
+    constants = ReplaceResult(scores, heads, NO_COST, record, replaced_run.matrices()).plot("constants")
     assert len([axes for axes in constants.axes if axes.images]) == 6
     for figure in (drawn, orders, constants):
         figure.savefig(io.BytesIO(), format="png")
@@ -257,4 +257,4 @@ def test_figures_draw_the_means() -> None:
 def test_what_cannot_be_drawn_is_named(kind: Any, message: str) -> None:
     scores = replaced_run.scores(orders=("lambda",))
     with pytest.raises(UserError, match=message):
-        replace_figure(kind, scores, *TABLES[1:2], TABLES[3], {})
+        ReplaceResult(scores, *TABLES[1:], {}).plot(kind)

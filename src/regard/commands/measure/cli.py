@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING
 
 from regard.commands.measure.config import MeasureConfig
 from regard.errors import UserError
-from regard.runs.arguments import (
-    add_config_options,
-    add_model_options,
-    add_run_options,
-    check_model_folder,
-    new_run_dir,
-    parse_config_options,
-)
+from regard.runs import arguments
+from regard.runs.progress import OnProgress
 
 if TYPE_CHECKING:
     from regard.commands.measure.result import MeasureResult
-    from regard.data import Texts
-    from regard.runs.progress import OnProgress
 
 HELP = "Measure what a model's attention does on some text, and write a report."
 EXAMPLES = """examples:
@@ -34,7 +26,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_model_options(parser)
+    arguments.add_model_options(parser)
     parser.add_argument("--random-weights", action="store_true", help="the architecture with fresh weights")
     parser.add_argument(
         "--text",
@@ -44,27 +36,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=".txt, .jsonl (key text), .parquet (column text), or - for standard input; default: Python's own "
         "documentation",
     )
-    add_run_options(parser, "a new one under runs/", resume=False)
-    add_config_options(parser, MeasureConfig)
+    arguments.add_run_options(parser, "a new one under runs/", resume=False)
+    arguments.add_config_options(parser, MeasureConfig)
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, save, print. What can be refused is refused before the model is loaded."""
-    config = MeasureConfig.from_options(args.config, parse_config_options(args, MeasureConfig))
+    config = MeasureConfig.from_options(args.config, arguments.parse_config_options(args, MeasureConfig))
     from regard.runs.command_line import run_command
     from regard.runs.distributed import process_group, raise_on_all_ranks
 
     with process_group(), raise_on_all_ranks():
-        run_command(args, "measure", args.out or new_run_dir("measure", args.model), partial(_measure, args, config))
+        out = args.out or arguments.new_run_dir("measure", args.model)
+        run_command(args, "measure", out, partial(_measure, args, config))
 
 
 def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progress: OnProgress) -> MeasureResult:
     from regard import models
     from regard.commands.measure.run import measure
+    from regard.data import read_texts
     from regard.hooks import ReplacedModel
+    from regard.runs.rank import num_processes
 
-    texts = _read_texts(args.text, config)
-    check_model_folder(args.model)
+    if args.text and config.input != "natural":
+        raise UserError(
+            f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
+        )
+    if "-" in (args.text or ()) and num_processes() > 1:
+        raise UserError("--text: several processes cannot share standard input; expected files")
+    texts = read_texts(args.text) if args.text else None
+    arguments.check_model_folder(args.model)
     ReplacedModel.register()
     loaded = models.load(
         args.model,
@@ -75,18 +76,3 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         seed=config.seed,
     )
     return measure(loaded, texts=texts, config=config, on_progress=on_progress)
-
-
-def _read_texts(paths: list[str] | None, config: MeasureConfig) -> Texts | None:
-    from regard.data import read_texts
-    from regard.runs.rank import num_processes
-
-    if not paths:
-        return None
-    if config.input != "natural":
-        raise UserError(
-            f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
-        )
-    if "-" in paths and num_processes() > 1:
-        raise UserError("--text: several processes cannot share standard input; expected files")
-    return read_texts(paths)

@@ -11,7 +11,6 @@ from regard.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
 
     from regard.commands.measure.result import MeasureResult
 
@@ -21,7 +20,6 @@ EXAMPLES = """examples:
   regard compare runs/* --out comparison.html
 """
 PAGES = (".html", ".htm")
-"""Suffixes of a page."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, args.runs))}")
     from rich.console import Console
 
+    from regard.commands.measure.page import terminal_table
     from regard.commands.measure.result import MeasureResult
     from regard.runs.output_dir import check_output_file, write_file
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     runs = {name: MeasureResult.load(run) for name, run in zip(names, args.runs, strict=True)}
     table, page = compare(runs)
     console = Console(highlight=False)
-    console.print(_format_table(table))
+    console.print(terminal_table(table))
     two_runs = "difference is {1} − {0}; means over heads have no standard error"
     for note in (*table.attrs.get("notes", []), *([two_runs.format(*runs)] if len(runs) == 2 else [])):
         console.print(f"note: {note}", soft_wrap=True)
@@ -62,29 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
     """Return a table of measurements by name, a column per run and its notes in `.attrs["notes"]`, and a page."""
-    from regard.commands.measure.compare_page import comparison, comparison_page
+    from regard.commands.measure.page import comparison, comparison_page
 
     tables = {name: (run.table, run.metadata) for name, run in runs.items()}
     return comparison(tables), comparison_page(tables)
-
-
-def _format_table(table: pd.DataFrame) -> RenderableType:
-    import pandas as pd
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    has_sites = table["site"].nunique() > 1
-    numbers = list(table.columns[table.columns.get_loc("position") + 1 :])
-    lines = Table(box=None, header_style="bold", pad_edge=False)
-    lines.add_column("statistic", overflow="fold")
-    for column in numbers:
-        lines.add_column(Text(str(column).replace("_", " ")), justify="right", overflow="fold")
-    for row in table.to_dict("records"):
-        parts = [str(row["statistic"])]
-        parts += [] if pd.isna(row["epsilon"]) else [f"ε={row['epsilon']:g}"]
-        parts += [] if pd.isna(row["position"]) else [f"at {row['position']}"]
-        parts += [str(row["site"])] if has_sites else []
-        lines.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
-    means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
-    return Group(lines, Text(means, style="italic"))

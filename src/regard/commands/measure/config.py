@@ -56,7 +56,6 @@ class MeasureConfig(Config):
     seed: int = config_field(0, "of the choice of windows and of fresh weights", minimum=0, maximum=MAX_SEED)
 
     def check(self) -> None:
-        """Look up the statistics. Raises UserError."""
         from regard.statistics import statistic_factories, statistic_names
 
         statistics: Any = self.statistics
@@ -67,11 +66,9 @@ class MeasureConfig(Config):
 
     @property
     def batch_rows(self) -> int:
-        """Windows a forward."""
         return self.batch_size or max(1, min(self.samples, TOKENS_PER_BATCH // self.length))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by its name, statistics by their names."""
         from regard.statistics import statistic_factories
 
         return {**super().to_dict(), "statistics": list(statistic_factories(self.statistics))}

@@ -1,17 +1,21 @@
-"""Report page of `regard measure`."""
+"""Report pages, of one measurement and of several side by side, and the data that their script reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import rich.console
+import rich.table
+from rich.text import Text
 
-from regard.commands.measure.key_figures import key_figures, top_tokens
+from regard.commands.measure.words import key_figures, top_tokens
+from regard.errors import UserError
 from regard.report import labels
-from regard.report.arrays import Measure, measures
+from regard.report.arrays import Block, Floats, Labels, Measure, heads, layers, measures, nanmean
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset
-from regard.report.payload import payload, thinned_length
 from regard.report.words import format_value, join, run_time
 
 _TOKENS = (
@@ -20,13 +24,24 @@ _TOKENS = (
 )
 _CLICK = "Click a cell, or type its layer and head, to see that head over positions."
 _THINNED = "To keep the page small it holds {} positions, the first ones and then ever fewer; the table has all."
+NUMBERS = 400_000
+"""The most numbers by position that one page holds; beyond it positions are thinned."""
+FIRST = 16
+"""The first positions, where sinks stand, are never thinned."""
+SHORT = {"layer": "l", "head": "h", "position": "p"}
+Runs = Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]
+"""Tables and metadata by the names of the runs."""
+KEYS = ["statistic", "site", "epsilon", "scope", "position"]
+ADDED = ["difference", "standard_error"]
+MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
+_TABLE = (
+    "Values of the whole model where measured, else means over layers and heads. "
+    "SE: the difference's standard error, were the runs' samples independent."
+)
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
-    """Return the report as one self-contained HTML file. Raises UserError if the table is empty.
-
-    The tables have the schemas of `statistics.parquet` and `tokens.parquet`, the metadata that of `results.json`.
-    """
+    """Return the report as one self-contained HTML file. Raises UserError if the table is empty."""
     all_measures = measures(table)
     name = labels.model_name(metadata)
     return Page(
@@ -95,3 +110,227 @@ def _tokens(rows: pd.DataFrame) -> Table:
         site = [labels.site(str(row.site))] if multiple_sites else []
         cells.append((labels.visible(str(row.token)), "", [*site, str(row.position), f"{labels.number(share, 3)} %"]))
     return Table(cells, head, "Sink tokens", bars=shares, code=True)
+
+
+def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return run names, sites, and for each measure its labels and its blocks by run (None without it).
+
+    Numbers are rounded to 5 significant digits, standard errors to 2. `record` labels the statistics.
+    """
+    by_key = [{measure.key: measure for measure in measures} for measures in runs.values()]
+    positions = thinned_length([measure for run in by_key for measure in run.values()])
+    keys = list(dict.fromkeys(key for run in by_key for key in run))
+    written = [
+        {
+            "statistic": statistic,
+            "site": site,
+            "epsilon": epsilon,
+            "title": labels.title(statistic, record),
+            "unit": labels.unit(statistic, record),
+            "description": str(labels.info(statistic, record).get("description") or ""),
+            "runs": [_blocks(run.get((statistic, site, epsilon)), positions) for run in by_key],
+        }
+        for statistic, site, epsilon in keys
+    ]
+    return {"runs": list(runs), "sites": {site: labels.site(site) for _, site, _ in keys}, "measures": written}
+
+
+def thinned_length(measures: Sequence[Measure]) -> Labels | None:
+    """The positions that the page keeps, None for all: the first ones and then evenly on a logarithmic scale."""
+    blocks = [block for measure in measures for block in measure.blocks.values() if "position" in block.coordinates]
+    size = sum(block.values.size for block in blocks)
+    if size <= NUMBERS:
+        return None
+    positions = np.unique(np.concatenate([block.coordinates["position"] for block in blocks]))
+    count = max(2 * FIRST, int(len(positions) * NUMBERS / size))
+    steps = np.geomspace(FIRST, len(positions) - 1, count - FIRST).round().astype(np.int64)
+    return np.asarray(positions[np.unique(np.concatenate([np.arange(FIRST), steps]))])
+
+
+def rounded(values: Floats, digits: int) -> Any:
+    """The values as nested lists, rounded to significant digits; None where not finite."""
+    known = np.isfinite(values)
+    size = np.abs(np.where(known & (values != 0), values, 1.0))
+    power = digits - 1 - np.floor(np.log10(size))
+    up, down = 10.0 ** np.maximum(power, 0), 10.0 ** np.maximum(-power, 0)
+    short = np.round(np.where(known, values, 0.0) * up / down) / up * down
+    whole = np.isfinite(short) & (short == np.round(short)) & (np.abs(short) < 2**53)
+    mixed = np.empty(short.shape, dtype=object)
+    mixed[known] = short[known]
+    mixed[whole & known] = short[whole & known].astype(np.int64)
+    return mixed.tolist()
+
+
+def _blocks(measure: Measure | None, positions: Labels | None) -> dict[str, Any] | None:
+    if measure is None:
+        return None
+    written = {}
+    for axes, block in measure.blocks.items():
+        if positions is not None and "position" in axes:
+            block = block.keep("position", np.isin(block.coordinates["position"], positions))
+        written["".join(SHORT[axis] for axis in axes) or "model"] = _block(block)
+    rest = _rest(measure)
+    return written if rest is None else {**written, "rest": _block(rest)}
+
+
+def _rest(measure: Measure) -> Block | None:
+    """The mean over heads and all positions but the first, by layer; None where layers have a value."""
+    if measure.block("layer") is not None or measure.block("layer", "head") is not None:
+        return None
+    by_head, by_position = measure.block("layer", "head", "position"), measure.block("layer", "position")
+    block = by_position if by_position is not None else by_head and by_head.mean_over("head")
+    if block is None or len(block.coordinates["position"]) < 2:
+        return None
+    values = nanmean(block.values[:, 1:], 1)
+    return Block({"layer": block.coordinates["layer"]}, values, np.full_like(values, np.nan))
+
+
+def _block(block: Block) -> dict[str, Any]:
+    data: dict[str, Any] = {SHORT[axis]: places.tolist() for axis, places in block.coordinates.items()}
+    errors = {"e": rounded(block.errors, 2)} if np.isfinite(block.errors).any() else {}
+    return {**data, "v": rounded(block.values, 5), **errors}
+
+
+def comparison(runs: Runs) -> pd.DataFrame:
+    """Make a row per statistic, site and epsilon: `KEYS`, the value of each run, and for two runs `ADDED`.
+
+    The standard error of the difference is √(a² + b²), as of independent samples; null for means over heads. `scope` is
+    the whole model if measured, else the mean over layers (without embeddings) and heads. `position` is null for values
+    of the whole sequence, else the first. `frame.attrs["notes"]` holds `caveats`. Raises UserError for runs without a
+    name or a row.
+    """
+    frame = _frame(_measures(runs))
+    frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
+    return frame
+
+
+def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List differences in data and settings that affect the values, one sentence each."""
+    checks = [
+        ("data", "length", "sequence length", "sink rates depend on it"),
+        ("data", "source", "text", "values are of different texts"),
+        ("data", "sha256", "text's checksum", "values are of different texts"),
+        ("data", "input", "input", "values are of different inputs"),
+        ("data", "bos", "beginning-of-sequence token", "sinks often stand on it"),
+        ("data", "samples", "number of samples", "standard errors differ with it"),
+    ]
+    notes = []
+    for part, key, quantity, why in checks:
+        values = {name: labels.section(metadata, part).get(key) for name, metadata in records.items()}
+        if len({str(value) for value in values.values()}) > 1:
+            described = ", ".join(f"{name}: {_short(value)}" for name, value in values.items())
+            notes.append(f"The runs differ in {quantity} ({described}); {why}.")
+    return notes
+
+
+def comparison_page(runs: Runs) -> str:
+    """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
+    measures_by_run = _measures(runs)
+    records = {name: metadata for name, (_, metadata) in runs.items()}
+    described: dict[str, Any] = {}
+    for metadata in reversed(records.values()):
+        described |= labels.section(metadata, "statistics")
+    statistics = {"statistics": described}
+    provenance = {
+        name: {key: part for key, part in metadata.items() if key != "statistics"} for name, metadata in records.items()
+    }
+    all_measures = [measure for run_measures in measures_by_run.values() for measure in run_measures]
+    table = _table(_frame(measures_by_run), list(runs), statistics)
+    return Page(
+        eyebrow="Regard · comparison",
+        title=" against ".join(runs),
+        ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
+        warnings=caveats(records),
+        sections=[
+            Section("table", "In numbers", [table], _TABLE),
+            *chart_sections(all_measures, multiple_runs=len(runs) > 1),
+            *closing_sections(statistics, provenance),
+        ],
+        data=payload(measures_by_run, statistics),
+        script=read_asset("page.js", __package__),
+    ).html()
+
+
+def terminal_table(table: pd.DataFrame) -> rich.console.Group:
+    """Return a comparison as a terminal shows it."""
+    has_sites = table["site"].nunique() > 1
+    numbers = list(table.columns[table.columns.get_loc("position") + 1 :])
+    lines = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    lines.add_column("statistic", overflow="fold")
+    for column in numbers:
+        lines.add_column(Text(str(column).replace("_", " ")), justify="right", overflow="fold")
+    for row in table.to_dict("records"):
+        parts = [str(row["statistic"])]
+        parts += [] if pd.isna(row["epsilon"]) else [f"ε={row['epsilon']:g}"]
+        parts += [] if pd.isna(row["position"]) else [f"at {row['position']}"]
+        parts += [str(row["site"])] if has_sites else []
+        lines.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
+    means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
+    return rich.console.Group(lines, Text(means, style="italic"))
+
+
+def _measures(runs: Runs) -> dict[str, list[Measure]]:
+    if not runs:
+        raise UserError("expected at least one run to compare; none came")
+    reserved = sorted(set(runs) & {*KEYS, *ADDED})
+    if reserved:
+        raise UserError(f"expected run names other than {', '.join(KEYS + ADDED)}; got {', '.join(reserved)}")
+    return {name: measures(table) for name, (table, _) in runs.items()}
+
+
+def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
+    names = list(measures_by_run)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    errors: dict[tuple[Any, ...], list[float]] = {}
+    for name, run_measures in measures_by_run.items():
+        for measure in run_measures:
+            if (overall := _overall(measure)) is not None:
+                scope, position, value, error = overall
+                key = (*measure.key, scope, position)
+                rows.setdefault(key, dict(zip(KEYS, key, strict=True)))[name] = value
+                errors.setdefault(key, []).append(error)
+    if len(names) == 2:
+        first, second = names
+        for row, row_errors in zip(rows.values(), errors.values(), strict=True):
+            if len(row_errors) == 2:
+                row["difference"] = row[second] - row[first]
+                row["standard_error"] = np.hypot(row_errors[0], row_errors[1])
+    frame = pd.DataFrame(list(rows.values()), columns=[*KEYS, *names, *(ADDED if len(names) == 2 else [])])
+    numeric = [name for name in frame.columns if name not in ("statistic", "site", "scope", "position")]
+    return frame.astype({"position": "Int64", **dict.fromkeys(numeric, "float64")})
+
+
+def _overall(measure: Measure) -> tuple[str, int | None, float, float] | None:
+    """Return scope, position, value and standard error of the one value of a measure; None if it has none."""
+    whole, by_position = measure.block(), measure.block("position")
+    if whole is not None:
+        return MODEL, None, float(whole.values), float(whole.errors)
+    if by_position is not None:
+        position = int(by_position.coordinates["position"][0])
+        return MODEL, position, float(by_position.values[0]), float(by_position.errors[0])
+    by_head = heads(measure)
+    values = by_head or layers(measure)
+    if values is None:
+        return None
+    mean = float(nanmean(values.keep("layer", values.coordinates["layer"] >= 0).values))
+    return MEAN_LAYERS if by_head is None else MEAN_HEADS, values.position, mean, np.nan
+
+
+def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any]) -> Table:
+    multiple_sites = frame["site"].nunique() > 1
+    head = ["Statistic", *names, *(["Difference", "SE"] if len(names) == 2 else [])]
+    rows = []
+    for row in frame.to_dict("records"):
+        measure = Measure(row["statistic"], row["site"], None if pd.isna(row["epsilon"]) else row["epsilon"], {})
+        scope = row["scope"] + ("" if pd.isna(row["position"]) else f", position {row['position']}")
+        unit = labels.unit(measure.statistic, metadata)
+        values = [labels.with_unit(row[name], unit) for name in names]
+        if len(names) == 2:
+            values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
+        rows.append((labels.name(measure, metadata, with_site=multiple_sites), scope, values))
+    return Table(rows, head, "The runs in numbers")
+
+
+def _short(value: Any) -> str:
+    text = "not told" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}…"

@@ -98,14 +98,15 @@ def measure(  # noqa: D417 - the options are described in the configuration
             "bos": config.bos,
             "samples": len(windows.input_ids),
             "length": config.length,
-            "tokens": windows.tokens,
-            "documents": windows.documents,
-            "too_short": windows.too_short,
+            **{name: getattr(windows, name) for name in ("tokens", "documents", "too_short")},
         },
         cost={**cost, "batch_size": config.batch_rows},
     )
-    by_name = observer.statistics.items()
-    metadata["statistics"] = {name: _describe_statistic(statistic, table) for name, statistic in by_name}
+    metadata["statistics"] = {}
+    for name, statistic in observer.statistics.items():
+        rows = table[filter_statistic(table, name)]
+        axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
+        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info)}
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
 
@@ -137,7 +138,6 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
 
 
 def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
-    """Return the statistics, with what they need to know of this run."""
     configured: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(config.epsilon),
         "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
@@ -205,7 +205,6 @@ def _check_layers(config: MeasureConfig, layers: Container[int]) -> None:
 
 
 def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFrame) -> None:
-    """Check that every statistic has values. Raises UserError."""
     empty = ", ".join(name for name in observer.statistics if not filter_statistic(table, name).any())
     if empty and config.layer_ids == (EMBEDDING_LAYER,):
         raise UserError(
@@ -217,12 +216,6 @@ def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFram
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
             "short for this model. Increase --samples or --length, or remove it from --statistics."
         )
-
-
-def _describe_statistic(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
-    rows = table[filter_statistic(table, statistic.name)]
-    axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
-    return {"axes": axes, **vars(statistic.info)}
 
 
 def _sink_tokens(observer: Watch, tokenizer: Any) -> pd.DataFrame | None:

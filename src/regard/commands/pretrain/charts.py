@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.commands.pretrain import words
+from regard.report import labels
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 Points = list[dict[str, Any]]
 REQUIRED = ("step", "loss")
-"""Columns that a history must have."""
 GREY = 4
 """Ink of reference lines."""
 SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
@@ -32,7 +31,6 @@ def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
 
 
 def _curve(name: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step") -> Points:
-    """Draw a column of a table over its steps, layers or positions."""
     return line(axis, name, numeric_column(table, axis), numeric_column(table, column), unit)
 
 
@@ -53,9 +51,16 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
     ]
 
 
+def symbol(metadata: Mapping[str, Any]) -> str:
+    """Return the sink rate's symbol with its threshold, the first if there are several, as in "Sink₁ (ε = 0.3)"."""
+    epsilon = labels.section(metadata, "watch").get("epsilon")
+    thresholds = [epsilon] if isinstance(epsilon, (int, float)) else list(epsilon or [])
+    return f"Sink₁ (ε = {float(thresholds[0]):g})" if thresholds else "Sink₁"
+
+
 def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
     """Plot sink rate and mean α_1 by step, and the rate of a virtual sink."""
-    rates = _curve(words.symbol(metadata), history, "sink_rate", "%")
+    rates = _curve(symbol(metadata), history, "sink_rate", "%")
     first_rate, largest_rate = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
     if np.nanmax(np.abs(largest_rate - first_rate), initial=0) > 0:
         rates += _curve("strongest position", history, "sink_rate_max", "%")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.errors import UserError
 from regard.runs.arguments import add_config_options, add_run_options, file_slug, parse_config_options
-
-if TYPE_CHECKING:
-    from regard.commands.pretrain.result import PretrainResult
-    from regard.runs.progress import OnProgress
+from regard.runs.progress import OnProgress
 
 HELP = "Train a small decoder from scratch, and monitor the emergence of sinks."
 EXAMPLES = """examples:
@@ -53,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
     name = args.name or (file_slug(Path(args.config).resolve().parent.name) if args.config else DEFAULT_PRESET)
 
-    def run_pretrain(work_dir: Path, on_progress: OnProgress) -> PretrainResult:
+    def run_pretrain(work_dir: Path, on_progress: OnProgress) -> Any:
         options = {"resume": args.resume, "keep_work_dir": True, "cache": args.cache, **changes}
         return pretrain(base, work_dir=work_dir, on_progress=on_progress, **options)
 

@@ -30,19 +30,16 @@ class PretrainCommand(Command):
         return config.to_dict()
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all fields, after a look at whether the text is there."""
         config = PretrainConfig.from_dict(fields)
         for source in config.data:
             check_source(Source.parse(source))
         return config.to_dict()
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:
-        """Return the last row of numbers, the step at which sinks emerged, and what the run cost."""
         metadata = read_metadata(folder, self.name)
         final = {name: value for name, value in metadata["final"].items() if isinstance(value, int | float | None)}
         cost = {name: metadata["cost"].get(name) for name in ("seconds", "tokens_per_second")}
         return {**final, "emergence_step": metadata["emergence"].get("step"), **cost}
 
     def curves(self, folder: Path) -> pd.DataFrame:
-        """Return the history."""
         return pd.read_parquet(folder / f"{PretrainResult.tables['history']}.parquet")

@@ -1,7 +1,4 @@
-"""The configuration of a pre-training run, and the presets.
-
-Cheap to import: what the values mean is looked up when a configuration is made.
-"""
+"""The configuration of a pre-training run, and the presets."""
 
 from __future__ import annotations
 
@@ -54,9 +51,7 @@ class PretrainConfig(Config):
         None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", minimum=257
     )
     data: tuple[str, ...] = config_field(
-        ("python",),
-        "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME",
-        repeated=True,
+        ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True
     )
     data_fraction: float = config_field(1.0, "share of the training text that is used", exclusive_minimum=0, maximum=1)
     random_tokens: tuple[int, int] | None = config_field(
@@ -89,7 +84,6 @@ class PretrainConfig(Config):
     )
 
     def check(self) -> None:
-        """Check how the fields go together. Raises UserError."""
         _ = self.spec
         heads, kv_heads, length = self.num_heads, self.num_kv_heads, self.length
         width, is_rotary = self.hidden_size // heads, self.positions == "rotary"
@@ -147,7 +141,6 @@ class PretrainConfig(Config):
         )
 
     def training_config(self) -> TrainingConfig:
-        """Return the configuration of the training loop."""
         from regard.training import TrainingConfig
 
         names = {field.name for field in fields(TrainingConfig)} & set(self.field_names())

@@ -34,11 +34,7 @@ _NUMBERS = ("weight", "train_tokens", "valid_tokens")
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
-    """Return the report as one self-contained HTML file, from the tables and the metadata of a `PretrainResult`.
-
-    The metadata may also hold `config_defaults` (of the preset) and `command_line`. Raises UserError if the history is
-    empty or lacks a column.
-    """
+    """Return the report as one self-contained HTML file. Raises UserError without a history."""
     check_table("history", history, charts.REQUIRED)
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
+from rich.console import RenderableType
 
 from regard.commands.pretrain.page import pretrain_page
-from regard.commands.pretrain.terminal import pretrain_summary
+from regard.commands.pretrain.words import pretrain_summary
 from regard.runs.quiet import suppress_logging
 from regard.runs.result import RunResult
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 MODEL = "model"
-FINAL = (
-    "loss",
-    "valid_loss",
-    "sink_rate",
-    "sink_rate_max",
-    "sink_position",
-    "alpha_first",
-    "alpha_uniform",
-    "virtual_sink_rate",
-    "norm_ratio",
-)
+SINKS = ("sink_rate", "sink_rate_max", "sink_position", "alpha_first", "alpha_uniform", "virtual_sink_rate")
+FINAL = ("loss", "valid_loss", *SINKS, "norm_ratio")
 """Columns of the history whose last values are kept in the metadata."""
 
 
@@ -54,7 +43,6 @@ class PretrainResult(RunResult):
 
     @property
     def final(self) -> dict[str, float]:
-        """Last values of the history, by name."""
         return dict(self.metadata["final"])
 
     def __repr__(self) -> str:

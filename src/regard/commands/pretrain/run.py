@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
-from regard.commands.pretrain.config import PretrainConfig, preset_config
+from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult, final_metrics, make_history
-from regard.commands.pretrain.text import Text, cache_dir, prepare_text, vocab_size
+from regard.data import tokenizers
+from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
 from regard.data.examples import IGNORE_INDEX
-from regard.data.tokenizers import tokenizer_hash
+from regard.data.texts import Source, identify_source, sample_texts
+from regard.errors import UserError
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
+from regard.runs.output_dir import atomic_folder
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
+from regard.runs.rank import num_processes
 from regard.runs.work_dir import WorkDir, open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
@@ -113,7 +123,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text, work)
         hashes = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
-        data_hashes = {"domains": hashes, "tokenizer": tokenizer_hash(text.tokenizer)}
+        data_hashes = {"domains": hashes, "tokenizer": tokenizers.tokenizer_hash(text.tokenizer)}
         work.start({"config": config.identity(), "data": data_hashes})
         trained = training.train(
             model,
@@ -132,7 +142,6 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the losses of some rows."""
     loss: Tensor = model(**rows, num_items_in_batch=1).loss
     return loss
 
@@ -142,7 +151,6 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 
 
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
-    """Return the decoder with the weights of the configuration's seed."""
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -162,7 +170,6 @@ class JournaledSinkMonitor(SinkMonitor):
         return numbers
 
     def table(self, steps: Iterable[int]) -> pd.DataFrame:
-        """Return the table of what was seen at these steps."""
         journal, names = self.work.journal, map(str, steps)
         return sink_table([row for name in names if name in journal for row in journal[name]])
 
@@ -185,7 +192,8 @@ def _result(
     origin: Mapping[str, Any],
 ) -> PretrainResult:
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
-    device, model = model.device, _whole(model)
+    device, model, tokenizer = model.device, _whole(model), text.tokenizer
+    sha256 = tokenizers.tokenizer_hash(tokenizer)
     history = make_history([_rename_items(row) for row in trained.history])
     metadata = describe_run(
         config,
@@ -198,11 +206,7 @@ def _result(
         },
         data={
             "domains": [domain.metadata() for domain in text.corpus.domains],
-            "tokenizer": {
-                "name": config.tokenizer,
-                "size": len(text.tokenizer),
-                "sha256": tokenizer_hash(text.tokenizer),
-            },
+            "tokenizer": {"name": config.tokenizer, "size": len(tokenizer), "sha256": sha256},
         },
         watch={
             "samples": len(sinks.samples),
@@ -214,7 +218,7 @@ def _result(
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),
     )
-    return PretrainResult(history, sinks.table(history["step"]), metadata, model, text.tokenizer)
+    return PretrainResult(history, sinks.table(history["step"]), metadata, model, tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:
@@ -229,3 +233,84 @@ def _whole(model: RegardForCausalLM) -> RegardForCausalLM:
 def _rename_items(row: Mapping[str, float]) -> dict[str, float]:
     """Return a row of the training loop with its items called tokens."""
     return {name.replace("items", "tokens"): value for name, value in row.items()}
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is trained on: the tokenizer, the packed text, and the tokens that replace others."""
+
+    tokenizer: Any
+    corpus: Corpus
+    vocabulary: Tensor
+    """Ids that random tokens are drawn from."""
+    fixed: tuple[int, int] | None
+
+    def batches(self, config: PretrainConfig) -> Callable[[int], dict[str, Tensor]]:
+        draw = BatchSampler(self.corpus, config.batch_size, config.seed)
+
+        def batch(step: int) -> dict[str, Tensor]:
+            ids = self.altered(draw.rows(step), config, step, random=config.random_tokens)
+            labels = ids.clone()
+            labels[:, list(config.uncounted(training=True))] = IGNORE_INDEX
+            return {"input_ids": ids, "labels": labels}
+
+        return batch
+
+    def held_out(self, config: PretrainConfig, samples: int, length: int) -> dict[str, Tensor]:
+        """Return held-out sequences by domain, from all over it, cut to a length, with the fixed token."""
+        rows_by_domain = {}
+        for domain in self.corpus.domains:
+            rows = domain.valid.evenly_spaced(min(samples, len(domain.valid)))[:, :length]
+            rows_by_domain[domain.name] = self.altered(rows, config, -1, random=None)
+        return rows_by_domain
+
+    def altered(self, ids: Tensor, config: PretrainConfig, step: int, *, random: tuple[int, int] | None) -> Tensor:
+        return insert_tokens(
+            ids, step=step, seed=config.seed, vocabulary=self.vocabulary, random_tokens=random, fixed_token=self.fixed
+        )
+
+
+def cache_dir(folder: str | Path | None) -> Path:
+    """Return where packed text is kept."""
+    return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
+
+
+def prepare_text(config: PretrainConfig, cache: Path, on_progress: OnProgress | None = None) -> Text:
+    """Return the packed text with its tokenizer. One process of each machine packs, the others find it done."""
+
+    def report(domain: str, tokens: int) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
+
+    sources = [Source.parse(source) for source in config.data]
+    state = PartialState(cpu=not torch.accelerator.is_available()) if num_processes() > 1 else None
+    with state.local_main_process_first() if state else contextlib.nullcontext():
+        tokenizer = _tokenizer(config, sources, cache / "tokenizers")
+        tokenizers.check_tokenizer(tokenizer, vocab_size(config, tokenizer))
+        length, fraction, folder = config.length, config.data_fraction, cache / "text"
+        corpus = prepare_corpus(sources, tokenizer, length=length, folder=folder, fraction=fraction, on_progress=report)
+    fixed = None if config.fixed_token is None else (config.fixed_token, int(tokenizer.eos_token_id))
+    return Text(tokenizer, corpus, tokenizers.ordinary_tokens(tokenizer), fixed)
+
+
+def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> Any:
+    """Return the tokenizer: read, or trained on the text, once for the same text and size."""
+    if config.tokenizer != TRAIN_TOKENIZER:
+        return tokenizers.read_tokenizer(config.tokenizer)
+    size = config.vocab_size or TRAINED_VOCAB_SIZE
+    about = json.dumps([[[identify_source(s.where), s.weight, s.tokens] for s in sources], size])
+    folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
+    if not folder.is_dir():
+        trained = tokenizers.train_tokenizer(sample_texts(sources), size)
+        try:
+            with atomic_folder(folder, overwrite=False) as place:
+                trained.save_pretrained(place)
+        except UserError:
+            if not folder.is_dir():  # else another run was first
+                raise
+    return tokenizers.read_tokenizer(folder)
+
+
+def vocab_size(config: PretrainConfig, tokenizer: Any) -> int:
+    """Return the size of the model's vocabulary: the configuration's, else the tokenizer's."""
+    return config.vocab_size or max(tokenizer.get_vocab().values()) + 1

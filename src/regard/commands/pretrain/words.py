@@ -1,4 +1,4 @@
-"""Sentences and key figures of a report on pre-training."""
+"""Sentences and key figures of a report on pre-training, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.console import Group
 
+from regard.commands.pretrain.charts import REQUIRED, at_step, symbol
 from regard.report import labels
+from regard.report.arrays import check_table
 from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
+from regard.report.terminal import plain, sparkline, summary
 from regard.report.words import format_count, format_duration, join, metadata_number
 
 Last = Mapping[str, float]
-"""The last known number of each column of the history that has one."""
 
 
 def last_values(history: pd.DataFrame) -> Last:
@@ -78,13 +81,6 @@ def emerged(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
         if emergence.get(key) is not None:
             return f"step {int(emergence[key]):,}", sentence.format(int(emergence[key]))
     return "none", "No sink emerged."
-
-
-def symbol(metadata: Mapping[str, Any]) -> str:
-    """Return the sink rate's symbol with its threshold, the first if there are several, as in "Sink₁ (ε = 0.3)"."""
-    epsilon = labels.section(metadata, "watch").get("epsilon")
-    thresholds = [epsilon] if isinstance(epsilon, (int, float)) else list(epsilon or [])
-    return f"Sink₁ (ε = {float(thresholds[0]):g})" if thresholds else "Sink₁"
 
 
 def key_figures(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -170,3 +166,44 @@ def _cost(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
         note = "" if memory is None else f"peak memory {labels.number(memory, 3)} MiB"
         figures.append(KeyFigure("Time", format_duration(seconds), note))
     return figures
+
+
+NAME = 26
+
+
+def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Group:
+    """Summarize a run for a terminal of 80 columns. Raises UserError without a history."""
+    check_table("history", history, REQUIRED)
+    figures = [_line(figure.label, figure.value, figure.note) for figure in key_figures(history, metadata)]
+    blocks = [[*figures, *_strongest(sinks)], _curves(history)]
+    return summary(name(metadata), ledes(history, metadata), blocks)
+
+
+def _line(label: str, value: str, note: str) -> str:
+    label, value, note = plain(label), plain(value), plain(note)
+    return f"{label[: NAME - 1]:<{NAME}}{value:>14}" + (f"  {note}" if note else "")
+
+
+def _strongest(sinks: pd.DataFrame) -> list[str]:
+    """Find the head with the most attention on the first token at the last monitored step."""
+    by_step = at_step(sinks, "alpha")
+    if not by_step:
+        return []
+    rows = by_step[max(by_step)].dropna(subset=["layer", "head", "value"])
+    if rows.empty:
+        return []
+    best = rows.loc[rows["value"].astype("float64").idxmax()]
+    location = f"layer {int(best['layer'])}, head {int(best['head'])}"
+    return [_line("Strongest head, α₁", labels.number(float(best["value"]), 3), location)]
+
+
+def _curves(history: pd.DataFrame) -> list[str]:
+    lines = []
+    for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
+        values = numeric_column(history, key)
+        finite = [float(value) for value in values if value == value and abs(value) != float("inf")]
+        if len(finite) > 1:
+            lines.append(
+                f"{name:<16}{labels.number(finite[0], 3):>6} {sparkline(finite)} {labels.number(finite[-1], 3)}"
+            )
+    return lines

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
-from regard.runs.arguments import (
-    add_config_options,
-    add_model_options,
-    add_run_options,
-    check_model_folder,
-    file_slug,
-    parse_config_options,
-)
+from regard.runs import arguments
+from regard.runs.progress import OnProgress
 
 if TYPE_CHECKING:
     from regard.commands.replace.result import ReplaceResult
-    from regard.runs.progress import OnProgress
 
 HELP = "Replace attention by constants or another operation, and score a task."
 EXAMPLES = """examples:
@@ -35,7 +28,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_model_options(parser)
+    arguments.add_model_options(parser)
     parser.add_argument(
         "--task",
         required=True,
@@ -44,34 +37,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model), or a .jsonl, .csv, .tsv or .parquet file",
     )
     parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder with the task's files as published; default: $REGARD_DATA, else the hub",
+        "--data", metavar="DIR", help="folder with the task's files as published; default: $REGARD_DATA, else the hub"
     )
     parser.add_argument(
         "--constants-from", metavar="TASK|FILE", help="source of the averages: another task, or a file of constants"
     )
-    add_run_options(parser, "runs/replace-MODEL-TASK")
-    add_config_options(parser, ReplaceConfig)
+    arguments.add_run_options(parser, "runs/replace-MODEL-TASK")
+    arguments.add_config_options(parser, ReplaceConfig)
 
 
 def run(args: argparse.Namespace) -> None:
     """Replace, save and print; check the configuration before the model is loaded."""
-    config = ReplaceConfig.from_options(args.config, parse_config_options(args, ReplaceConfig))
+    config = ReplaceConfig.from_options(args.config, arguments.parse_config_options(args, ReplaceConfig))
     from regard.commands.replace.run import PARTS
     from regard.runs.command_line import run_command
 
-    out = args.out or Path("runs") / f"replace-{file_slug(args.model)}-{file_slug(Path(args.task).stem)}"
+    names = (arguments.file_slug(name) for name in (args.model, Path(args.task).stem))
+    out = args.out or Path("runs") / "-".join(("replace", *names))
     run_command(args, "replace", out, partial(_replace, args, config), parts=PARTS)
 
 
 def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on_progress: OnProgress) -> ReplaceResult:
     from regard import models
-    from regard.commands.replace.run import replace
+    from regard.commands.replace.run import check_origin, replace
+    from regard.data import TASKS, read_task
     from regard.hooks import ReplacedModel
 
     data = args.data or os.environ.get("REGARD_DATA")
-    _check(args, config, data)
+    if args.constants_from is not None:
+        config.check_constants_from()
+        check_origin(args.constants_from)
+    if args.task not in TASKS or data:
+        read_task(args.task, data if args.task in TASKS else None, **config.columns)
+    arguments.check_model_folder(args.model)
     ReplacedModel.register()
     loaded = models.load(
         args.model,
@@ -91,17 +89,3 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
         keep_work_dir=True,
         on_progress=on_progress,
     )
-
-
-def _check(args: argparse.Namespace, config: ReplaceConfig, data: str | None) -> None:
-    """Check what does not need the model. Raises UserError."""
-    from regard.commands.replace.run import check_origin
-    from regard.data import TASKS, read_task
-
-    if args.constants_from is not None:
-        config.check_constants_from()
-        check_origin(args.constants_from)
-    if args.task not in TASKS or data:
-        columns = {name: getattr(config, name) for name in ("text", "label", "validation", "metric")}
-        read_task(args.task, data if args.task in TASKS else None, **columns)
-    check_model_folder(args.model)

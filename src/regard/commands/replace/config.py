@@ -14,16 +14,14 @@ TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 AVERAGED = ("average", "average-init")
 """Sources that read averages; the others need only their shape."""
 RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
-OF_PLACE = ("first-layers", "last-layers", "random")
-"""Rankings that read no averages."""
+OF_PLACE = ("first-layers", "last-layers", "random")  # rankings that read no averages
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 LANGUAGE_MODEL = "lm"
 """Task of a causal language model: it is scored by the likelihood of text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
 """Learning rate of the gates; None is the probe's, as published."""
 CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
-THROUGH_EPOCHS = {"paper": None, "laptop": 2}
-"""Epochs of training through the encoder; None is the probe's."""
+THROUGH_EPOCHS = {"paper": None, "laptop": 2}  # of training through the encoder; None: the probe's
 
 
 def constants_names() -> tuple[str, ...]:
@@ -98,10 +96,8 @@ class ReplaceConfig(Config):
             for name in self.attention:
                 parse_attention(name)
         if self._only_attention:
-            for name, value, allowed in (
-                ("rank-heads-by", self.rank_heads_by, ()),
-                ("dynamic-fractions", self.dynamic_fractions, (1.0,)),
-            ):
+            only = {"rank-heads-by": ((), self.rank_heads_by), "dynamic-fractions": ((1.0,), self.dynamic_fractions)}
+            for name, (allowed, value) in only.items():
                 if value not in (None, allowed):
                     raise UserError(
                         f"{name}: expected constants beside attention, for an operation is put into all heads at "
@@ -113,19 +109,22 @@ class ReplaceConfig(Config):
             raise UserError(f"rank-heads-by: expected some of {', '.join(RANKINGS)}, got none")
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """What a file of your own holds, as `regard.data.read_task` takes it."""
+        return {name: getattr(self, name) for name in ("text", "label", "validation", "metric")}
+
+    @property
     def _only_attention(self) -> bool:
         return bool(self.attention) and not self.constants
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Sources of constants; `average` by default, unless there are other operations."""
         if self.constants is None:
             return () if self.attention else ("average",)
         return self.constants
 
     @property
     def rankings(self) -> tuple[str, ...]:
-        """Head rankings; none if no head becomes constant."""
         if self.rank_heads_by is None:
             return () if self._only_attention else ("lambda",)
         return self.rank_heads_by
@@ -139,12 +138,8 @@ class ReplaceConfig(Config):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, with sources, rankings and fractions as used."""
-        return {
-            **super().to_dict(),
-            "constants": list(self.sources),
-            "rank_heads_by": list(self.rankings),
-            "dynamic_fractions": list(self.shares),
-        }
+        lists = {"constants": self.sources, "rank_heads_by": self.rankings, "dynamic_fractions": self.shares}
+        return {**super().to_dict(), **{name: list(values) for name, values in lists.items()}}
 
     def check_constants_from(self) -> None:
         """Check that averages from another source are read. Raises UserError."""

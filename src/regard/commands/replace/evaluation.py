@@ -1,4 +1,7 @@
-"""Scores of one model on one task with any heads constant (PAPA, section 3), or with another operation."""
+"""Scores of one model on one task with any heads constant (PAPA, section 3), or with another operation.
+
+A model in its current state is scored by a probe, or by the likelihood it gives to text.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +9,187 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from regard import training
 from regard.attention.lse import FLASH_FORWARD
-from regard.commands.replace.evaluators import Evaluator, read_batches
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
-from regard.data import Encoded
+from regard.data import Encoded, Task
 from regard.errors import UserError
 from regard.hooks import Replacement, average_attention, mixing, replacing
-from regard.hooks.layers import eval_mode
 from regard.hooks.operation import parse_attention
 from regard.runs.journal import Journal
 from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
+from regard.training import ProbeConfig, States, batch_rows
+from regard.training.probes import IGNORE_INDEX
+from regard.training.probing import make_adam, optimize
+from regard.training.states import eval_mode, get_encoder, hidden_states
+from regard.training.through import only_trainable
 
 TIMED = 5
+EVALUATION_TOKENS = 2048
+"""Tokens, including padding, of an evaluation batch."""
+OnProgress = Callable[[int, int, float], None]
+
+
+def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
+    """Iterate over all inputs in evaluation batches."""
+    return encoded.batches(max(1, EVALUATION_TOKENS // encoded.length))
+
+
+@dataclass(frozen=True)
+class ProbeEvaluator:
+    """A probe behind the frozen encoder, fitted from scratch for each seed.
+
+    `scores` yields (seed, score) of the model in the state that `key` names; states are stored in `folder`.
+    `train` trains parameters in the encoder together with a probe, which is discarded, configured by `through`.
+    """
+
+    model: Any
+    task: Task
+    train_rows: Encoded
+    validation_rows: Encoded
+    settings: ProbeConfig
+    through: ProbeConfig
+    folder: Path
+
+    @property
+    def metric(self) -> str:
+        return self.task.metric
+
+    def seeds(self, count: int) -> Sequence[int]:
+        return range(count)
+
+    def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
+        names = (f"train-{key}", f"validation-{key}")
+        splits = (self.train_rows, self.validation_rows)
+        train, validation = (self._states(split, name) for split, name in zip(splits, names, strict=True))
+        task, labels = self.task, self.validation_rows.labels
+        options = {"activation": self._activation, "device": self.model.device}
+        for seed in seeds:
+            targets, classes = self.train_rows.labels, self._classes
+            probe = training.fit_probe(task.kind, train, targets, classes, self.settings, seed, **options)
+            predictions = training.predict(probe, validation, labels=labels)
+            yield seed, training.score(task.metric, labels, predictions, task.labels)
+        for name in names:
+            States.remove(self.folder, name)
+
+    def _states(self, encoded: Encoded, key: str) -> States:
+        states = States.open(self.folder, key)
+        if states is not None:
+            return states
+        mask = encoded.attention_mask
+        if self.task.kind != "sequence":
+            mask = mask & (encoded.labels != IGNORE_INDEX)  # skip tokens without a label
+        return training.encode_states(self.model, read_batches(encoded), self.folder, mask=mask, key=key)
+
+    @property
+    def _classes(self) -> int:
+        return int(self.model.config.vocab_size) if self.task.kind == "mlm" else len(self.task.labels)
+
+    @property
+    def _activation(self) -> str | None:
+        names = ("hidden_act", "activation", "activation_function")
+        return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
+
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
+        inputs = next(self.train_rows.batches(1))
+        with eval_mode(self.model), torch.no_grad():
+            states = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
+        probe = training.make_probe(
+            self.task.kind,
+            layers=int(states.shape[1]),
+            length=self.train_rows.length,
+            width=int(self.model.config.hidden_size),
+            classes=self._classes,
+            dropout=self.through.dropout,
+            activation=self._activation,
+            seed=seed,
+        )
+        training.train_through_encoder(
+            self.model, probe, self._batches, parameters, self.through, seed, parameters_rate=rate, on_epoch=on_epoch
+        )
+
+    def _batches(self, seed: int, epoch: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor, Tensor]]:
+        rows = self.train_rows
+        for index in batch_rows(len(rows), self.through.batch_size, seed, epoch):
+            inputs = {"input_ids": rows.input_ids[index], "attention_mask": rows.attention_mask[index]}
+            if rows.token_type_ids is not None:
+                inputs["token_type_ids"] = rows.token_type_ids[index]
+            yield inputs, rows.attention_mask[index], rows.labels[index]
+
+
+@dataclass(frozen=True)
+class PerplexityEvaluator:
+    """Mean log-likelihood of text under a causal language model, in nats per token; one seed suffices."""
+
+    metric: ClassVar[str] = "negative_log_perplexity"
+
+    model: Any
+    train_rows: Encoded
+    validation_rows: Encoded
+    settings: ProbeConfig
+
+    def seeds(self, count: int) -> Sequence[int]:
+        return (0,)
+
+    def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
+        total, tokens = 0.0, 0
+        with eval_mode(self.model), torch.no_grad():
+            for batch in read_batches(self.validation_rows):
+                losses = self._losses(batch)
+                total, tokens = total + float(losses.double().sum()), tokens + losses.numel()
+        if not total < float("inf"):
+            raise UserError("perplexity: a token has likelihood 0; expected finite logits")
+        for seed in seeds:
+            yield seed, -total / tokens
+
+    def _losses(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return −log p of each token but the first of its row, of shape (token,)."""
+        inputs = {name: values.to(self.model.device) for name, values in batch.items() if name != "token_type_ids"}
+        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
+        valid_mask = inputs["attention_mask"][:, 1:].bool()
+        return nn.functional.cross_entropy(
+            logits[valid_mask].float(), inputs["input_ids"][:, 1:][valid_mask], reduction="none"
+        )
+
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
+        rows = self.train_rows
+
+        def losses(epoch: int) -> Iterator[Tensor]:
+            for index in batch_rows(len(rows), self.settings.batch_size, seed, epoch):
+                ids, mask = rows.input_ids[index], rows.attention_mask[index]
+                yield self._losses({"input_ids": ids, "attention_mask": mask}).mean()
+
+        groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
+        optimizer = make_adam(groups, self.settings)
+        with eval_mode(self.model), only_trainable(self.model, parameters):
+            optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, on_epoch)
+            optimizer.zero_grad(set_to_none=True)
+
+
+Evaluator = ProbeEvaluator | PerplexityEvaluator
 
 
 @dataclass(frozen=True)
 class HeadEvaluation:
-    """Scores of one model on one task.
+    """Scores of one model on one task, kept in the journal, with constants in `folder`.
 
-    Gates and constants are trained at their own rates (None: the evaluator's). Scores are stored in the journal,
-    constants in `folder`. `step` is called before each part.
+    Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part.
     """
 
-    model: Any
     evaluator: Evaluator
-    train: Encoded
-    validation: Encoded
     gate_rate: float | None
     constants_rate: float | None
     journal: Journal
@@ -57,10 +202,9 @@ class HeadEvaluation:
         return self._scored(key, seeds, self._replaced(constants, heads))
 
     def attention_scores(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
-        """Return the score by seed with another operation in all heads."""
         spec = parse_attention(attention)
         key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
-        return self._scored(key, seeds, replacing(self.model, spec))
+        return self._scored(key, seeds, replacing(self.evaluator.model, spec))
 
     def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
@@ -73,12 +217,12 @@ class HeadEvaluation:
     def _replaced(self, constants: Constants | None, heads: Sequence[Head]) -> AbstractContextManager[Any]:
         if constants is None or not heads:
             return nullcontext()
-        return replacing(self.model, constants, heads)
+        return replacing(self.evaluator.model, constants, heads)
 
     def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
         """Return the averages of all heads over the inputs."""
         origin = {"layout": inputs.layout, "separators": inputs.separators, "tokenizer": tokenizer, "source": source}
-        average = partial(average_attention, self.model, read_batches(inputs), inputs.length, **origin)
+        average = partial(average_attention, self.evaluator.model, read_batches(inputs), inputs.length, **origin)
         return self._stored_constants("average", "average", "averaging attention", average)
 
     def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
@@ -86,7 +230,7 @@ class HeadEvaluation:
         key = _key(constants.sha256, ())
 
         def train() -> Constants:
-            with replacing(self.model, constants, train=True) as replaced:
+            with replacing(self.evaluator.model, constants, train=True) as replaced:
                 self._train(replaced, seed, self.constants_rate)
                 trained = replaced.constants()
             return replace(trained, origin=replace(trained.origin, source=source))
@@ -112,14 +256,13 @@ class HeadEvaluation:
         return constants
 
     def rank_heads(self, averages: Constants, name: str, seed: int) -> HeadRanking:
-        """Return a ranking of heads by name, computed at the averages."""
         return rank_heads(name, averages, seed, lambdas=self._lambdas, norms=self._norms)
 
     def _lambdas(self, averages: Constants) -> HeadRanking:
         """Rank by σ(l), trained with all else frozen."""
 
         def train() -> list[list[Any]]:
-            with mixing(self.model, averages) as gated:
+            with mixing(self.evaluator.model, averages) as gated:
                 self._train(gated, 0, self.gate_rate)
                 return [[*site_layer, gates.tolist()] for site_layer, gates in gated.gate_values().items()]
 
@@ -127,12 +270,10 @@ class HeadEvaluation:
         return rank_by_gate({(site, int(layer)): torch.tensor(gates) for site, layer, gates in rows})
 
     def _norms(self, averages: Constants) -> HeadRanking:
-        """Rank by the norm of what each head adds."""
-
         def measure() -> list[list[Any]]:
-            device = self.model.device
-            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
-            ranking = rank_by_output_norm(self.model, on_device, averages)
+            model, batches = self.evaluator.model, read_batches(self.evaluator.train_rows)
+            on_device = ({name: v.to(model.device) for name, v in batch.items()} for batch in batches)
+            ranking = rank_by_output_norm(model, on_device, averages)
             return [[*head, value] for head, value in zip(ranking.heads, ranking.values, strict=True)]
 
         entry = f"output-norm {_key(averages.sha256, ())}"
@@ -140,12 +281,10 @@ class HeadEvaluation:
         return HeadRanking(tuple((site, layer, head) for site, layer, head, _ in rows), tuple(row[3] for row in rows))
 
     def _stored_rows(self, entry: str, step: str, compute: Callable[[], list[list[Any]]]) -> list[list[Any]]:
-        """Return the rows of a journal entry, computed once."""
         if entry not in self.journal:
             self.step(step)
             self.journal.add(entry, compute())
-        rows: list[list[Any]] = self.journal[entry]
-        return rows
+        return list(self.journal[entry])
 
     def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:
         def report_epoch(epoch: int, num_epochs: int, loss: float) -> None:
@@ -157,13 +296,13 @@ class HeadEvaluation:
         self, constants: Constants, order: HeadRanking, fractions: Sequence[float]
     ) -> list[tuple[float, float, float]]:
         """Return (dynamic fraction, milliseconds, FLOPs) of one forward pass, the median of a few."""
-        batch = next(read_batches(self.validation))
-        inputs = {name: values.to(self.model.device) for name, values in batch.items()}
+        model, batch = self.evaluator.model, next(read_batches(self.evaluator.validation_rows))
+        inputs = {name: values.to(model.device) for name, values in batch.items()}
         costs = []
         for fraction in fractions:
             self.step(f"timing {fraction:g} dynamic")
-            with self._replaced(constants, order.constant(fraction)), eval_mode(self.model):
-                costs.append((fraction, _milliseconds(self.model, inputs), _flops(self.model, inputs)))
+            with self._replaced(constants, order.constant(fraction)), eval_mode(model):
+                costs.append((fraction, _milliseconds(model, inputs), _flops(model, inputs)))
         return costs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from regard.commands.replace import charts, pictures, words
+from regard.commands.replace import charts, words
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
@@ -26,12 +26,9 @@ def replace_page(
     metadata: dict[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> str:
-    """Return the report as one self-contained HTML file, from the tables and the metadata of a `ReplaceResult`.
-
-    Raises UserError if the scores are empty or lack a column.
-    """
+    """Return the report as one self-contained HTML file. Raises UserError without scores."""
     outcome = Outcome(scores, metadata)
-    images = pictures.pictures(heads, matrices)
+    images = charts.pictures(heads, matrices)
     return Page(
         eyebrow="Regard · replaced heads",
         title=labels.model_name(metadata),
@@ -44,13 +41,13 @@ def replace_page(
                 "constants",
                 "Constant matrices",
                 [_patterns(heads), Box(images, ["pictures"], css="pictures")],
-                join([_both(metadata), pictures.about(images)], " "),
+                join([_both(metadata), charts.about(images)], " "),
             ),
             Section("cost", "Time and FLOPs", _cost(cost), _batch(metadata)),
             Section("provenance", "Provenance", [Record(metadata)]),
         ],
         record=metadata,
-        data={"pictures": pictures.payload(images)},
+        data={"pictures": charts.payload(images)},
         script=read_asset("page.js", __package__),
     ).html()
 
@@ -107,7 +104,6 @@ def _sources(outcome: Outcome) -> Section:
 
 
 def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) -> Table:
-    """Make a table of scores and drops by replacement and task."""
     by_task = dict(list(drops.groupby(GROUP, sort=False)))
     table_rows: list[Row] = [("original", original, [_original(rows) for rows in by_task.values()])] if by_task else []
     for name, rows in drops.groupby("constants", sort=False):
@@ -125,7 +121,7 @@ def _original(drops: pd.DataFrame) -> str:
 
 
 def _patterns(heads: pd.DataFrame) -> Table:
-    counts = pictures.pattern_counts(heads)
+    counts = words.pattern_counts(heads)
     rows = [(name, "", [str(count), f"{labels.number(100 * share, 3)} %"]) for name, count, share in counts]
     return Table(rows, ["Pattern", "Heads", "Share"], "Pattern", bars=[100 * share for _, _, share in counts])
 

@@ -37,7 +37,6 @@ class HeadRanking:
         return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
-        """Return the reverse ranking."""
         return HeadRanking(self.heads[::-1], tuple(-value for value in self.values[::-1]))
 
 

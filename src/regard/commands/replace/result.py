@@ -1,4 +1,4 @@
-"""Result of `regard replace`, and its files."""
+"""Result of `regard replace`, its figures and its files."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
-from regard.commands.replace.figure import replace_figure
+from regard.commands.replace.charts import Picture, order_panels, pictures, score_panels
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
-from regard.commands.replace.scores import intervals, relative_drop
-from regard.commands.replace.terminal import replace_summary
+from regard.commands.replace.scores import Outcome, intervals, relative_drop
+from regard.commands.replace.words import replace_summary
 from regard.errors import UserError
+from regard.report import colors
 from regard.runs.result import RunResult
 from regard.statistics.table import select_rows
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("dynamic_fraction", "latency_ms", "flops")
+ReplaceKind = Literal["fractions", "orders", "constants"]
 __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
 
@@ -37,9 +40,8 @@ class ReplaceResult(RunResult):
     """Scores, head ranking and cost; `docs/design.md` describes the tables.
 
     Attributes:
-        scores: One row per score (`SCORE_COLUMNS`). Rows with a `dynamic_fraction` of 1 are the original model, with
-            "none" for constants and rank_heads_by. Rows of another operation have its name for constants, "attention"
-            for rank_heads_by, and a fraction of 0.
+        scores: One row per score (`SCORE_COLUMNS`), with "none" for constants and rank_heads_by of the original model;
+            other operations stand under constants, with "attention" for rank_heads_by and a fraction of 0.
         heads: One row per head (`HEAD_COLUMNS`); rank 0 stays dynamic longest.
         cost: One forward pass of a batch at each fraction (`COST_COLUMNS`).
         metadata: Provenance of the results.
@@ -62,19 +64,32 @@ class ReplaceResult(RunResult):
         return select_rows(self.scores, None, equal)
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
-        """Return the heads (site, layer, head) that are constant at a dynamic fraction, in the run's ranking.
-
-        Use them with `regard.replacing` and `regard.replaced`. Raises UserError for a fraction outside 0 to 1.
-        """
+        """Return the constant heads (site, layer, head) at a dynamic fraction. Raises UserError outside 0 to 1."""
         if not 0 <= dynamic_fraction <= 1:
             raise UserError(f"dynamic-fraction: expected a number from 0 to 1, got {dynamic_fraction}")
         ordered = self.heads.sort_values("rank")
         rows = ordered.iloc[round(dynamic_fraction * len(ordered)) :]
         return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
 
-    def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
-        """Plot scores by fraction for each source of constants or ranking, or matrices of some heads."""
-        return replace_figure(kind, self.scores, self.heads, self.metadata, self.matrices)
+    def plot(self, kind: ReplaceKind = "fractions") -> Figure:
+        """Draw scores by fraction, a line per source of constants; by head ranking; or matrices of some heads.
+
+        "fractions" and "orders" (PAPA, figure 5) have 95 % intervals. Raises UserError if there is nothing to draw.
+        """
+        if kind == "constants":
+            images = pictures(self.heads, self.matrices)
+            if not images:
+                raise UserError("there are no constant matrices to draw: expected those of at least one layer")
+            return _matrices(images)
+        if kind not in get_args(ReplaceKind):
+            raise UserError(f"cannot draw {kind!r}: expected one of {', '.join(get_args(ReplaceKind))}")
+        draw, needed = score_panels, "scores with constant heads"
+        if kind == "orders":
+            draw, needed = order_panels, "scores in at least two orders of the heads"
+        panels = draw(Outcome(self.scores, self.metadata))
+        if not panels:
+            raise UserError(f"there are no {kind} to draw: expected {needed}")
+        return _lines(panels)
 
     def summary(self) -> RenderableType:
         return replace_summary(self.scores, self.heads, self.cost, self.metadata)
@@ -109,3 +124,50 @@ class ReplaceResult(RunResult):
         tensors = safetensors.torch.load(constants).items()
         matrices = {name.removesuffix(".matrix"): tensor for name, tensor in tensors if name.endswith(".matrix")}
         return {"heads": heads, "constants": constants, "matrices": matrices}
+
+
+def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    num_columns = min(count, columns)
+    num_rows = math.ceil(count / num_columns)
+    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten().tolist()
+    for unused in all_axes[count:]:
+        unused.remove()
+    return figure, all_axes[:count]
+
+
+def _lines(panels: list[dict[str, Any]]) -> Figure:
+    figure, all_axes = _grid(len(panels), 3, 3.6, 2.9)
+    for axes, panel in zip(all_axes, panels, strict=True):
+        points = pd.DataFrame(panel["points"])
+        for index, (name, line) in enumerate(points.groupby("series", sort=False)):
+            _line(axes, line.astype({"value": float, "low": float, "high": float}), str(name), index)
+        axes.set_title(f"{panel['caption']}, {panel['note']}", fontsize=9, loc="left")
+        axes.set_xticks(panel["ticks"]["places"], panel["ticks"]["names"])
+        axes.set_xlabel("Dynamic heads")
+        axes.spines[["top", "right"]].set_visible(False)
+    lines, names = all_axes[0].get_legend_handles_labels()
+    if len(names) > 1:
+        all_axes[0].legend(lines, names, fontsize=7, frameon=False)
+    return figure
+
+
+def _line(axes: Axes, line: pd.DataFrame, name: str, index: int) -> None:
+    palette = colors.SERIES_LIGHT
+    color, style = palette[index % len(palette)], "-" if index < len(palette) else "--"
+    axes.plot(line["place"], line["value"], style, color=color, linewidth=1.5, marker="o", markersize=3, label=name)
+    axes.vlines(line["place"], line["low"], line["high"], color=color, linewidth=1, alpha=0.6)
+
+
+def _matrices(images: list[Picture]) -> Figure:
+    from matplotlib.colors import PowerNorm
+
+    figure, all_axes = _grid(len(images), 4, 2.1, 2.3)
+    for axes, image in zip(all_axes, images, strict=True):
+        axes.imshow(image.weights, cmap=colors.ramp(), norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
+        axes.set_title(f"{image.site} {image.layer}.{image.head}\n{image.pattern}".rstrip(), fontsize=8, loc="left")
+        axes.set_xticks([])
+        axes.set_yticks([])
+    return figure

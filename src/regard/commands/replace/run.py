@@ -12,16 +12,15 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
-from regard.commands.replace.config import (
-    CONSTANTS_RATE,
-    GATE_RATE,
-    LANGUAGE_MODEL,
-    THROUGH_EPOCHS,
-    TRAINED,
-    ReplaceConfig,
+from regard.commands.replace import config as replace_config
+from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
+from regard.commands.replace.evaluation import (
+    EVALUATION_TOKENS,
+    Evaluator,
+    HeadEvaluation,
+    PerplexityEvaluator,
+    ProbeEvaluator,
 )
-from regard.commands.replace.evaluation import HeadEvaluation
-from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, NONE
@@ -85,11 +84,9 @@ def replace(  # noqa: D417 - the options are described in the configuration
     Args:
         model: A model, a `regard.models.Loaded`, or a name.
         task: One of `regard.data.TASKS`, a file of your own, or a `regard.data.Task`.
-        others: Not used; refused with a hint.
         tokenizer: The model's tokenizer, if `model` is a model.
         data: Folder with the task's files; None for the hub.
-        constants_from: Source of the averages, if not the task's inputs: name of another task, file of constants, or
-            constants.
+        constants_from: Source of the averages, if not the task's inputs: another task, a file, or constants.
         config: Values of the options that are left out; None for the defaults of `ReplaceConfig`.
         work_dir: Folder of hidden states and scores so far; None for a temporary one.
         resume: Resume the run interrupted in `work_dir`, if any, with the same results.
@@ -124,15 +121,16 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if averages is not None and "input-dependence" in config.rankings:
             averages.input_dependence()  # refuses constants without it
         metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
-        evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
+        probe = ProbeConfig(learning_rate=preset.learning_rate, batch_size=preset.batch_size, epochs=preset.epochs)
+        through = changed(probe, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or probe.epochs, probe.epochs))
+        evaluator: Evaluator = PerplexityEvaluator(encoder, train, valid, through)
+        if read.name != LANGUAGE_MODEL:
+            evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
         evaluation = HeadEvaluation(
-            model=encoder,
             evaluator=evaluator,
-            train=train,
-            validation=valid,
-            gate_rate=GATE_RATE[config.scale],
-            constants_rate=CONSTANTS_RATE[config.scale],
+            gate_rate=replace_config.GATE_RATE[config.scale],
+            constants_rate=replace_config.CONSTANTS_RATE[config.scale],
             journal=work.journal,
             folder=work.folder / CONSTANTS,
             step=report,
@@ -160,7 +158,6 @@ def replace(  # noqa: D417 - the options are described in the configuration
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
-    """Return the task, or its name. Raises UserError for other types."""
     if others or not isinstance(task, (str, Path, Task)):
         got = ", ".join(type(argument).__name__ for argument in (task, *others))
         raise UserError(
@@ -171,7 +168,6 @@ def _named(task: Any, others: Sequence[Any]) -> str | Task:
 
 
 def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
-    """Return the model with its tokenizer, checked to be one for the task, and to belong together."""
     call = "replace(model, task, tokenizer=tokenizer)"
     loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
     config = loaded.model.config
@@ -183,7 +179,6 @@ def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, la
 
 
 def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) -> tuple[TaskPreset, Task]:
-    """Return the task and its preset with the configuration's overrides."""
     name = task.name if isinstance(task, Task) else task
     scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), config.scale)
     train_rows, eval_rows = scale.rows or (None, None)
@@ -191,10 +186,9 @@ def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) ->
     overrides: dict[str, Any] = {n: getattr(config, n) for n in ("length", "batch_size", "learning_rate")}
     overrides |= {"epochs": config.num_epochs, "rows": None if rows == (None, None) else rows}
     scale = changed(scale, **{n: value for n, value in overrides.items() if value is not None})
-    columns: dict[str, Any] = {n: getattr(config, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None
     if read is None:
-        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **columns)
+        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **config.columns)
     check_metric(read.metric)
     return scale, read
 
@@ -249,17 +243,6 @@ def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: En
     return to_length(constants, train.length)
 
 
-def _evaluator(
-    encoder: Any, read: Task, splits: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
-) -> Evaluator:
-    train, validation = splits
-    settings = ProbeConfig(learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=scale.epochs)
-    through = changed(settings, epochs=min(THROUGH_EPOCHS[config.scale] or scale.epochs, scale.epochs))
-    if read.name == LANGUAGE_MODEL:
-        return PerplexityEvaluator(encoder, train, validation, through)
-    return ProbeEvaluator(encoder, read, train, validation, settings, through, folder)
-
-
 def _describe(
     loaded: models.Loaded,
     encoder: Any,
@@ -269,7 +252,6 @@ def _describe(
     origin: From,
     constants: Constants | None,
 ) -> dict[str, Any]:
-    """Return everything that the scores depend on."""
     train, validation = splits
     model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder))
     return describe_run(
@@ -311,9 +293,9 @@ def _scores(
         add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        start = TRAINED.get(name, name)
+        start = replace_config.TRAINED.get(name, name)
         constants = make_data_free(start, averages) if start in SOURCES else averages
-        if name in TRAINED:
+        if name in replace_config.TRAINED:
             constants = evaluation.train_constants(constants, 0, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
@@ -328,7 +310,6 @@ def _scores(
 
 
 def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
-    """Make a row per head: rank, ranking value, and pattern of its average."""
     patterns = {}
     for (site, layer), matrix in averages.matrices.items():
         for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):

@@ -32,9 +32,9 @@ def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean over seeds for each `KEYS`: `n`, `mean`, and its 95 % interval `ci_low`, `ci_high`.
+    """Return `n`, `mean` and its 95 % interval `ci_low`, `ci_high` (Student's t) over seeds for each `KEYS`.
 
-    The interval is Student's t with n − 1 degrees of freedom, null for one seed. Null scores are left out.
+    The interval is null for one seed. Null scores are left out.
     """
     check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
@@ -51,8 +51,7 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
 def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the drop for each `KEYS` with constant heads: mean `score`, `original`, `drop` and its `unit`.
 
-    The drop is 100 · (original − score) / |original| in "%", and original − score in "nats" for the negative log
-    perplexity; null if the original has no score or, in "%", scores 0.
+    The drop is 100 · (original − score) / |original| in "%" (null if that is 0), or original − score in "nats".
     """
     means = intervals(scores).rename(columns={"mean": "score"})
     is_original = means["dynamic_fraction"] == 1
@@ -67,10 +66,9 @@ def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the `intervals` as curves by model, task, constants and ranking, from all heads dynamic to none.
+    """Return the `intervals` as curves by model, task, constants and ranking, from the original model on.
 
-    Every curve starts at the original model. Without dynamic heads the ranking is irrelevant: a ranking not run
-    there ends at the value of another one with the same constants.
+    Without dynamic heads the ranking is irrelevant: one not run there ends at the value of another.
     """
     points = intervals(scores)
     original = points[points["dynamic_fraction"] == 1].drop_duplicates(GROUP)
@@ -87,10 +85,7 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_constants(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the run's main constants and ranking: those of the configuration, else the first in the table.
-
-    Both are "none" if no head was replaced.
-    """
+    """Return the main constants and ranking: configured, else the first in the table; "none" without any."""
     config = labels.section(metadata, "config")
     rows = constant_rows(scores)
     rows = rows[rows["dynamic_fraction"] != 1]
@@ -106,11 +101,7 @@ def _first(column: pd.Series, requested: Any) -> str:
 
 
 class Outcome:
-    """The scores of a run, its main constants and ranking, and the drops: all, with these, and by other operations.
-
-    Raises:
-        UserError: The scores are empty, lack a column, or have several rows for one run.
-    """
+    """The scores of a run, its main constants and ranking, and the drops: all, with these, and by other operations."""
 
     def __init__(self, scores: pd.DataFrame, metadata: Mapping[str, Any]) -> None:
         self.scores, self.drops = scores, relative_drop(scores)

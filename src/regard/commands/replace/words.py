@@ -1,16 +1,18 @@
-"""Sentences and key figures of a report on replaced heads."""
+"""Sentences and key figures of a report on replaced heads, and the summary for a terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from rich.console import Group
 
-from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
+from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name, intervals
 from regard.report import labels
 from regard.report.page import KeyFigure
+from regard.report.terminal import WIDTH, plain, summary
 from regard.report.words import join, pluralize, run_time
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
@@ -122,6 +124,13 @@ def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
+def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
+    """Count heads by pattern, with fractions, most frequent first."""
+    named = heads["pattern"].dropna()
+    counts = named[named != ""].value_counts()
+    return [(str(name), int(count), float(count / counts.sum())) for name, count in counts.items()]
+
+
 def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
     """Make the score of each task with the fewest dynamic heads and with the best operation, then the speed-up."""
     fewest_rows = [rows.loc[rows["dynamic_fraction"].idxmin()] for _, rows in outcome.main.groupby(GROUP, sort=False)]
@@ -144,3 +153,80 @@ def _make_figure(outcome: Outcome, row: pd.Series) -> KeyFigure:
     elif row["dynamic_fraction"] > 0:
         note += f", {fraction_name(float(row['dynamic_fraction']))} of the heads dynamic"
     return KeyFigure(name, labels.number(float(row["score"]), 3), note)
+
+
+NAME, CELL = 22, 11
+ROOM = (WIDTH - NAME) // CELL
+
+
+def replace_summary(
+    scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, metadata: Mapping[str, Any]
+) -> Group:
+    """Summarize a run for a terminal of 80 columns. Raises UserError without scores."""
+    outcome = Outcome(scores, metadata)
+    blocks = [_scores(outcome), _operations(outcome), _patterns(heads), _cost(cost)]
+    return summary(labels.model_name(metadata), ledes(outcome, cost, metadata), blocks)
+
+
+def _scores(outcome: Outcome) -> list[str]:
+    """Format a line of scores and one of drops per task, by fraction of dynamic heads."""
+    means, drops = intervals(outcome.scores), outcome.main
+    if drops.empty and len(outcome.operations):
+        return []
+    is_main = (means["constants"] == outcome.constants) & (means["rank_heads_by"] == outcome.ranking)
+    means = means[is_main | (means["dynamic_fraction"] == 1)]
+    fractions = _spread(sorted({float(fraction) for fraction in means["dynamic_fraction"]}, reverse=True))
+    replaced = f"Constants {outcome.constants}, ranking {outcome.ranking}"
+    lines = [replaced if len(drops) else "No head was replaced"]
+    lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
+    drops_by_task = dict(list(drops.groupby(GROUP, sort=False)))
+    for key, rows in means.groupby(GROUP, sort=False):
+        by_fraction = {row.dynamic_fraction: labels.number(row.mean, 3) for row in rows.itertuples()}
+        task_drops = drops_by_task.get(key, drops.iloc[:0])
+        formatted_drops = {row.dynamic_fraction: row_drop(row) for row in task_drops.itertuples()}
+        name = plain(title(outcome, str(key[0]), str(key[1])))
+        lines.append(_line(name, [by_fraction.get(fraction, "–") for fraction in fractions]))
+        if formatted_drops:
+            lines.append(_line("  drop", [formatted_drops.get(fraction, "") for fraction in fractions]))
+    return lines
+
+
+def _operations(outcome: Outcome) -> list[str]:
+    lines = []
+    for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
+        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"]))
+        lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
+        for row in rows.itertuples():
+            cells = [labels.number(float(row.score), 3), row_drop(row)]
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells))
+    return ["Other operations instead of softmax", *lines] if lines else []
+
+
+def _spread(fractions: Sequence[float]) -> list[float]:
+    """Select as many fractions as fit a line: the largest ones and the smallest."""
+    return list(fractions) if len(fractions) <= ROOM else [*fractions[: ROOM - 1], fractions[-1]]
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name[: NAME - 1]:<{NAME}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+
+
+def _patterns(heads: pd.DataFrame) -> list[str]:
+    lines = [
+        f"  {labels.number(100 * share, 3):>6} %  {name} ({pluralize(count, 'head')})"
+        for name, count, share in pattern_counts(heads)
+    ]
+    return ["Patterns of the constant matrices", *lines] if lines else []
+
+
+def _cost(cost: pd.DataFrame) -> list[str]:
+    if cost.empty:
+        return []
+    rows = relative_cost(cost)
+    shown = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
+    return [
+        _line("Forward pass", [fraction_name(row["dynamic_fraction"]) for row in shown]),
+        _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in shown]),
+        _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in shown]),
+        _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in shown]),
+    ]
