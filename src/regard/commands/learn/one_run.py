@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.tables import list_first
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
@@ -171,9 +172,7 @@ def write_score_warnings(
     names = [task for task, score in scores.items() if score <= majority_score(tasks[task].test.labels)]
     if not names:
         return []
-    text = ", ".join(names[:MAX_NAMED_TASKS])
-    if len(names) > MAX_NAMED_TASKS:
-        text += f" and {len(names) - MAX_NAMED_TASKS} more"
+    text = list_first(names, MAX_NAMED_TASKS)
     option = "--learning-rate" if method_rate is None else method_rate.option.rstrip(" =")
     hint = f"more --num-epochs or {option}" if method_rate is None else f"more epochs or another {option}"
     return [f"scores: no better than the most frequent label right after training: {text}. Try {hint}"]

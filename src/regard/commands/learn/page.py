@@ -46,8 +46,9 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         "interference": learn_matrix.make_interference_data(tables["interference"], matrix),
         "gate": gate.make_gate_data(gates, matrix),
     }
+    boxes = _boxes(data)
     beside = Panels(learn_diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
-    gate_parts = [_gate(data["gate"]), *gate.make_score_tables(gates, matrix)]
+    gate_parts = [boxes["gate"], *gate.make_score_tables(gates, matrix)]
     sample_dots = Panels(learn_diagnostics.make_forgetting_panels(samples, matrix, pseudo.PLOTTED), "pseudo-dots")
     return Page(
         eyebrow="Regard · continual learning",
@@ -59,13 +60,13 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             Section(
                 "matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], words.describe_matrix(matrix, score)
             ),
-            Section("curves", "Forgetting", [_curves(data["curves"])], words.describe_curves(matrix)),
+            Section("curves", "Forgetting", [boxes["curves"]], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
             Section("differences", "Differences", *make_difference_tables(tables["differences"], matrix)),
             Section("cost", "Cost", _cost(tables), costs.ABOUT),
-            Section("diagnostics", "Diagnostics", [_diagnostics(data["diagnostics"])], _DIAGNOSTICS),
+            Section("diagnostics", "Diagnostics", [boxes["diagnostics"]], _DIAGNOSTICS),
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
-            Section("interference", "Gradient interference", [_interference(data["interference"])], _INTERFERENCE),
+            Section("interference", "Gradient interference", [boxes["interference"]], _INTERFERENCE),
             Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
             Section(
                 "pseudo", "Pseudo samples", [*pseudo.make_quality_tables(samples, matrix), sample_dots], pseudo.ABOUT
@@ -108,9 +109,27 @@ def _matrix(tables: Tables, matrices: Mapping[str, Any]) -> Box:
     return Box(names, ["matrix-grids"], fields)
 
 
-def _curves(curves: Mapping[str, Any]) -> Box:
-    scenarios = {scenario: SCENARIOS[scenario] for scenario in curves}
-    return Box(scenarios, ["curves-lines"], [Select("curves-setting", "Scenario", scenarios)])
+def _boxes(data: Mapping[str, Any]) -> dict[str, Box]:
+    """Make the boxes of curves, diagnostics, interference and gates, with their fields."""
+    scenarios = {scenario: SCENARIOS[scenario] for scenario in data["curves"]}
+    diagnostics, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
+    methods = diagnostics.get("methods", [])
+    all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
+    afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
+    fields = {
+        "curves": [Select("curves-setting", "Scenario", scenarios)],
+        "diagnostics": [
+            Select("diagnostics-method", "Method", {**all_methods, **_same(methods)}),
+            Select("diagnostics-task", "Task", _same(diagnostics.get("tasks", []))),
+        ],
+        "interference": [
+            Select("interference-method", "Method", _same(interference.get("methods", []))),
+            Select("interference-after", "Tasks trained", afters, list(afters)[-1] if afters else ""),
+        ],
+        "gate": [Select("gate-method", "Method", _same(gates.get("methods", [])))],
+    }
+    ids = {"interference": ["interference-grids"], "gate": ["gate-grids", "gate-lines"]}
+    return {name: Box(data[name], ids.get(name, [f"{name}-lines"]), fields[name]) for name in fields}
 
 
 def _metrics(tables: Tables) -> list[Part]:
@@ -166,30 +185,6 @@ _INTERFERENCE = (
     "Cosine of the loss gradients of two tasks, mean over runs. Below zero, a step that improves one task degrades the "
     "other."
 )
-
-
-def _diagnostics(diagnostics: Mapping[str, Any]) -> Box:
-    methods = diagnostics.get("methods", [])
-    all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
-    fields = [
-        Select("diagnostics-method", "Method", {**all_methods, **_same(methods)}),
-        Select("diagnostics-task", "Task", _same(diagnostics.get("tasks", []))),
-    ]
-    return Box(diagnostics, ["diagnostics-lines"], fields)
-
-
-def _interference(interference: Mapping[str, Any]) -> Box:
-    afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
-    fields = [
-        Select("interference-method", "Method", _same(interference.get("methods", []))),
-        Select("interference-after", "Tasks trained", afters, list(afters)[-1] if afters else ""),
-    ]
-    return Box(interference, ["interference-grids"], fields)
-
-
-def _gate(gates: Mapping[str, Any]) -> Box:
-    fields = [Select("gate-method", "Method", _same(gates.get("methods", [])))]
-    return Box(gates, ["gate-grids", "gate-lines"], fields)
 
 
 def _stream(metadata: Mapping[str, Any]) -> list[Part]:

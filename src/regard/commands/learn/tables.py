@@ -81,6 +81,12 @@ def _check_matrix(matrix: pd.DataFrame) -> None:
         raise UserError(f"matrix: expected one row for each score, several are of {values}")
 
 
+def list_first(names: Sequence[str], max_names: int) -> str:
+    """List names, as in "a, b and 3 more"."""
+    rest = len(names) - max_names
+    return ", ".join(names[:max_names]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def method_names(matrix: pd.DataFrame) -> list[str]:
     """Return the methods in order of appearance."""
     return [str(name) for name in matrix["method"].unique()]

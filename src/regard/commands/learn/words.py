@@ -119,18 +119,15 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
     if not methods:
         return []
     most, least = find_ties(methods, forgetting), find_ties(methods[::-1], forgetting)
+    forget = {True: "forget", False: "forgets"}
     if len(most) == len(methods):
         same = "the same, " if most[1:] else ""
-        return [f"{join_names(most)} {_forget(most)} {same}{format_fixed(forgetting[most[0]].mean)} points"]
+        return [f"{join_names(most)} {forget[len(most) > 1]} {same}{format_fixed(forgetting[most[0]].mean)} points"]
     return [
-        f"{join_names(names)} {_forget(names)} {extreme}, {format_fixed(forgetting[names[0]].mean)} points"
+        f"{join_names(names)} {forget[len(names) > 1]} {extreme}, {format_fixed(forgetting[names[0]].mean)} points"
         f"{' each' if names[1:] else ''}"
         for names, extreme in ((least, "least"), (most, "most"))
     ]
-
-
-def _forget(names: Sequence[str]) -> str:
-    return "forget" if names[1:] else "forgets"
 
 
 def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
@@ -138,10 +135,10 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     matrix, notes = tables["matrix"], []
     unfinished = learn_tables.find_unfinished_runs(matrix)
     if unfinished:
-        names = ", ".join(f"{method} with seed {seed} ({after})" for method, seed, after in unfinished[:3])
-        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
+        names = [f"{method} with seed {seed} ({after})" for method, seed, after in unfinished]
         num_runs = pluralize(len(unfinished), "run")
-        notes.append(f"{num_runs} without a score after the last task (tasks trained): {names}{more}.")
+        runs = learn_tables.list_first(names, 3)
+        notes.append(f"{num_runs} without a score after the last task (tasks trained): {runs}.")
     if _max_runs(matrix) == 1:
         notes.append("One run of each method: there are no intervals, and differences may be chance.")
     runs_by_method = matrix.groupby("method")[["seed", "order"]].apply(lambda rows: frozenset(map(tuple, rows.values)))

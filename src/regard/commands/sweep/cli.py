@@ -58,15 +58,10 @@ def run(args: argparse.Namespace) -> None:
         result = sweep(
             command,
             vary,
-            out=options.out,
             config=command.initial_fields(options.name, options.config) | fields,
             seeds=None if options.seeds is None else parse_seeds(options.seeds),
             num_seeds=3 if options.num_seeds is None else options.num_seeds,
-            launcher=options.launcher,
-            address=options.address,
-            workers=options.workers,
-            gpus=options.gpus,
-            retries=options.retries,
+            **{name: getattr(options, name) for name in ("out", "launcher", "address", "workers", "gpus", "retries")},
             arguments=folder_arguments(command, options),
             command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
             on_progress=PrintProgress(),
@@ -160,6 +155,7 @@ class PrintProgress:
 
 def _describe_failures(result: SweepResult) -> str:
     """Return which trials failed, each with the last line of its error; those with the same one together."""
+    from regard.commands.learn.tables import list_first
     from regard.report.words import pluralize
 
     by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
@@ -167,12 +163,6 @@ def _describe_failures(result: SweepResult) -> str:
     for key, error in result.failed.items():
         values = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
         by_error.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in values.items()))
-    lines = [f"{_shorten_list(trials)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
+    lines = [f"{list_first(trials, MAX_SHOWN)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
     lines += ["others as in sweep.json"] if len(by_error) > MAX_SHOWN else []
     return f"{pluralize(len(result.failed), 'trial')} failed: {'; '.join(lines)}; the same command tries again"
-
-
-def _shorten_list(trials: Sequence[str]) -> str:
-    """Return the first few trials, and how many more there are."""
-    more = len(trials) - MAX_SHOWN
-    return ", ".join(trials[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

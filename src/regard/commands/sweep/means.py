@@ -126,13 +126,12 @@ class Comparison:
 
 def name_combination(values: Mapping[str, Any]) -> str:
     """Name a combination, as in "sigmoid, weight decay 0.1"; a value that is a word needs no field."""
-    return ", ".join(_name_value(field, value) for field, value in values.items()) or "the recipe"
-
-
-def _name_value(field: str, value: Any) -> str:
-    text = "none" if value is None else format_value(value)
-    is_word = isinstance(value, str) and value.lower() not in ("none", "")
-    return text if is_word else f"{field.replace('_', ' ')} {text}"
+    names = []
+    for field, value in values.items():
+        text = "none" if value is None else format_value(value)
+        is_word = isinstance(value, str) and value.lower() not in ("none", "")
+        names.append(text if is_word else f"{field.replace('_', ' ')} {text}")
+    return ", ".join(names) or "the recipe"
 
 
 def _find_metrics(trials: pd.DataFrame) -> dict[str, tuple[str, str]]:
