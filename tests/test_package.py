@@ -40,7 +40,7 @@ def test_the_commands_are_functions_whatever_was_imported_before() -> None:
 
 @pytest.mark.parametrize("name", ["measure", "replace", "pretrain", "learn", "sweep"])
 def test_every_option_of_a_command_is_typed_in_its_signature(name: str) -> None:
-    from regard.commands.sweep.commands import COMMANDS
+    from regard.commands.sweep.run import COMMANDS
 
     parameters = inspect.signature(getattr(regard, name)).parameters.values()
     assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters)

@@ -11,8 +11,15 @@ from rich.console import Console
 from regard.commands.learn.charts import MAX_DOTS, average_forgetting, average_seen_tasks, make_dot_panel
 from regard.commands.learn.costs import format_bytes
 from regard.commands.learn.diagnostics import average_layers
-from regard.commands.learn.differences import format_p_value
-from regard.commands.learn.metrics import METRICS, Estimate, format_estimate, format_fixed, get_metric, order_metrics
+from regard.commands.learn.metrics import (
+    METRICS,
+    Estimate,
+    format_estimate,
+    format_fixed,
+    format_p_value,
+    get_metric,
+    order_metrics,
+)
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import compute_correlation, compute_forgetting
 from regard.commands.learn.terminal import FUTURE_NOTE, learn_summary, shorten_names

@@ -15,7 +15,7 @@ import pytest
 
 from regard.cli import Parser
 from regard.commands.sweep import cli as command
-from regard.commands.sweep import commands as sweeps
+from regard.commands.sweep import run as sweeps
 from regard.errors import UserError
 from regard.runs.arguments import parse_config_options
 from tests.commands.sweep.sweeping import FAKE, counted, until
@@ -172,7 +172,7 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from regard import cli
-from regard.commands.sweep import cli as sweep, commands as sweeps
+from regard.commands.sweep import cli as sweep, run as sweeps
 from tests.commands.sweep.sweeping import FAKE
 sweeps.COMMANDS["fake"] = lambda: FAKE
 cli.COMMANDS["sweep"] = sweep

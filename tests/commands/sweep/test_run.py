@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regard import LearnResult
-from regard.commands.sweep.commands import COMMANDS
-from regard.commands.sweep.run import SweepProgress, SweepResult, make_table, make_trials, sweep
+from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
 from regard.commands.sweep.state import SweepState
 from regard.commands.sweep.terminal import sweep_summary
 from regard.errors import UserError

@@ -13,7 +13,6 @@ from regard.commands.learn import diagnostics as learn_diagnostics
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.differences import make_difference_tables
 from regard.commands.learn.tables import SCENARIOS, Tables
 from regard.report import labels
 from regard.report.page import (
@@ -62,7 +61,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             ),
             Section("curves", "Forgetting", [boxes["curves"]], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
-            Section("differences", "Differences", *make_difference_tables(tables["differences"], matrix)),
+            Section("differences", "Differences", *learn_metrics.make_difference_tables(tables["differences"], matrix)),
             Section("cost", "Cost", _cost(tables), costs.ABOUT),
             Section("diagnostics", "Diagnostics", [boxes["diagnostics"]], _DIAGNOSTICS),
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),

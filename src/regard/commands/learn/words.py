@@ -10,7 +10,6 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import MAX_TASK_PANELS
-from regard.commands.learn.differences import format_difference_interval
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
@@ -109,7 +108,7 @@ def _describe_difference(difference: Difference, method: str) -> str:
     """Describe the difference of `method` against the other one."""
     difference = difference if difference.method == method else difference.reverse()
     zero = "which contains 0" if difference.contains_zero else "which does not contain 0"
-    interval = f"95 % interval {format_difference_interval(difference)}, {zero}"
+    interval = f"95 % interval {learn_metrics.format_difference_interval(difference)}, {zero}"
     value = format_signed(difference.mean, 2)
     return f"Paired by run, the difference to {difference.against} is {value} points ({interval})."
 

@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the trials, print, write. Everything that can be refused is refused before one begins."""
-    from regard.commands.sweep.commands import find_command
-    from regard.commands.sweep.run import sweep
+    from regard.commands.sweep.run import find_command, sweep
     from regard.commands.sweep.terminal import sweep_summary
     from regard.runs.command_line import print_summary
 
@@ -119,7 +118,7 @@ def folder_arguments(command: Command, options: argparse.Namespace) -> list[str]
 
 def parse_vary(command: Command, texts: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each field, each once, from texts such as `weight_decay=0,0.1`. Raises UserError."""
-    from regard.commands.sweep.commands import check_varied_field
+    from regard.commands.sweep.run import check_varied_field
 
     vary: dict[str, list[Any]] = {}
     for text in texts:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from regard.commands.sweep.commands import check_varied_field, find_command
+from regard.commands.learn.command import LearnCommand
+from regard.commands.pretrain.command import PretrainCommand
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
 from regard.errors import UserError, check_choice
@@ -24,6 +25,8 @@ from regard.runs.work_dir import lock_dir
 
 TABLE = "trials.parquet"
 LAUNCHERS = ("local", "ray")
+COMMANDS: dict[str, Callable[[], Command]] = {"pretrain": PretrainCommand, "learn": LearnCommand}
+"""The commands that a sweep can repeat."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,21 @@ def sweep(
         state.add({trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
         failed = _run_trials(command, trials, state, engine, retries, arguments, on_progress)
         return _collect(command, state, failed)
+
+
+def find_command(name: str) -> Command:
+    """Return a command by its name. Raises UserError."""
+    check_choice("sweep", name, COMMANDS)
+    return COMMANDS[name]()
+
+
+def check_varied_field(command: Command, name: str) -> None:
+    """Check that a sweep can vary a field. Raises UserError."""
+    if name == "seed":
+        raise UserError("vary: seeds are given by --seeds, as 0,7")
+    if name not in command.config.field_names():
+        allowed = ", ".join(sorted(command.config.field_names()))
+        raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
 
 
 def make_trials(
