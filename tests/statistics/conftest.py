@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.statistics import Observation, StatisticRow
 
-BY_KEY = {"column_mass", "column_square", "key_norm", "value_norm", "value_output_norm"}
+BY_KEY = {"column_mass", "column_sum", "column_square", "key_norm", "value_norm", "value_output_norm"}
 BY_KEY |= {"cosine_sum", "norm_sum", "pair_count"}
 BY_QUERY = {"entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
 BY_TOKEN = {"hidden_norm", "hidden"}
@@ -47,6 +47,7 @@ class Sample:
         centred = a - a.mean(-2, keepdim=True) if self.length else a
         found = {
             "column_mass": a.sum(-2),
+            "column_sum": a.sum(-2),
             "column_square": a.square().sum(-2),
             "entropy": -torch.special.xlogy(a, a).sum(-1),
             "distance": (a * away).sum(-1),

@@ -41,7 +41,7 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
     Returns:
         The output (batch, head, query, value_width) in the dtype of the call, differentiable and with its dropout, and
         the requested reductions by name, shaped as `Reduction.axis` says, without gradient or dropout; float32, or
-        float64 for float64 inputs.
+        float64 for float64 inputs, unless `Reduction.dtype` says otherwise.
     """
     if call.constant is not None:
         reductions = reduce_dense(_expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
@@ -263,5 +263,5 @@ def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **options
         )
-        reductions |= {"column_mass": mass, "column_square": square}
+        reductions |= {"column_mass": mass, "column_sum": mass.double(), "column_square": square}
     return {name: tensor for name, tensor in reductions.items() if name in names and tensor is not None}

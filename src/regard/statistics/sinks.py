@@ -30,7 +30,10 @@ def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[
 def sink_deviation(
     mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
 ) -> Float[Tensor, "sample head key"]:
-    """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024)."""
+    """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024).
+
+    Both sums must be of float64: in a column of nearly equal weights they differ in their last digits only.
+    """
     mass, square = mass.double(), square.double()
     n = queries[:, None, None].clamp(min=1)
     scatter = (square - mass.square() / n).clamp(min=0)
@@ -160,14 +163,14 @@ class SinkDeviation(PerLayer):
         description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
         source=f"{BAI}, sink deviation",
     )
-    needs = frozenset({"column_mass", "column_square"})
+    needs = frozenset({"column_mass", "column_sum", "column_square"})
 
     def __init__(self, top: int = 1) -> None:
         super().__init__()
         self.top = top
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
+        total, square = layer.tensors["column_sum"], layer.tensors["column_square"]
         real, index, valid = strongest_keys(layer, self.top)
-        deviation = sink_deviation(mass, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
+        deviation = sink_deviation(total, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
         yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / valid.sum(-1).clamp(min=1), real.any(-1))
