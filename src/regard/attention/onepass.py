@@ -149,10 +149,10 @@ class _ColumnReductions:
 
     def _exact_sums(self, tile: Tile, factor: Tensor, mass: Tensor) -> dict[str, Tensor]:
         """Return Σ a and Σ a² of the columns of a tile in float64, from sums around m ≈ the mean. Overwrites `exps`."""
-        rows, count = torch.ones_like(factor), factor.shape[-1]
+        rows = torch.ones_like(factor)
         if self.query_mask is not None:
             rows = self.query_mask[tile.samples, ..., tile.queries].expand_as(factor)
-            count = rows.sum(-1).clamp(min=1)
+        count = rows.sum(-1).clamp(min=1)
         mean = mass / count
         deviations = torch.addcmul(mean[:, :, None].neg(), tile.exps, factor.mT, out=tile.exps)
         first = _column_sums(rows, deviations).double()
