@@ -7,8 +7,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.hooks import watching
-from regard.statistics import SinkDeviation
+from regard.statistics import FirstMass, Observation, SinkDeviation, SinkRate
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -54,3 +55,151 @@ def test_the_sink_deviation_of_a_decoder_is_that_of_its_matrix(steps: tuple[int,
     expected = (column - column.mean()).square().sum().sqrt() / column.sum()
     values = torch.tensor(watch.frame("sink_deviation")["value"].to_numpy())
     torch.testing.assert_close(values, expected.expand(8), rtol=1e-6, atol=0)
+
+
+# -- α under masks that let earlier queries see a key ----------------------------------------------------------------
+
+TEXT = {
+    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 64, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.3,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+IMAGE = 110
+
+
+def image_inputs(lead: int, **options: Any) -> dict[str, Any]:
+    """Two texts around an image of 16 tokens."""
+    tokens = ids(tokens=lead + 16 + 12)
+    tokens[:, lead : lead + 16] = IMAGE
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "pixel_values": pixels, **options}
+
+
+def gemma3_case() -> tuple[Any, dict[str, Any]]:
+    text = transformers.Gemma3TextConfig(**TEXT, query_pre_attn_scalar=8, layer_types=["full_attention"] * 2)
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**VISION), text_config=text, image_token_id=IMAGE,
+        image_token_index=IMAGE, mm_tokens_per_image=16, boi_token_index=111, eoi_token_index=112,
+    )  # fmt: skip
+    inputs = image_inputs(lead=4)
+    inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
+    return model_of(config, transformers.Gemma3ForConditionalGeneration), inputs
+
+
+def paligemma_case() -> tuple[Any, dict[str, Any]]:
+    config = transformers.PaliGemmaConfig(
+        vision_config=transformers.SiglipVisionConfig(**VISION), text_config=transformers.GemmaConfig(**TEXT),
+        image_token_id=IMAGE, image_token_index=IMAGE, projection_dim=32, hidden_size=32,
+    )  # fmt: skip
+    inputs = image_inputs(lead=0)
+    inputs["token_type_ids"] = (torch.arange(28) >= 20).long().expand(2, -1)
+    inputs["labels"] = inputs["input_ids"]
+    return model_of(config, transformers.PaliGemmaForConditionalGeneration), inputs
+
+
+def prefix_case() -> tuple[Any, dict[str, Any]]:
+    visible = torch.ones(20, 20, dtype=torch.bool).tril() | (torch.arange(20) < 7)
+    config = transformers.LlamaConfig(**TEXT)
+    return model_of(config, transformers.LlamaModel), {
+        "input_ids": ids(),
+        "attention_mask": visible.expand(2, 1, 20, 20),
+    }
+
+
+def causal_case() -> tuple[Any, dict[str, Any]]:
+    return model_of(transformers.LlamaConfig(**TEXT), transformers.LlamaModel), {"input_ids": ids()}
+
+
+def window_case() -> tuple[Any, dict[str, Any]]:
+    config = transformers.MistralConfig(**TEXT, sliding_window=6)
+    return model_of(config, transformers.MistralModel), {"input_ids": ids()}
+
+
+CASES = {
+    "causal": causal_case,
+    "window": window_case,
+    "prefix mask": prefix_case,
+    "Gemma 3": gemma3_case,
+    "PaliGemma": paligemma_case,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_alpha_is_the_mean_over_the_queries_that_may_see_a_key(name: str) -> None:
+    """Of eager attention in float64; queries from a key on count as well where a window hides the key."""
+    model, inputs = CASES[name]()
+    model = model.double()
+    inputs = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in inputs.items()}
+    with watching(model, [FirstMass(40), SinkRate([0.05], minimum_queries=8)]) as watch:
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    eager_inputs = inputs
+    if inputs.get("attention_mask") is not None and inputs["attention_mask"].ndim == 4:
+        hidden = ~inputs["attention_mask"]
+        eager_inputs = inputs | {"attention_mask": torch.zeros(hidden.shape).double().masked_fill(hidden, -1e300)}
+    matrices = model(**eager_inputs, output_attentions=True).attentions
+    tokens = matrices[0].shape[-1]
+    for layer, matrix in enumerate(matrices):
+        may_see = (matrix > 0).any(1).any(0) | torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        counts = may_see.sum(0)
+        alpha = matrix.sum(-2) / counts
+        rows = watch.frame("first_mass", site="decoder", layer=layer)
+        values = torch.tensor(rows["value"].to_numpy()).reshape(4, -1)
+        torch.testing.assert_close(values, alpha.mean(0)[:, : values.shape[1]], rtol=1e-5, atol=1e-12)
+        rates = watch.frame("sink_rate", site="decoder", layer=layer)
+        rate = torch.tensor(rates["value"].to_numpy()).reshape(4, -1)
+        assert rate.shape[1] == int((counts >= 8).sum())
+        torch.testing.assert_close(rate, (alpha > 0.05).double().mean(0)[:, : rate.shape[1]] * 100)
+    later = torch.arange(tokens, 0, -1)
+    assert bool((counts > later).any()) == (name not in ("causal", "window"))
+
+
+@torch.no_grad()
+def test_alpha_behind_a_prompt_that_sees_all_of_itself_is_that_of_a_prefix() -> None:
+    """PaliGemma's prompt alone looks like an encoder's; what it generates sees no later key."""
+    model, inputs = paligemma_case()
+    prompt = {name: inputs[name][:, :20] for name in ("input_ids", "attention_mask")}
+    prompt["pixel_values"] = inputs["pixel_values"]
+    with watching(model, [FirstMass(40)]) as watch:
+        tokens = model.generate(**prompt, max_new_tokens=13, min_new_tokens=13, do_sample=False)[:, :32]
+    types = (torch.arange(32) >= 20).long().expand(2, -1)
+    whole = {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens), "token_type_ids": types}
+    with watching(model, [FirstMass(40)]) as expected:
+        model(**whole, pixel_values=inputs["pixel_values"])
+    for layer in range(2):
+        rows, expected_rows = (w.frame("first_mass", site="decoder", layer=layer) for w in (watch, expected))
+        assert len(rows) == 4 * 32
+        torch.testing.assert_close(
+            torch.tensor(rows["value"].to_numpy()),
+            torch.tensor(expected_rows["value"].to_numpy()),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+
+
+def test_attention_of_more_than_all_queries_is_an_error() -> None:
+    length = torch.tensor([10])
+    layer = Observation(
+        site="decoder",
+        layer=3,
+        causal=True,
+        length=length,
+        keys=length,
+        tensors={"column_mass": torch.ones(1, 1, 10) * 5},
+    )
+    with pytest.raises(UserError, match=r"impossible attention in layer 3 \(decoder\): a key receives 5 "):
+        SinkRate().update([layer])
+
+
+def test_a_row_of_no_sample_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(transformers.LlamaConfig(**TEXT), transformers.LlamaModel)
+    with watching(model, "row_sum") as watch:
+        model(ids())
+    row = watch.rows()[0]
+    monkeypatch.setattr(watch["row_sum"], "result", lambda: [row._replace(n=0)])
+    with pytest.raises(UserError, match=r"statistic row_sum: layer 0 \(decoder\) has a value of no sample"):
+        watch.frame()

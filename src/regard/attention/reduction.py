@@ -166,7 +166,7 @@ _per_query = partial(Reduction, source="weights", axis="query", steps="concat", 
 _whole = partial(Reduction, source="weights", steps="whole", packed=False)
 
 _REDUCTIONS = (
-    _per_key(name="column_mass", requires=("prefix_query_count",), compute=lambda dense: dense.counted.sum(-2)),
+    _per_key(name="column_mass", requires=("early_query_count",), compute=lambda dense: dense.counted.sum(-2)),
     _per_key(name="column_sum", dtype=torch.float64, compute=lambda dense: dense.counted.double().sum(-2)),
     _per_key(name="column_square", dtype=torch.float64, compute=lambda dense: dense.counted.double().square().sum(-2)),
     _per_query(name="entropy", compute=lambda dense: -torch.special.xlogy(dense.weights, dense.weights).sum(-1)),
@@ -178,7 +178,7 @@ _REDUCTIONS = (
         name="first_mass",
         packed=False,
         backends=_BY_KERNELS | {"lse"},
-        requires=("prefix_query_count",),
+        requires=("early_query_count",),
         compute=_first_mass,
     ),
     _whole(

@@ -74,6 +74,8 @@ class LayerAccumulator:
         for name, tensor in self.tensors.items():
             reduction = REDUCTIONS[name]
             if reduction.packed or not packed:
+                if reduction.axis == "key" and tensor.shape[-1] < self.keys:
+                    tensor = torch.nn.functional.pad(tensor, (0, self.keys - tensor.shape[-1]))
                 align = by_axis.get(reduction.axis)
                 aligned[name] = tensor if align is None else align(tensor)
         return aligned

@@ -94,8 +94,16 @@ class Watch(Observer):
         return self.statistics[name]
 
     def rows(self) -> list[StatisticRow]:
-        """Return all results so far, as rows of the table."""
-        return [row for statistic in self.statistics.values() for row in statistic.result()]
+        """Return all results so far, as rows of the table.
+
+        Raises:
+            UserError: A row is of no sample.
+        """
+        rows = [row for statistic in self.statistics.values() for row in statistic.result()]
+        if empty := [row for row in rows if row.n < 1]:
+            name, layer, site = empty[0].statistic, empty[0].layer, empty[0].site
+            raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")
+        return rows
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
         """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
@@ -198,6 +206,8 @@ class Watch(Observer):
         index = forward.calls[kind]
         forward.calls[kind] += 1
         if kind == "self" and index == 0:
+            if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
+                sequences.role = "decoder"
             sequences.role = sequences.role or ("decoder" if is_causal_layer(module, call) else "encoder")
             sequences.read_first_attention(call)
             if self._is_observed(EMBEDDING_LAYER):
@@ -219,7 +229,8 @@ class Watch(Observer):
         sequences, path = self.locations[module]
         assert sequences.forward is not None
         kind = attention_kind(path)
-        io = AttentionIO(call, output.detach(), partial(self._projection, sequences, path, call))
+        projection = partial(self._projection, sequences, path, call)
+        io = AttentionIO(call, output.detach(), projection, is_self=kind == "self")
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]

@@ -13,6 +13,8 @@ from regard.statistics.statistic import GU, Average, Observation, PerLayer, Samp
 
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
+MAX_ALPHA = 1.001
+"""α_k is an average of weights: it is above 1 by rounding only."""
 
 
 def mean_received_attention(
@@ -20,6 +22,33 @@ def mean_received_attention(
 ) -> Float[Tensor, "sample head key"]:
     """Return α_k, the attention to key k averaged over the queries that may see it (Gu et al. 2025, Sink_k^ε)."""
     return column_mass / queries[:, None].clamp(min=1)
+
+
+def alpha_of_keys(
+    layer: Observation, column_mass: Float[Tensor, "sample head key"]
+) -> Float[Tensor, "sample head key"]:
+    """Return α_k of the first keys of a layer.
+
+    Args:
+        layer: The layer.
+        column_mass: Σ_i A_ik of its first keys.
+
+    Returns:
+        Σ_i A_ik / n_k, with n_k as `Observation.num_visible_queries` counts them: T − k + 1 for k from 1 in a causal
+        layer, and the number of all queries that see the key under a mask that lets earlier ones see it.
+
+    Raises:
+        UserError: An α_k is above 1.
+    """
+    width = column_mass.shape[-1]
+    alpha = mean_received_attention(column_mass, layer.num_visible_queries(width))
+    real_alpha = alpha.masked_fill(~layer.attended_keys(width)[:, None], 0.0)
+    if bool((real_alpha > MAX_ALPHA).any()):
+        raise UserError(
+            f"impossible attention in layer {layer.layer} ({layer.site}): a key receives {float(real_alpha.max()):.3g} "
+            "of the queries that may see it, more than all; the mask of this model is not understood, please report it"
+        )
+    return alpha
 
 
 def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[Tensor, "sample head key"]:
@@ -101,8 +130,8 @@ class SinkRate(Average):
             mass = layer.tensors["column_mass"]
             queries = layer.num_visible_queries(mass.shape[-1])
             present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
-            alpha = mean_received_attention(mass, queries)
-            presence[layer.site] = present
+            alpha = alpha_of_keys(layer, mass)
+            presence[layer.site] = presence.get(layer.site, present) & present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
                 key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position"))
@@ -149,9 +178,8 @@ class FirstMass(PerLayer):
         mass = layer.tensors["first_mass"]
         real = layer.query_mask(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
-        width = sums.shape[-1]
-        alpha = mean_received_attention(sums, layer.num_visible_queries(width))
-        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(width))
+        alpha = alpha_of_keys(layer, sums)
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(sums.shape[-1]))
 
 
 class SinkDeviation(PerLayer):
