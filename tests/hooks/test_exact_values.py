@@ -1,5 +1,7 @@
 """Statistics of small models, some of whose weights are set so that their attention is known."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -7,8 +9,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from regard.attention.spec import AttentionSpec
 from regard.errors import UserError
 from regard.hooks import watching
+from regard.models import RegardConfig, RegardForCausalLM
 from regard.statistics import FirstMass, Observation, SinkDeviation, SinkRate
 
 SMALL = {
@@ -203,3 +207,112 @@ def test_a_row_of_no_sample_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(watch["row_sum"], "result", lambda: [row._replace(n=0)])
     with pytest.raises(UserError, match=r"statistic row_sum: layer 0 \(decoder\) has a value of no sample"):
         watch.frame()
+
+
+# -- outputs that are gated before they are projected ----------------------------------------------------------------
+
+
+def qwen3_next() -> tuple[Any, Any]:
+    """A model whose queries and gates come out of one projection, and what returns the gates from its output."""
+    config = transformers.Qwen3NextConfig(
+        **TEXT, layer_types=["full_attention"] * 2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, mlp_only_layers=[0, 1],
+    )  # fmt: skip
+    model = model_of(config, transformers.Qwen3NextForCausalLM)
+    return model, ("q_proj", lambda out: out.unflatten(-1, (4, 16))[..., 8:].sigmoid().flatten(2))
+
+
+def llama() -> tuple[Any, Any]:
+    config = transformers.LlamaConfig(**TEXT)
+    return model_of(config, transformers.LlamaForCausalLM), ("q_proj", torch.ones_like)
+
+
+def our_decoder() -> tuple[Any, Any]:
+    config = RegardConfig(
+        vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, max_position_embeddings=64, attention=AttentionSpec(gate=True),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return RegardForCausalLM(config).eval(), ("gate_proj", torch.sigmoid)
+
+
+GATED = {"Qwen3-Next": qwen3_next, "ours": our_decoder, "without a gate": llama}
+
+
+@contextmanager
+def recorded(model: Any, name: str, *, is_input: bool = False) -> Iterator[list[Tensor]]:
+    """The inputs or outputs of the modules of a name, in order."""
+    tensors: list[Tensor] = []
+    with ExitStack() as stack:
+        for layer in model.model.layers:
+            module = getattr(layer.self_attn, name)
+            hook = lambda _module, args, output: tensors.append(args[0] if is_input else output)  # noqa: E731
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield tensors
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("name", GATED)
+def test_outputs_and_values_are_gated_before_they_are_projected(name: str, is_cached: bool) -> None:
+    """Against matrices, values and gates of the host in float64."""
+    model, (gate_name, make_gate) = GATED[name]()
+    model, tokens = model.double(), ids(rows=1)
+    names = ["head_output_norm", "value_weighted_mass"]
+    with watching(model, names) as watch:
+        if is_cached:
+            cache = model(tokens[:, :15], use_cache=True).past_key_values
+            for step in tokens[:, 15:].split([4, 1], dim=1):
+                cache = model(step, past_key_values=cache, use_cache=True).past_key_values
+        else:
+            model(tokens)
+    model.set_attn_implementation("eager")
+    with (
+        recorded(model, gate_name) as gates,
+        recorded(model, "v_proj") as values,
+        recorded(model, "o_proj", is_input=True) as inputs,
+    ):
+        matrices = model(tokens, output_attentions=True).attentions
+    for layer, matrix in enumerate(matrices):
+        parts = model.model.layers[layer].self_attn.o_proj.weight.unflatten(1, (4, -1)).transpose(0, 1)
+        output = inputs[layer][0].unflatten(-1, (4, -1)).transpose(0, 1)
+        expected = torch.einsum("hmd,hqd->hqm", parts, output).norm(dim=-1)
+        rows = watch.frame("head_output_norm", layer=layer)
+        rows = torch.tensor(rows[rows["position"].notna()]["value"].to_numpy()).reshape(4, -1)
+        torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-9)
+        value = values[layer][0].unflatten(-1, (2, -1)).transpose(0, 1).repeat_interleave(2, 0)
+        gate = make_gate(gates[layer])[0].unflatten(-1, (4, -1)).transpose(0, 1)
+        moved = torch.einsum("hmd,hqd,hkd->hqkm", parts, gate, value).norm(dim=-1)
+        expected = (matrix[0] * moved).mean(1)
+        rows = torch.tensor(watch.frame("value_weighted_mass", layer=layer)["value"].to_numpy()).reshape(4, -1)
+        torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_closed_gate_lets_nothing_through() -> None:
+    model, _ = our_decoder()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _module, args: (args[0] * 0,))
+    with watching(model, ["head_output_norm", "value_weighted_mass"]) as watch:
+        model(ids())
+    assert watch.frame()["value"].eq(0).all()
+
+
+@torch.no_grad()
+def test_outputs_that_are_not_projected_one_beside_the_other_are_refused() -> None:
+    model = model_of(transformers.LlamaConfig(**TEXT), transformers.LlamaModel)
+    projection = model.layers[1].self_attn.o_proj
+    handle = projection.register_forward_pre_hook(lambda _module, args: (args[0][:, :3],))
+    message = r"what the heads of layers.1.self_attn add: .* leave out value_weighted_mass"
+    with pytest.raises(UserError, match=message), watching(model, "head_output_norm"):
+        model(ids())
+    handle.remove()
+    handle = projection.register_forward_pre_hook(lambda _module, args: (args[0] + 1,))
+    with watching(model, "head_output_norm"):
+        model(ids())
+    model.layers[1].self_attn.v_proj.weight[:8] = 0
+    message = r"cannot weigh the values of layers.1.self_attn"
+    with pytest.raises(UserError, match=message), watching(model, "value_weighted_mass"):
+        model(ids())
+    handle.remove()
+    assert not projection._forward_pre_hooks

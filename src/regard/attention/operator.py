@@ -44,7 +44,7 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
         float64 for float64 inputs, unless `Reduction.dtype` says otherwise.
     """
     if call.constant is not None:
-        reductions = reduce_dense(_expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
+        reductions = reduce_dense(expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
         return _constant_heads_output(call), reductions
     call, extra_value = simplify(call)
     if extra_value is not None:
@@ -165,7 +165,7 @@ def _dynamic_heads(call: AttentionCall) -> list[int]:
     return [head for head in range(call.query.shape[1]) if head not in constant]
 
 
-def _expand_bias(call: AttentionCall) -> AttentionCall:
+def expand_bias(call: AttentionCall) -> AttentionCall:
     """Return the call with a bias for every head, zero for constant ones if it has none for them."""
     bias, heads = call.bias, call.query.shape[1]
     if bias is None or call.constant is None or bias.shape[1] in (1, heads):

@@ -38,7 +38,7 @@ class Reduction:
 
     name: str
     axis: Literal["key", "query", "token", "sample", "call"]
-    source: Literal["weights", "vectors", "hidden"]
+    source: Literal["weights", "vectors", "projection", "hidden"]
     steps: Literal["add", "write", "concat", "whole"]
     packed: bool = True
     finite: bool = True

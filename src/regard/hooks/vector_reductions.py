@@ -21,13 +21,12 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class AttentionIO:
-    """One finished attention call, its output, and what returns W_O or raises a UserError if it is not recognized.
+    """One finished attention call, and what returns W_O or raises a UserError if it is not recognized.
 
     `is_self` says whether queries and keys are the same tokens.
     """
 
     call: AttentionCall
-    output: Float[Tensor, "batch head query value_width"]
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
     is_self: bool
 
@@ -57,7 +56,7 @@ def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
     return count
 
 
-def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
+def projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
     """Return ‖W_h x‖ as √(xᵀ(W_hᵀW_h)x), which never leaves the width of the head."""
     parts = to_acc_dtype(projection).unflatten(1, (vectors.shape[1], vectors.shape[-1]))
     gram = torch.einsum("mhd,mhe->hde", parts, parts)
@@ -96,7 +95,6 @@ def _pairs(name: str, feature: Callable[[Tensor], Tensor]) -> Reduction:
 
 
 _of_keys = partial(Reduction, source="vectors", axis="key")
-_of_queries = partial(Reduction, source="vectors", axis="query", steps="concat")
 
 _REDUCTIONS = (
     _of_keys(name="key_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.key).norm(dim=-1)),
@@ -108,9 +106,8 @@ _REDUCTIONS = (
     _of_keys(
         name="value_output_norm",
         steps="write",
-        compute=lambda io: _projected_norm(io.call.expand_groups(io.call.value), io.projection()),
+        compute=lambda io: projected_norm(io.call.expand_groups(io.call.value), io.projection()),
     ),
-    _of_queries(name="output_norm", compute=lambda io: _projected_norm(io.output, io.projection())),
 )
 VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Reductions of an `AttentionIO`, by name.
@@ -120,5 +117,5 @@ VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reducti
 * `pair_count`: number of these queries.
 * `early_query_count`: number of real queries before key j that see it in any head, because a prefix or the mask lets
   them.
-* `value_output_norm`, `output_norm`: ‖W_O v_j‖ and ‖W_O o_i‖ through the part of W_O of each head.
+* `value_output_norm`: ‖W_O v_j‖ through the part of W_O of each head.
 """
