@@ -297,7 +297,15 @@ def cost(name: str) -> str:
         return "many passes"
     if "hidden" in needs:
         return "hidden states"
-    if needs & {"column_mass", "column_square", "entropy", "distance", "row_sum", "virtual_sink_mass"}:
+    if needs & {
+        "column_mass",
+        "column_square",
+        "entropy",
+        "distance",
+        "row_sum",
+        "virtual_sink_mass",
+        "value_weighted_sum",
+    }:
         return "same pass"
     return "first keys" if "first_mass" in needs else "linear"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.lse import supports_lse
 from regard.attention.onepass import one_pass
 from regard.attention.operator import attend
@@ -115,8 +115,42 @@ def test_low_precision_inputs_are_reduced_in_float32(dtype: torch.dtype) -> None
     output, found = attend(call, ReductionRequest(names=names))
     assert output.dtype == dtype
     for name, tensor in reduce_dense(exact, ReductionRequest(names=names)).items():
-        assert found[name].dtype == torch.float32
+        assert found[name].dtype == (torch.float64 if name == "column_square" else torch.float32)
         torch.testing.assert_close(found[name].double(), tensor, rtol=2e-5, atol=2e-5)
+
+
+def nearly_uniform(heads: int = 2, groups: int = 2, **fields: Any) -> AttentionCall:
+    """A float32 call of 300 queries whose weights in a column differ by some per cent."""
+    generator = torch.Generator().manual_seed(7)
+    query, key, value = (torch.randn(2, n, 300, 8, generator=generator) for n in (heads, groups, groups))
+    return AttentionCall(query=query, key=key, value=value, scale=0.02, **fields)
+
+
+PADDED = torch.arange(300) >= torch.tensor([[0], [37]])
+BOTH_SUMS = ReductionRequest(names=frozenset({"column_sum", "column_square"}))
+
+
+def column_scatter(found: dict[str, torch.Tensor], call: AttentionCall) -> torch.Tensor:
+    rows = call.query.shape[2] if call.query_mask is None else call.query_mask.sum(-1)[:, None, None]
+    return found["column_square"] - found["column_sum"].square() / rows
+
+
+@pytest.mark.parametrize("operation", [None, Operation(weighting="softmax", shift=0.1)], ids=["tiles", "rows"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["whole", "padded"])
+def test_the_scatter_of_columns_of_equal_weights_is_exact(
+    mask: torch.Tensor | None, causal: bool, operation: Operation | None
+) -> None:
+    """Σ(a − d)² is some 10⁻⁵ of Σa²; only the rounding of weights, not that of the sums, may be seen in it."""
+    call = nearly_uniform(causal=causal, query_mask=mask, key_mask=mask, operation=operation)
+    exact = dataclasses.replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
+    matrix = reference.weights(exact)
+    counted = torch.ones(2, 300, dtype=torch.bool) if mask is None else mask
+    for sample, real in enumerate(counted):
+        rows = matrix[sample][:, real]
+        expected = (rows - rows.mean(1, keepdim=True)).square().sum(1)
+        found = column_scatter(attend(call, BOTH_SUMS)[1], call)[sample]
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-12)
 
 
 def test_uniform_causal_attention_puts_the_harmonic_mean_on_the_first_token() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from regard.attention import kernels, operator
+from regard.attention import kernels, operator, reference
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 
@@ -65,6 +65,18 @@ def test_kernels_equal_the_whole_matrix(
         torch.testing.assert_close(
             found[name].double(), tensor, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("causal, padded", [(True, ""), (False, "left")])
+def test_the_scatter_of_columns_of_equal_weights_is_exact(causal: bool, padded: str) -> None:
+    call = dataclasses.replace(made(causal, 0, padded, None, False), scale=0.02)
+    found = operator.reduce_by_triton(call, ReductionRequest(names=frozenset({"column_sum", "column_square"})))
+    exact = dataclasses.replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
+    matrix = reference.weights(exact)
+    for sample in range(2):
+        rows = matrix[sample] if call.query_mask is None else matrix[sample][:, call.query_mask[sample]]
+        scatter = found["column_square"][sample] - found["column_sum"][sample].square() / rows.shape[1]
+        torch.testing.assert_close(scatter, (rows - rows.mean(1, keepdim=True)).square().sum(1), rtol=1e-5, atol=1e-12)
 
 
 def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:

@@ -90,7 +90,7 @@ def test_an_unknown_option_that_may_change_the_weights_is_refused() -> None:
 
 
 def test_which_layers_are_causal_is_read_from_the_mask() -> None:
-    """A prefix and a window leave the word to the module, everything else does not need it."""
+    """Only a mask that lets each token see itself alone leaves the word to the module."""
     declared, undeclared = nn.Identity(), nn.Identity()
     declared.is_causal = True
     query = torch.randn(1, 1, 6, 4)
@@ -98,6 +98,7 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     causal = full.tril()
     masks = {"full": full, "causal": causal, "prefix": causal | (torch.arange(6) < 3), "window": causal.triu(-2)}
     masks["both sides"] = full.tril(1).triu(-1)
+    masks["padded"] = full & (torch.arange(6) < 4)
     sides = {}
     for name, keep in masks.items():
         call = AttentionCall(query=query, key=query, value=query, scale=1.0, keep=keep)
@@ -105,9 +106,10 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     assert sides == {
         "full": (False, False),
         "causal": (True, True),
-        "prefix": (True, False),
+        "prefix": (True, True),
         "window": (True, True),
         "both sides": (False, False),
+        "padded": (True, False),
     }
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from regard.statistics import Observation, StatisticRow
 
-BY_KEY = {"column_mass", "column_square", "key_norm", "value_norm", "value_output_norm"}
-BY_KEY |= {"cosine_sum", "norm_sum", "pair_count"}
+BY_KEY = {"column_mass", "column_sum", "column_square", "key_norm", "value_norm"}
+BY_KEY |= {"cosine_sum", "norm_sum", "pair_count", "value_output_norm", "value_weighted_sum"}
 BY_QUERY = {"entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
 BY_TOKEN = {"hidden_norm", "hidden"}
 PER_SAMPLE = {"direction", "spectral_bound"}
@@ -47,6 +47,7 @@ class Sample:
         centred = a - a.mean(-2, keepdim=True) if self.length else a
         found = {
             "column_mass": a.sum(-2),
+            "column_sum": a.sum(-2),
             "column_square": a.square().sum(-2),
             "entropy": -torch.special.xlogy(a, a).sum(-1),
             "distance": (a * away).sum(-1),
@@ -150,6 +151,7 @@ def _sample(seed: int, length: int, keys: int | None = None, site: str = "decode
             "key_norm": normal(GROUPS, keys).abs(),
             "value_norm": normal(GROUPS, keys).abs(),
             "value_output_norm": normal(HEADS, keys).abs(),
+            "value_weighted_sum": normal(HEADS, keys).abs(),
             "cosine_sum": normal(HEADS, keys),
             "norm_sum": normal(HEADS, keys).abs(),
             "output_norm": normal(HEADS, length).abs(),

@@ -32,10 +32,10 @@ def test_queries_before_a_key_of_a_prefix_are_counted_where_they_see_it() -> Non
     weights = torch.tensor([[[0.1, 0.9, 0.0], [0.2, 0.8, 0.0], [0.1, 0.7, 0.2]]], dtype=torch.float64)
     early = torch.tensor([[[0.0, 1.0, 0.0]]])
     statistic = SinkRate([0.79], 1)
-    statistic.update([observed(weights, prefix_query_count=early)])
+    statistic.update([observed(weights, early_query_count=early)])
     assert {row.position: row.value for row in statistic.result() if row.head == 0} == {0: 0.0, 1: 100.0, 2: 0.0}
     stricter = SinkRate([0.81], 1)
-    stricter.update([observed(weights, prefix_query_count=early)])
+    stricter.update([observed(weights, early_query_count=early)])
     assert {row.position: row.value for row in stricter.result() if row.head == 0} == {0: 0.0, 1: 0.0, 2: 0.0}
 
 

@@ -88,7 +88,7 @@ def test_products_are_averaged_over_the_queries_that_may_see_a_key(
             assert value_of(measured.result(), head=head, position=k) == pytest.approx(sum(means) / len(means))
 
 
-def test_value_weighted_mass_is_attention_times_what_it_carries(
+def test_value_weighted_mass_is_the_mean_over_queries(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in LENGTHS]
@@ -96,11 +96,5 @@ def test_value_weighted_mass_is_attention_times_what_it_carries(
     measured.update([observe(samples)])
     for head in range(2):
         for k in range(6):
-            values = [
-                sum(float(s.matrix[head, i, k]) for i in range(s.length))
-                / s.length
-                * float(s.tensors["value_output_norm"][head, k])
-                for s in samples
-                if k < s.keys
-            ]
+            values = [float(s.tensors["value_weighted_sum"][head, k]) / s.length for s in samples if k < s.keys]
             assert value_of(measured.result(), head=head, position=k) == pytest.approx(sum(values) / len(values))

@@ -62,7 +62,8 @@ def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, 
         return {}
     batch, heads, queries, _ = call.query.shape
     keys = call.key.shape[2]
-    by_key = {name: call.query.new_zeros(batch, heads, keys) for name in request.by_axis("key")}
+    dtypes = {name: WEIGHT_REDUCTIONS[name].dtype for name in request.by_axis("key")}
+    by_key = {name: call.query.new_zeros(batch, heads, keys, dtype=dtype) for name, dtype in dtypes.items()}
     by_call = {name: call.query.new_zeros(heads, queries, keys) for name in request.by_axis("call")}
     by_query: dict[str, list[Tensor]] = {name: [] for name in request.by_axis("query")}
     whole_samples, row = unpadded_samples(call), 0

@@ -118,7 +118,9 @@ def column_statistics(
     square: bool = False,
     blocks: Tiling | None = None,
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"] | None]:
-    """Return Σ_i A_ij over real queries for every key, and with `square` also Σ_i A_ij², else None; float32.
+    """Return Σ_i A_ij of every key over real queries in float32, and with `square` Σ_i A_ij² in float64, else None.
+
+    The squares are exact enough for the variance Σ A² − (Σ A)² / n of a column whose weights are nearly equal.
 
     A_ij = exp(s_ij − lse_i). A key that no real query sees has mass 0. Each program holds a block of keys and streams
     the queries that see it, without values.
@@ -142,7 +144,7 @@ def column_statistics(
         )
     kernel = _source(query).column_kernel
     mass = query.new_empty(*query.shape[:2], key.shape[2], dtype=torch.float32)
-    squared = torch.empty_like(mass) if square else None
+    squared = torch.empty_like(mass, dtype=torch.float64) if square else None
     strides = (*lse.stride(), *_strides(key_mask, 2), *_strides(query_mask, 2))
     launch.run(kernel, (query, key, lse, key_mask, query_mask, mass, squared), strides, holds_queries=False)
     return mass, squared

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.reduction import ReductionRequest, unpadded_samples
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, unpadded_samples
 from regard.attention.tiles import ROWS, UNSEEN, Tile, tiles
 
 
@@ -120,7 +120,9 @@ class _ColumnReductions:
     def __init__(self, call: AttentionCall, request: ReductionRequest) -> None:
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
-        self.tensors = {name: call.query.new_zeros(batch, heads, keys) for name in request.by_axis("key")}
+        dtypes = {name: WEIGHT_REDUCTIONS[name].dtype for name in request.by_axis("key")}
+        self.tensors = {name: call.query.new_zeros(batch, heads, keys, dtype=dtype) for name, dtype in dtypes.items()}
+        self.by_key = frozenset(dtypes)
         if "weights" in request.names:
             self.tensors["weights"] = call.query.new_zeros(heads, queries, keys)
             self.unpadded = unpadded_samples(call)
@@ -135,10 +137,29 @@ class _ColumnReductions:
         if "weights" in self.tensors:
             matrix = (tile.exps * inverse)[self.unpadded[tile.samples]].sum(0)
             self.tensors["weights"][tile.heads, tile.queries, tile.keys] += matrix
-        if "column_mass" in self.tensors:
-            self.tensors["column_mass"][tile.at_keys] += _column_sums(factor, tile.exps)
-        if "column_square" in self.tensors:
-            self.tensors["column_square"][tile.at_keys] += _column_sums(factor.square(), tile.exps.square_())
+        if not self.by_key:
+            return
+        mass = _column_sums(factor, tile.exps)
+        if "column_mass" in self.by_key:
+            self.tensors["column_mass"][tile.at_keys] += mass
+        if self.by_key & {"column_sum", "column_square"}:
+            for name, sums in self._exact_sums(tile, factor, mass).items():
+                if name in self.by_key:
+                    self.tensors[name][tile.at_keys] += sums
+
+    def _exact_sums(self, tile: Tile, factor: Tensor, mass: Tensor) -> dict[str, Tensor]:
+        """Return Σ a and Σ a² of the columns of a tile in float64, from sums around m ≈ the mean. Overwrites `exps`."""
+        rows = torch.ones_like(factor)
+        if self.query_mask is not None:
+            rows = self.query_mask[tile.samples, ..., tile.queries].expand_as(factor)
+        count = rows.sum(-1).clamp(min=1)
+        mean = mass / count
+        deviations = torch.addcmul(mean[:, :, None].neg(), tile.exps, factor.mT, out=tile.exps)
+        first = _column_sums(rows, deviations).double()
+        second = _column_sums(rows, deviations.square_()).double()
+        mean = mean.double()
+        total = first + mean * count
+        return {"column_sum": total, "column_square": second + mean * (first + total)}
 
 
 def _column_sums(factor: Tensor, exps: Tensor) -> Tensor:

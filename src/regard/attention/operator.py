@@ -41,10 +41,10 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
     Returns:
         The output (batch, head, query, value_width) in the dtype of the call, differentiable and with its dropout, and
         the requested reductions by name, shaped as `Reduction.axis` says, without gradient or dropout; float32, or
-        float64 for float64 inputs.
+        float64 for float64 inputs, unless `Reduction.dtype` says otherwise.
     """
     if call.constant is not None:
-        reductions = reduce_dense(_expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
+        reductions = reduce_dense(expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
         return _constant_heads_output(call), reductions
     call, extra_value = simplify(call)
     if extra_value is not None:
@@ -165,7 +165,7 @@ def _dynamic_heads(call: AttentionCall) -> list[int]:
     return [head for head in range(call.query.shape[1]) if head not in constant]
 
 
-def _expand_bias(call: AttentionCall) -> AttentionCall:
+def expand_bias(call: AttentionCall) -> AttentionCall:
     """Return the call with a bias for every head, zero for constant ones if it has none for them."""
     bias, heads = call.bias, call.query.shape[1]
     if bias is None or call.constant is None or bias.shape[1] in (1, heads):
@@ -263,5 +263,5 @@ def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **options
         )
-        reductions |= {"column_mass": mass, "column_square": square}
+        reductions |= {"column_mass": mass, "column_sum": mass.double(), "column_square": square}
     return {name: tensor for name, tensor in reductions.items() if name in names and tensor is not None}

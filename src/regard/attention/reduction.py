@@ -30,6 +30,7 @@ class Reduction:
             writes its keys. "concat": behind each other. "whole": unknown if a sequence comes in several steps.
         packed: Whether it is known for rows that hold several sequences.
         finite: Whether its entries are finite as long as activations are.
+        dtype: Its dtype; None: that of the call, or float32 if that is less precise.
         backends: Which backends compute it; blocks of rows compute every reduction of weights.
         requires: Reductions that are computed with it.
         compute: Of weights its definition, from `DenseWeights`. Of vectors None where a call has nothing of the kind.
@@ -37,10 +38,11 @@ class Reduction:
 
     name: str
     axis: Literal["key", "query", "token", "sample", "call"]
-    source: Literal["weights", "vectors", "hidden"]
+    source: Literal["weights", "vectors", "projection", "hidden"]
     steps: Literal["add", "write", "concat", "whole"]
     packed: bool = True
     finite: bool = True
+    dtype: torch.dtype | None = None
     backends: frozenset[Backend] = frozenset()
     requires: tuple[str, ...] = ()
     compute: Callable[[Any], Any]
@@ -164,8 +166,9 @@ _per_query = partial(Reduction, source="weights", axis="query", steps="concat", 
 _whole = partial(Reduction, source="weights", steps="whole", packed=False)
 
 _REDUCTIONS = (
-    _per_key(name="column_mass", requires=("prefix_query_count",), compute=lambda dense: dense.counted.sum(-2)),
-    _per_key(name="column_square", compute=lambda dense: dense.counted.square().sum(-2)),
+    _per_key(name="column_mass", requires=("early_query_count",), compute=lambda dense: dense.counted.sum(-2)),
+    _per_key(name="column_sum", dtype=torch.float64, compute=lambda dense: dense.counted.double().sum(-2)),
+    _per_key(name="column_square", dtype=torch.float64, compute=lambda dense: dense.counted.double().square().sum(-2)),
     _per_query(name="entropy", compute=lambda dense: -torch.special.xlogy(dense.weights, dense.weights).sum(-1)),
     _per_query(name="distance", compute=_distance),
     _per_query(name="row_sum", compute=lambda dense: reference.weights(dense.call).sum(-1)),
@@ -175,7 +178,7 @@ _REDUCTIONS = (
         name="first_mass",
         packed=False,
         backends=_BY_KERNELS | {"lse"},
-        requires=("prefix_query_count",),
+        requires=("early_query_count",),
         compute=_first_mass,
     ),
     _whole(
@@ -187,4 +190,8 @@ _REDUCTIONS = (
     _whole(name="spectral_bound", axis="sample", backends=frozenset({"lanczos"}), compute=_spectral_bound),
 )
 WEIGHT_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
-"""Every reduction of the attention weights, by name."""
+"""Every reduction of the attention weights, by name.
+
+`column_sum` is `column_mass` in float64. With `column_square`, Σ_i A_ij², it gives the variance of a column: every
+backend sums squares around the mean of some rows, so that the difference of the two is exact to rounding of weights.
+"""

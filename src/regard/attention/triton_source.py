@@ -160,7 +160,10 @@ def column_kernel(
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of keys; every query's log-sum-exp is known, so a weight is 2^(s − lse), summed at once."""
+    """One program a block of keys; every query's log-sum-exp is known, so a weight is 2^(s − lse), summed at once.
+
+    Squares are summed around the running mean of the rows so far (Chan, Golub and LeVeque), which is added in float64.
+    """
     blocks = tl.cdiv(keys, BLOCK_K)
     program = tl.program_id(0)
     first_key = program % blocks * BLOCK_K
@@ -183,7 +186,9 @@ def column_kernel(
     resident = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
     real = _real(key_mask, column, keys, key_mask_row)
     column_mass = tl.zeros([BLOCK_K], tl.float32)
-    column_square = tl.zeros([BLOCK_K], tl.float32)
+    mean = tl.zeros([BLOCK_K], tl.float32)
+    scatter = tl.zeros([BLOCK_K], tl.float32)
+    rows = 0.0
     for first_query in range(start, queries, BLOCK_Q):
         row = first_query + tl.arange(0, BLOCK_Q)
         counted = _real(query_mask, row, queries, query_mask_row)
@@ -195,12 +200,21 @@ def column_kernel(
             resident, streamed, (offset + row)[None, :], column[:, None], real[:, None], scale, softcap, CAUSAL
         )
         weight = tl.exp2(score - row_lse[None, :])
-        column_mass += tl.sum(weight, 1)
+        block_mass = tl.sum(weight, 1)
+        column_mass += block_mass
         if square is not None:
-            column_square += tl.sum(weight * weight, 1)
+            block_rows = tl.sum(counted.to(tl.float32), 0)
+            block_mean = block_mass / tl.maximum(block_rows, 1.0)
+            deviation = tl.where(counted[None, :], weight - block_mean[:, None], 0.0)
+            share = block_rows / tl.maximum(rows + block_rows, 1.0)
+            shift = block_mean - mean
+            scatter += tl.sum(deviation * deviation, 1) + shift * shift * rows * share
+            mean += shift * share
+            rows += block_rows
 
     result = tl.cast(batch_head, tl.int64) * keys + column
     stored = column < keys
     tl.store(mass + result, column_mass, mask=stored)
     if square is not None:
-        tl.store(square + result, column_square, mask=stored)
+        exact = column_mass.to(tl.float64)
+        tl.store(square + result, scatter.to(tl.float64) + exact * exact / tl.maximum(rows, 1.0), mask=stored)

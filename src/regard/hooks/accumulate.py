@@ -9,10 +9,16 @@ from torch import Tensor
 
 from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
 from regard.hooks.alignment import SampleAlignment
+from regard.hooks.head_outputs import PROJECTION_REDUCTIONS
 from regard.hooks.hidden_reductions import HIDDEN_REDUCTIONS
 from regard.hooks.vector_reductions import VECTOR_REDUCTIONS
 
-REDUCTIONS: dict[str, Reduction] = {**WEIGHT_REDUCTIONS, **VECTOR_REDUCTIONS, **HIDDEN_REDUCTIONS}
+REDUCTIONS: dict[str, Reduction] = {
+    **WEIGHT_REDUCTIONS,
+    **VECTOR_REDUCTIONS,
+    **PROJECTION_REDUCTIONS,
+    **HIDDEN_REDUCTIONS,
+}
 """Every reduction by name."""
 CONCAT_DIM = {"query": 2, "token": 1}
 """The dimension of the steps, by `Reduction.axis`."""
@@ -42,6 +48,10 @@ class LayerAccumulator:
         self.steps += 1
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
+        self.add_tensors(tensors, first_key=first_key, keys=keys)
+
+    def add_tensors(self, tensors: dict[str, Tensor], *, first_key: int, keys: int) -> None:
+        """Add further reductions of the latest call."""
         for name, tensor in tensors.items():
             reduction = REDUCTIONS[name]
             if reduction.axis in ("key", "call"):
@@ -74,6 +84,8 @@ class LayerAccumulator:
         for name, tensor in self.tensors.items():
             reduction = REDUCTIONS[name]
             if reduction.packed or not packed:
+                if reduction.axis == "key" and tensor.shape[-1] < self.keys:
+                    tensor = torch.nn.functional.pad(tensor, (0, self.keys - tensor.shape[-1]))
                 align = by_axis.get(reduction.axis)
                 aligned[name] = tensor if align is None else align(tensor)
         return aligned

@@ -82,9 +82,10 @@ def attention_function(
 
 
 def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
-    """Return whether no query of a layer sees a later key, or only within a prefix. Reads the mask of the call.
+    """Return whether no query of a layer sees a later key, or only within a prefix or an image. Reads the mask.
 
-    A call of one token does not say it; then the module does, as it does for a prefix and for windows.
+    In such a layer some token sees another one that does not see it. A call of one token does not say it; then the
+    module does.
     """
     if call.causal:
         return True
@@ -96,7 +97,9 @@ def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
     visible = visible_mask(call)
     if not bool(visible.triu(1).any()):
         return bool(visible.tril(-1).any()) or declared is not False  # else each token sees itself alone
-    return declared is True and not torch.equal(visible, visible.mT)
+    seen = visible.any(-2)
+    one_way = visible & ~visible.mT & seen[..., None, :] & seen[..., :, None]
+    return bool(one_way.any()) or (declared is True and not torch.equal(visible, visible.mT))
 
 
 def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
-PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj")
+PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer")
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
 
@@ -69,19 +69,21 @@ def attention_kind(path: str) -> str:
     return "cross" if CROSS.search(path) else "self"
 
 
-def output_projection(model: nn.Module, path: str, width: int) -> Float[Tensor, "model_width width"] | None:
-    """Return the weight W_O behind an attention module, `width` being heads × head width; None if not recognized."""
+def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear | Conv1D | None:
+    """Return what projects the output of an attention module, `width` being heads × head width; None if unknown."""
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in PROJECTIONS]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in PROJECTIONS]
     for layer in candidates:
-        if type(layer) is nn.Linear:
-            weight = layer.weight
-        elif type(layer) is Conv1D:
-            weight = layer.weight.T
-        else:
+        if type(layer) is not nn.Linear and type(layer) is not Conv1D:
             continue  # what an adapter or a quantized layer multiplies by is not its weight alone
-        if weight.shape[1] == width:
-            return weight.detach()
+        if output_weight(layer).shape[1] == width:
+            return layer
     return None
+
+
+def output_weight(projection: nn.Linear | Conv1D) -> Float[Tensor, "model_width width"]:
+    """Return W_O of an output projection."""
+    weight: Tensor = projection.weight.detach()
+    return weight.T if isinstance(projection, Conv1D) else weight

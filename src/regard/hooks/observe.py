@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
@@ -20,8 +21,9 @@ from regard.hooks.accumulate import REDUCTIONS
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
+from regard.hooks.head_outputs import HeadOutputs, ProjectionInputs
 from regard.hooks.hidden_reductions import find_hidden_input, find_hidden_output
-from regard.hooks.modules import attention_kind, find_stacks, num_blocks, output_projection
+from regard.hooks.modules import attention_kind, find_output_projection, find_stacks, num_blocks, output_weight
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
 from regard.hooks.vector_reductions import AttentionIO, to_acc_dtype
@@ -59,7 +61,10 @@ def watching(
     check_observable(model)
     watch = Watch(model, select_statistics(statistics), layers)
     with check_generation(model), observing(model, watch, list(watch.locations), hooks=watch.hooks()):
-        yield watch
+        try:
+            yield watch
+        finally:
+            watch.projection_inputs.clear()
         watch.close()
 
 
@@ -78,6 +83,8 @@ class Watch(Observer):
         num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
         self._request = ReductionRequest(names=frozenset(by_source["weights"]), num_first_keys=num_first_keys)
         self._vectors, self._hidden = by_source["vectors"], by_source["hidden"]
+        self._projected = by_source["projection"]
+        self.projection_inputs = ProjectionInputs()
         self._stacks = [Sequences(stack) for stack in find_stacks(model)]
         if not self._stacks:
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
@@ -94,8 +101,16 @@ class Watch(Observer):
         return self.statistics[name]
 
     def rows(self) -> list[StatisticRow]:
-        """Return all results so far, as rows of the table."""
-        return [row for statistic in self.statistics.values() for row in statistic.result()]
+        """Return all results so far, as rows of the table.
+
+        Raises:
+            UserError: A row is of no sample.
+        """
+        rows = [row for statistic in self.statistics.values() for row in statistic.result()]
+        if empty := [row for row in rows if row.n < 1]:
+            name, layer, site = empty[0].statistic, empty[0].layer, empty[0].site
+            raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")
+        return rows
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
         """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
@@ -142,6 +157,7 @@ class Watch(Observer):
         if forward.offset == 0:
             self._finish(sequences)
             sequences.encoder_tokens = self._take_offered_tokens(sequences)
+        self.projection_inputs.clear()
         sequences.begin(forward)
 
     def _take_offered_tokens(self, sequences: Sequences) -> Tensor | None:
@@ -156,6 +172,7 @@ class Watch(Observer):
         forward, sequences.forward = sequences.forward, None
         if forward is not None and not forward.calls:
             raise no_attention_interface(module)
+        self.projection_inputs.check()
 
     def _enter_block(
         self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -198,6 +215,8 @@ class Watch(Observer):
         index = forward.calls[kind]
         forward.calls[kind] += 1
         if kind == "self" and index == 0:
+            if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
+                sequences.role = "decoder"
             sequences.role = sequences.role or ("decoder" if is_causal_layer(module, call) else "encoder")
             sequences.read_first_attention(call)
             if self._is_observed(EMBEDDING_LAYER):
@@ -219,33 +238,53 @@ class Watch(Observer):
         sequences, path = self.locations[module]
         assert sequences.forward is not None
         kind = attention_kind(path)
-        io = AttentionIO(call, output.detach(), partial(self._projection, sequences, path, call))
+        find_projection = partial(self._find_projection, sequences, path, call)
+        io = AttentionIO(call, lambda: output_weight(find_projection()), is_self=kind == "self")
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
         vectors = {name: REDUCTIONS[name].compute(io) for name in self._vectors}
-        sequences.layer(kind, sequences.forward.calls[kind] - 1).add_attention(
+        first_key = sequences.first_key(call) if kind == "self" else 0
+        keys = sequences.num_keys(call) if kind == "self" else call.key.shape[2]
+        layer = sequences.layer(kind, sequences.forward.calls[kind] - 1)
+        layer.add_attention(
             tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
-            first_key=sequences.first_key(call) if kind == "self" else 0,
-            keys=sequences.num_keys(call) if kind == "self" else call.key.shape[2],
+            first_key=first_key,
+            keys=keys,
             virtual_key=call.operation is not None and call.operation.has_extra_column,
         )
+        if not self._projected:
+            return
 
-    def _projection(self, sequences: Sequences, path: str, call: AttentionCall) -> Tensor:
+        def add(outputs: HeadOutputs) -> None:
+            projected = {name: REDUCTIONS[name].compute(outputs) for name in self._projected}
+            layer.add_tensors(projected, first_key=first_key, keys=keys)
+
+        projection, mass = find_projection(), reductions.get("column_mass")
+        output = output.detach()
+        self.projection_inputs.expect(
+            projection,
+            lambda received: HeadOutputs(path, call, output, received, output_weight(projection), mass),
+            add,
+            path=path,
+            output=output,
+        )
+
+    def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]
-        weight = output_projection(sequences.stack.module, path, width)
-        if weight is None:
+        projection = find_output_projection(sequences.stack.module, path, width)
+        if projection is None:
             raise UserError(
                 f"cannot find the output projection of {path} in {type(sequences.stack.module).__name__}; leave out "
                 "value_weighted_mass and head_output_norm, which need it"
             )
-        return weight
+        return projection
 
     def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
 
 
-_SOURCES = ("weights", "vectors", "hidden")
+_SOURCES = ("weights", "vectors", "projection", "hidden")
 
 
 def _required_reductions(statistics: Sequence[Statistic]) -> list[str]:

@@ -21,11 +21,14 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class AttentionIO:
-    """One finished attention call, its output, and what returns W_O or raises a UserError if it is not recognized."""
+    """One finished attention call, and what returns W_O or raises a UserError if it is not recognized.
+
+    `is_self` says whether queries and keys are the same tokens.
+    """
 
     call: AttentionCall
-    output: Float[Tensor, "batch head query value_width"]
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
+    is_self: bool
 
 
 def to_acc_dtype(values: Tensor) -> Tensor:
@@ -33,12 +36,18 @@ def to_acc_dtype(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _prefix_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
-    """Count early queries block by block; None if the call has no prefix."""
+def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
+    """Count early queries, block by block if a mask or a prefix decides; None if there can be none."""
     call = io.call
-    if call.operation is None or not call.operation.prefix:
+    if not io.is_self or call.query.shape[2] == 1 or (call.causal and not call.hides_pairs):
         return None
-    count = to_acc_dtype(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
+    batch, keys = len(call.query), call.key.shape[2]
+    count = to_acc_dtype(call.query).new_zeros(batch, 1, keys)
+    if not call.hides_pairs:
+        real = call.query_mask if call.query_mask is not None else count.new_ones(batch, call.query.shape[2])
+        before = torch.nn.functional.pad(real.to(count.dtype).cumsum(-1), (1, 0))
+        first = (torch.arange(keys, device=count.device) - call.offset).clamp(0, before.shape[-1] - 1)
+        return before.index_select(1, first)[:, None]
     for block, columns in blocks(call):
         early = visible_mask(block) & (relative_positions(block) < 0)
         if block.query_mask is not None:
@@ -47,7 +56,7 @@ def _prefix_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
     return count
 
 
-def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
+def projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
     """Return ‖W_h x‖ as √(xᵀ(W_hᵀW_h)x), which never leaves the width of the head."""
     parts = to_acc_dtype(projection).unflatten(1, (vectors.shape[1], vectors.shape[-1]))
     gram = torch.einsum("mhd,mhe->hde", parts, parts)
@@ -86,7 +95,6 @@ def _pairs(name: str, feature: Callable[[Tensor], Tensor]) -> Reduction:
 
 
 _of_keys = partial(Reduction, source="vectors", axis="key")
-_of_queries = partial(Reduction, source="vectors", axis="query", steps="concat")
 
 _REDUCTIONS = (
     _of_keys(name="key_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.key).norm(dim=-1)),
@@ -94,13 +102,12 @@ _REDUCTIONS = (
     _pairs("cosine_sum", lambda vectors: normalize(vectors, dim=-1)),
     _pairs("norm_sum", lambda vectors: vectors.norm(dim=-1, keepdim=True)),
     _pairs("pair_count", lambda vectors: torch.ones_like(vectors[..., :1])),
-    _of_keys(name="prefix_query_count", steps="add", compute=_prefix_query_count),
+    _of_keys(name="early_query_count", steps="add", compute=_early_query_count),
     _of_keys(
         name="value_output_norm",
         steps="write",
-        compute=lambda io: _projected_norm(io.call.expand_groups(io.call.value), io.projection()),
+        compute=lambda io: projected_norm(io.call.expand_groups(io.call.value), io.projection()),
     ),
-    _of_queries(name="output_norm", compute=lambda io: _projected_norm(io.output, io.projection())),
 )
 VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Reductions of an `AttentionIO`, by name.
@@ -108,6 +115,7 @@ VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reducti
 * `key_norm`, `value_norm`: L2 norms of keys (positions applied) and values, by key/value head.
 * `cosine_sum`, `norm_sum`: Σ cos(q_i, k_j) and Σ |q_i||k_j| over the real queries i that see key j.
 * `pair_count`: number of these queries.
-* `prefix_query_count`: number of real queries before key j that see it, in any head: the prefix lets them.
-* `value_output_norm`, `output_norm`: ‖W_O v_j‖ and ‖W_O o_i‖ through the part of W_O of each head.
+* `early_query_count`: number of real queries before key j that see it in any head, because a prefix or the mask lets
+  them.
+* `value_output_norm`: ‖W_O v_j‖ through the part of W_O of each head.
 """

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.statistics.rows import mean_over_queries
-from regard.statistics.sinks import mean_received_attention, sink_rate
+from regard.statistics.sinks import alpha_of_keys, sink_rate
 from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
 
 
@@ -34,7 +34,7 @@ class TokenFirst(Average):
         if not front:
             return layer
         slices = {"hidden_norm": lambda tensor: tensor[:, front:]}
-        slices |= dict.fromkeys(("column_mass", "prefix_query_count"), lambda tensor: tensor[..., front:])
+        slices |= dict.fromkeys(("column_mass", "early_query_count"), lambda tensor: tensor[..., front:])
         tensors = {name: slices[name](tensor) for name, tensor in layer.tensors.items() if name in slices}
         return replace(layer, length=layer.length - front, keys=layer.keys - front, token_ids=None, tensors=tensors)
 
@@ -51,8 +51,7 @@ class FirstAlpha(PerLayer):
     needs = frozenset({"column_mass"})
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        mass = layer.tensors["column_mass"]
-        alpha = mean_received_attention(mass, layer.num_visible_queries(mass.shape[-1]))
+        alpha = alpha_of_keys(layer, layer.tensors["column_mass"])
         yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended_keys(1)[:, 0])
 
 

@@ -110,17 +110,18 @@ class QKNorm(PerPair):
 
 
 class ValueWeightedMass(PerLayer):
-    """Attention times the norm of the value; near zero for a sink with empty values."""
+    """Attention times the norm of the value as it is projected; near zero for a sink with empty values."""
 
     name = "value_weighted_mass"
     info = StatisticInfo(
         title="Value-weighted mass",
-        description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O.",
+        description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O; with a "
+        "gate g_i of the outputs (1/n) Σ_i A_ij‖W_O (g_i∘v_j)‖.",
         source="Kobayashi et al. 2020 (arXiv 2004.10102)",
     )
-    needs = frozenset({"column_mass", "value_output_norm"})
+    needs = frozenset({"value_weighted_sum"})
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
+        mass = layer.tensors["value_weighted_sum"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
         yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))

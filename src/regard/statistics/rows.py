@@ -91,7 +91,7 @@ class HeadOutputNorm(PerQuery):
     reduction = "output_norm"
     info = StatisticInfo(
         title="Head output norm",
-        description="‖W_O o_i‖ of each head's output, mean over queries.",
+        description="‖W_O o_i‖ of each head's output, gated if the model gates it; mean over queries.",
         source="dormant heads (Guo et al. 2024, arXiv 2410.13835)",
     )
     needs = frozenset({"output_norm"})

@@ -13,6 +13,8 @@ from regard.statistics.statistic import GU, Average, Observation, PerLayer, Samp
 
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
+MAX_ALPHA = 1.001
+"""α_k is an average of weights: it is above 1 by rounding only."""
 
 
 def mean_received_attention(
@@ -20,6 +22,33 @@ def mean_received_attention(
 ) -> Float[Tensor, "sample head key"]:
     """Return α_k, the attention to key k averaged over the queries that may see it (Gu et al. 2025, Sink_k^ε)."""
     return column_mass / queries[:, None].clamp(min=1)
+
+
+def alpha_of_keys(
+    layer: Observation, column_mass: Float[Tensor, "sample head key"]
+) -> Float[Tensor, "sample head key"]:
+    """Return α_k of the first keys of a layer.
+
+    Args:
+        layer: The layer.
+        column_mass: Σ_i A_ik of its first keys.
+
+    Returns:
+        Σ_i A_ik / n_k, with n_k as `Observation.num_visible_queries` counts them: T − k + 1 for k from 1 in a causal
+        layer, and the number of all queries that see the key under a mask that lets earlier ones see it.
+
+    Raises:
+        UserError: An α_k is above 1.
+    """
+    width = column_mass.shape[-1]
+    alpha = mean_received_attention(column_mass, layer.num_visible_queries(width))
+    real_alpha = alpha.masked_fill(~layer.attended_keys(width)[:, None], 0.0)
+    if bool((real_alpha > MAX_ALPHA).any()):
+        raise UserError(
+            f"impossible attention in layer {layer.layer} ({layer.site}): a key receives {float(real_alpha.max()):.3g} "
+            "of the queries that may see it, more than all; the mask of this model is not understood, please report it"
+        )
+    return alpha
 
 
 def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[Tensor, "sample head key"]:
@@ -30,7 +59,10 @@ def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[
 def sink_deviation(
     mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
 ) -> Float[Tensor, "sample head key"]:
-    """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024)."""
+    """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024).
+
+    Both sums must be of float64: in a column of nearly equal weights they differ in their last digits only.
+    """
     mass, square = mass.double(), square.double()
     n = queries[:, None, None].clamp(min=1)
     scatter = (square - mass.square() / n).clamp(min=0)
@@ -98,8 +130,8 @@ class SinkRate(Average):
             mass = layer.tensors["column_mass"]
             queries = layer.num_visible_queries(mass.shape[-1])
             present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
-            alpha = mean_received_attention(mass, queries)
-            presence[layer.site] = present
+            alpha = alpha_of_keys(layer, mass)
+            presence[layer.site] = presence.get(layer.site, present) & present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
                 key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position"))
@@ -146,9 +178,8 @@ class FirstMass(PerLayer):
         mass = layer.tensors["first_mass"]
         real = layer.query_mask(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
-        width = sums.shape[-1]
-        alpha = mean_received_attention(sums, layer.num_visible_queries(width))
-        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(width))
+        alpha = alpha_of_keys(layer, sums)
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(sums.shape[-1]))
 
 
 class SinkDeviation(PerLayer):
@@ -160,14 +191,14 @@ class SinkDeviation(PerLayer):
         description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
         source=f"{BAI}, sink deviation",
     )
-    needs = frozenset({"column_mass", "column_square"})
+    needs = frozenset({"column_mass", "column_sum", "column_square"})
 
     def __init__(self, top: int = 1) -> None:
         super().__init__()
         self.top = top
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
+        total, square = layer.tensors["column_sum"], layer.tensors["column_square"]
         real, index, valid = strongest_keys(layer, self.top)
-        deviation = sink_deviation(mass, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
+        deviation = sink_deviation(total, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
         yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / valid.sum(-1).clamp(min=1), real.any(-1))

@@ -209,15 +209,19 @@ class Observation:
         return torch.arange(width, device=self.length.device) < self.length[:, None]
 
     def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
-        """Return how many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all.
+        """Return the number n_k of queries that may see each of the first `width` keys k, counted from 0.
 
-        Earlier queries that see a key through a prefix count as well.
+        In a causal site these are the T − k queries from k on and the earlier ones that a prefix or the mask lets see
+        the key, such as the tokens of one image. In other sites all queries count. A window does not lower n_k.
         """
         if not self.causal:
             return self.length[:, None].expand(-1, width)
         later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
-        early = self.tensors.get("prefix_query_count")
-        return later if early is None else later + early[:, 0, :width].to(later.dtype)
+        early = self.tensors.get("early_query_count")
+        if early is None:
+            return later
+        early = early[:, 0, :width].to(later.dtype)
+        return later + torch.nn.functional.pad(early, (0, width - early.shape[-1]))
 
 
 class RunningMoments:
