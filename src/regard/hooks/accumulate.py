@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from regard.attention.call import AttentionCall
 from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.head_outputs import PROJECTION_REDUCTIONS
@@ -24,6 +25,21 @@ CONCAT_DIM = {"query": 2, "token": 1}
 """The dimension of the steps, by `Reduction.axis`."""
 
 
+@dataclass(frozen=True)
+class AttentionStep:
+    """One attention call, its output, and the reductions of its weights."""
+
+    call: AttentionCall
+    output: Tensor
+    reductions: dict[str, Tensor]
+
+    def join_values(self, other: AttentionStep) -> AttentionStep:
+        """Return the step with the values of another one, which has the same weights, behind its own."""
+        value = torch.cat([self.call.value, other.call.value], dim=-1)
+        output = torch.cat([self.output, other.output], dim=-1)
+        return AttentionStep(replace(self.call, value=value), output, self.reductions)
+
+
 @dataclass
 class LayerAccumulator:
     """The reductions of one layer so far, over the steps of the open sequences.
@@ -35,6 +51,8 @@ class LayerAccumulator:
     steps: int = 0
     keys: int = 0
     virtual_key: bool = False
+    _latest: tuple[AttentionStep, dict[str, Tensor]] | None = None
+    """The latest step, and the tensors before it."""
 
     @property
     def device(self) -> torch.device:
@@ -42,9 +60,19 @@ class LayerAccumulator:
         return next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
 
     def add_attention(
-        self, tensors: dict[str, Tensor], *, first_key: int, keys: int, virtual_key: bool = False
+        self,
+        tensors: dict[str, Tensor],
+        *,
+        first_key: int,
+        keys: int,
+        virtual_key: bool = False,
+        step: AttentionStep | None = None,
     ) -> None:
-        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens."""
+        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens.
+
+        With its `step` it can be taken back until `close_step`.
+        """
+        self._latest = None if step is None else (step, dict(self.tensors))
         self.steps += 1
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
@@ -63,6 +91,25 @@ class LayerAccumulator:
                 self.tensors.pop(name, None)
             else:
                 self._join(reduction, tensor)
+
+    def take_back(self) -> AttentionStep:
+        """Take the latest step back, and return it."""
+        assert self._latest is not None
+        step, self.tensors = self._latest
+        self.steps -= 1
+        return step
+
+    def close_step(self) -> None:
+        """Keep the latest step for good."""
+        self._latest = None
+
+    def append(self, part: LayerAccumulator, first: int, num_first_keys: int) -> None:
+        """Add a part of a sample, whose tokens see each other alone and begin at position `first`."""
+        tensors = dict(part.tensors)
+        if "first_mass" in tensors:
+            mass = torch.nn.functional.pad(tensors["first_mass"], (min(first, num_first_keys), 0))
+            tensors["first_mass"] = mass[..., :num_first_keys]
+        self.add_attention(tensors, first_key=first, keys=part.keys, virtual_key=part.virtual_key)
 
     def add_hidden(self, tensors: dict[str, Tensor]) -> None:
         """Add the reductions of one step of hidden states; by sample they come as sums over its tokens."""

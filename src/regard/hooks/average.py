@@ -169,7 +169,9 @@ class _AttentionSums(Observer):
         self._sums: dict[Layer, Tensor] = {}
         self._squares: dict[Layer, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
-        self._uses: dict[nn.Module, int] = {}
+        self._first = {layer.site: layer.layer for layer in reversed(layers)}
+        self._calls: dict[nn.Module, int] = {}
+        self._num_calls = {layer.module: layer.calls for layer in layers}
         self._forwards: dict[str, ForwardContext] = {}
         self._layer: AttentionLayer | None = None
 
@@ -182,11 +184,14 @@ class _AttentionSums(Observer):
         if forward.offset or forward.segments is not None:
             raise UserError("batches: expected whole sequences, one a row, without a cache")
         self._forwards[path] = forward
-        self._uses.clear()
+        self._calls.clear()
 
-    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest]:
-        use = self._uses.get(module, 0)
-        self._uses[module] = use + 1
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
+        index = self._calls.get(module, 0)
+        self._calls[module] = index + 1
+        use, repeat = divmod(index, self._num_calls[module])
+        if repeat:
+            return None  # the same weights, of other values
         self._layer = self._layers[module, use]
         forward = self._forwards[self._layer.stack.path]
         return replace(call, query_mask=forward.query_mask(call.query.shape[2])), ReductionRequest()
@@ -213,7 +218,7 @@ class _AttentionSums(Observer):
                 weights = weights * part.query_mask[:, None, :, None]
             self._sums[layer.key][:, :queries, :keys] += weights.sum(0).double().cpu()
             self._squares[layer.key] += weights.double().square().sum((0, 2, 3)).cpu()
-        if layer.layer == 0:
+        if layer.layer == self._first[layer.site]:
             self._count_pairs(layer, call)
 
     def _count_pairs(self, layer: AttentionLayer, call: AttentionCall) -> None:

@@ -141,15 +141,15 @@ def _normalize_rows(matrix: Tensor) -> Tensor:
 
 
 class ConstantHeadsByCall(nn.Module):
-    """The constants of an attention module by the index of its call in a forward: layers may share their weights.
+    """The constants of an attention module by its use in a forward, of `calls` calls: layers may share their weights.
 
-    After `times` calls the index begins again, so that gradient checkpointing gets the same constants.
+    After `times` uses the index begins again, so that gradient checkpointing gets the same constants.
     """
 
-    def __init__(self, by_use: dict[int, ConstantHeads], times: int) -> None:
+    def __init__(self, by_use: dict[int, ConstantHeads], times: int, calls: int = 1) -> None:
         super().__init__()
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
-        self.times, self.count = times, 0
+        self.times, self.calls, self.count = times, calls, 0
         self.last: ForwardContext | None = None
 
     def begin(self, during: PassState) -> None:
@@ -159,8 +159,8 @@ class ConstantHeadsByCall(nn.Module):
             heads.during = during  # type: ignore[assignment]
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
-        """Return the next call of the forward with the constants of its index in it, if it has any."""
-        use, self.count = self.count, (self.count + 1) % self.times
+        """Return the next call of the forward with the constants of its use in it, if it has any."""
+        use, self.count = self.count // self.calls, (self.count + 1) % (self.times * self.calls)
         if str(use) not in self.by_use:
             return call
         heads: Any = self.by_use[str(use)]

@@ -24,7 +24,6 @@ class ForwardContext:
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
         calls: Attention calls so far, by kind.
         embeddings: Input of the first layer, until the first attention call has told how tokens belong together.
-        blocks: Layers finished so far.
     """
 
     offset: int = 0
@@ -34,7 +33,6 @@ class ForwardContext:
     encoder_mask: Bool[Tensor, "batch key"] | None = None
     calls: Counter[str] = field(default_factory=Counter)
     embeddings: Float[Tensor, "batch token width"] | None = None
-    blocks: int = 0
 
     @classmethod
     def from_arguments(

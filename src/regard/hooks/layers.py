@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
 from regard.hooks.modules import Stack, attention_kind, find_stacks
+from regard.hooks.numbering import BlockCounter
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 
 FINGERPRINT_ENTRIES = 4
@@ -32,13 +33,14 @@ class AttentionLayer:
 
     Attributes:
         site: `decoder`, `encoder` or `cross`, with the path of its stack if several have this role.
-        layer: Its index in this site.
+        layer: The number of its block in the stack.
         path: Path of the module in the stack.
-        use: Index of the call among the module's in a forward: above 0 only where layers share their weights.
+        use: Index among the layers of this module in a forward: above 0 only where layers share their weights.
         groups: Key/value heads.
         causal: A query sees no later key.
         fused: How queries, keys and values come out of one projection, if they do and it is recognized.
         operation: Whether it computes another operation than softmax.
+        calls: Attention calls of the module to one execution: several where heads have several values.
     """
 
     site: str
@@ -53,6 +55,7 @@ class AttentionLayer:
     causal: bool
     fused: FusedProjection | None
     operation: bool = False
+    calls: int = 1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -120,13 +123,15 @@ class _Tracer(Observer):
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self.layers: list[AttentionLayer] = []
         self.locations = {module: (stack, path) for stack in stacks for path, module in stack.module.named_modules()}
+        self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
 
     def hooks(self) -> list[ModuleHook]:
-        """Return hooks that note the output of each module without children."""
+        """Return hooks that count blocks, and note the output of each module without children."""
         leaves = [module for module in self.locations if not list(module.children())]
-        return [ModuleHook(module, self._note_output, is_after=True) for module in leaves]
+        hooks = [hook for counter in self._counters.values() for hook in counter.hooks()]
+        return hooks + [ModuleHook(module, self._note_output, is_after=True) for module in leaves]
 
     def _note_output(self, module: nn.Module, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
@@ -135,6 +140,16 @@ class _Tracer(Observer):
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         stack, path = self.locations[module]
         kind = attention_kind(path)
+        position = self._counters[stack.path].locate(module, kind, call)
+        if position.part:
+            raise UserError(
+                f"cannot find the attention layers of {type(stack.module).__name__}: {path} attends several times in "
+                "one execution, as to images in a loop; only statistics of it can be measured"
+            )
+        if position.is_repeat:
+            index = max(i for i, layer in enumerate(self.layers) if layer.module is module)
+            self.layers[index] = replace(self.layers[index], calls=self.layers[index].calls + 1)
+            return None
         role = (
             self._role(stack, is_causal_layer(module, call))
             if kind == "self"
@@ -144,7 +159,7 @@ class _Tracer(Observer):
         self.layers.append(
             AttentionLayer(
                 site=site,
-                layer=sum(layer.site == site for layer in self.layers),
+                layer=position.layer,
                 module=module,
                 path=path,
                 use=sum(layer.module is module for layer in self.layers),

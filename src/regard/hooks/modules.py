@@ -42,7 +42,7 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
 
 def _find_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the entries of the largest outermost list of layers with attention."""
+    """Return the entries of the outermost lists of layers with attention, those of the largest list first."""
     lists: list[nn.ModuleList] = []
     pending = list(module.children())
     while pending:
@@ -52,9 +52,28 @@ def _find_blocks(module: nn.Module) -> list[nn.Module]:
         else:
             pending.extend(child.children())
     with_attention = [
-        blocks for blocks in lists if any("attention" in type(m).__name__.lower() for m in blocks.modules())
+        [block for entry in entries for block in _split_stage(entry)]
+        for entries in lists
+        if any(map(_is_attention, entries.modules()))
     ]
-    return max(map(list, with_attention), key=len, default=[])
+    largest_first = sorted(with_attention, key=len, reverse=True)
+    return list(dict.fromkeys(block for blocks in largest_first for block in blocks))
+
+
+def _split_stage(entry: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a stage, which holds a list of equal blocks and no other attention; else the entry."""
+    attention = {module for module in entry.modules() if _is_attention(module)}
+    for inner in entry.modules():
+        if not isinstance(inner, nn.ModuleList) or len({type(block) for block in inner}) != 1:
+            continue
+        has_attention = [any(map(_is_attention, list(block.modules())[1:])) for block in inner]
+        if all(has_attention) and attention <= set(inner.modules()):
+            return [block for nested in inner for block in _split_stage(nested)]
+    return [entry]
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower()
 
 
 def num_blocks(stack: Stack) -> int:

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.accumulate import REDUCTIONS
+from regard.hooks.accumulate import REDUCTIONS, AttentionStep
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
@@ -122,13 +122,11 @@ class Watch(Observer):
             self._finish(sequences)
 
     def _finish(self, sequences: Sequences) -> None:
-        observations = sequences.finish(self._site(sequences))
-        if not observations:
-            return
-        if sequences is self._stacks[-1]:
-            self.samples += observations[0].length.shape[0]
-        for statistic in self.statistics.values():
-            statistic.update(observations)
+        for observations in sequences.finish(self._site(sequences), self._request.num_first_keys):
+            if sequences is self._stacks[-1]:
+                self.samples += observations[0].length.shape[0]
+            for statistic in self.statistics.values():
+                statistic.update(observations)
 
     def _site(self, sequences: Sequences) -> str:
         """Return `decoder` or `encoder`, with the path of the stack behind it if an earlier stack has that role."""
@@ -139,14 +137,14 @@ class Watch(Observer):
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
 
     def hooks(self) -> list[ModuleHook]:
-        """Return the hooks on stacks and, if hidden states are measured, on layers."""
+        """Return the hooks on stacks and blocks."""
         hooks = []
         for sequences in self._stacks:
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
+            hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
             for block in stack.blocks if self._hidden else ():
-                hooks.append(ModuleHook(block, partial(self._enter_block, sequences)))
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
@@ -170,21 +168,24 @@ class Watch(Observer):
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
         forward, sequences.forward = sequences.forward, None
+        sequences.end()
         if forward is not None and not forward.calls:
             raise no_attention_interface(module)
         self.projection_inputs.check()
 
     def _enter_block(
-        self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, sequences: Sequences, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         forward = sequences.forward
-        if forward is not None and forward.blocks == 0 and self._is_observed(EMBEDDING_LAYER):
+        if forward is None:
+            return
+        sequences.counter.enter(block)
+        if self._hidden and sequences.counter.entered == 1 and self._is_observed(EMBEDDING_LAYER):
             forward.embeddings = find_hidden_input(args, kwargs)
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
-            index = sequences.forward.blocks
-            sequences.forward.blocks += 1
+            index = sequences.counter.layer
             if self._is_observed(index):
                 self._add_hidden(sequences, index, find_hidden_output(output))
 
@@ -212,9 +213,9 @@ class Watch(Observer):
         if forward is None:
             return None
         kind = attention_kind(path)
-        index = forward.calls[kind]
+        position = sequences.locate(module, kind, call)
         forward.calls[kind] += 1
-        if kind == "self" and index == 0:
+        if kind == "self" and forward.calls[kind] == 1:
             if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
                 sequences.role = "decoder"
             sequences.role = sequences.role or ("decoder" if is_causal_layer(module, call) else "encoder")
@@ -222,22 +223,28 @@ class Watch(Observer):
             if self._is_observed(EMBEDDING_LAYER):
                 self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
-        if not self._is_observed(index):
+        if not self._is_observed(position.layer) or (position.is_repeat and not self._vectors):
             return None
         call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))
         if kind == "cross":
             return replace(call, starts=_find_starts(forward.encoder_mask, call, 0)), self._request
         dropped = sequences.first_key(call)
         starts = _find_starts(forward.token_mask, call, dropped)
-        return replace(call, offset=forward.offset - dropped, starts=starts), self._request
+        request = ReductionRequest() if position.is_repeat else self._request
+        return replace(call, offset=forward.offset - dropped, starts=starts), request
 
     @torch.no_grad()
     def after_attention(
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
         sequences, path = self.locations[module]
-        assert sequences.forward is not None
         kind = attention_kind(path)
+        position = sequences.counter.position(kind)
+        layer = sequences.layer(kind, position.layer, position.part)
+        step = AttentionStep(call, output.detach(), reductions)
+        if position.is_repeat:
+            step = layer.take_back().join_values(step)
+        call, output, reductions = step.call, step.output, step.reductions
         find_projection = partial(self._find_projection, sequences, path, call)
         io = AttentionIO(call, lambda: output_weight(find_projection()), is_self=kind == "self")
         tensors = {name: reductions[name] for name in self._request.names}
@@ -246,12 +253,12 @@ class Watch(Observer):
         vectors = {name: REDUCTIONS[name].compute(io) for name in self._vectors}
         first_key = sequences.first_key(call) if kind == "self" else 0
         keys = sequences.num_keys(call) if kind == "self" else call.key.shape[2]
-        layer = sequences.layer(kind, sequences.forward.calls[kind] - 1)
         layer.add_attention(
             tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
             first_key=first_key,
             keys=keys,
             virtual_key=call.operation is not None and call.operation.has_extra_column,
+            step=step,
         )
         if not self._projected:
             return
@@ -261,7 +268,6 @@ class Watch(Observer):
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
         projection, mass = find_projection(), reductions.get("column_mass")
-        output = output.detach()
         self.projection_inputs.expect(
             projection,
             lambda received: HeadOutputs(path, call, output, received, output_weight(projection), mass),

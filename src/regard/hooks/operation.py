@@ -140,8 +140,10 @@ def _filter_layers(layers: Sequence[AttentionLayer], selection: Sequence[Any]) -
     for value in selection:
         matching = [layer.key for layer in layers if _matches(layer, value)]
         if not matching:
-            last = max(layer.layer for layer in layers)
-            raise UserError(f"layers: this model has no {value!r}; choose from 0 to {last}, or pairs (site, layer)")
+            numbers = sorted({layer.layer for layer in layers})
+            is_whole = numbers == list(range(len(numbers)))
+            choices = f"0 to {numbers[-1]}" if is_whole else ", ".join(map(str, numbers))
+            raise UserError(f"layers: this model has no {value!r}; choose from {choices}, or pairs (site, layer)")
         keys.update(matching)
     return [layer for layer in layers if layer.key in keys]
 

@@ -236,7 +236,7 @@ def install_constants(
         module = layer.module
         if layer.use or module not in by_module:
             continue
-        _set_submodule(module, NAME, ConstantHeadsByCall(by_module[module], times[module]), undo)
+        _set_submodule(module, NAME, ConstantHeadsByCall(by_module[module], times[module], layer.calls), undo)
         if times[module] == 1 and not options.get("gated"):
             for name, projection in prune_projections(layer, installed[layer.key].heads).items():
                 original = getattr(module, name)

@@ -177,7 +177,7 @@ def _make_config(
 
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
     """Return the fields from which `_layers_from_dicts` finds a layer again without a forward."""
-    names = ("site", "layer", "use", "heads", "groups", "width", "causal")
+    names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls")
     path = next(path for path, module in model.named_modules() if module is layer.module)
     fused = None if layer.fused is None else [layer.fused.name, layer.fused.order]
     return {**{name: getattr(layer, name) for name in names}, "path": path, "fused": fused}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
@@ -14,6 +15,7 @@ from regard.hooks.accumulate import REDUCTIONS, LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.modules import Stack
+from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.statistics import Observation
 
 KEY_ENTRIES = 4
@@ -30,6 +32,7 @@ class Sequences:
         last: The latest forward over the open sequences.
         encoder_tokens: Token ids of the encoder, for cross-attention.
         offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
+        counter: Which block the forward is in.
         batches: Batches finished so far.
     """
 
@@ -40,12 +43,20 @@ class Sequences:
     encoder_tokens: Tensor | None = None
     offered: Tensor | None = None
     batches: int = 0
-    _layers: dict[tuple[str, int], LayerAccumulator] = field(default_factory=dict)
+    counter: BlockCounter = field(init=False)
+    _layers: dict[tuple[str, int], list[LayerAccumulator]] = field(default_factory=dict)
+    """The parts of each layer, by kind and number: one unless the layer is called for several samples."""
+    _lengths: dict[int, list[int]] = field(default_factory=dict)
+    """The queries of each call of self-attention in the latest forward, by layer."""
+    _latest: LayerAccumulator | None = None
     _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
     _length: int = 0
     _key_entries: tuple[Tensor, int] | None = None
     """Some entries of every key of the latest forward, and the position of the first of these keys."""
+
+    def __post_init__(self) -> None:
+        self.counter = BlockCounter(self.stack)
 
     def begin(self, forward: ForwardContext) -> None:
         """Begin a forward, which goes on with these sequences if it has a cache, and else starts new ones.
@@ -57,9 +68,32 @@ class Sequences:
                 f"cannot observe this cache: it holds {forward.offset} tokens, of which {self._length} were observed; "
                 "start the sequence inside the block, and neither crop nor reorder its cache"
             )
+        self.counter.begin()
+        self._lengths = {}
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
         self.offered = forward.tokens
+
+    def end(self) -> None:
+        """End the forward under way."""
+        self.counter.end()
+        if self._latest is not None:
+            self._latest.close_step()
+        self.forward = self._latest = None
+
+    def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
+        """Return the position of an attention call. Raise a UserError for samples that are not whole sequences."""
+        assert self.forward is not None
+        position = self.counter.locate(module, kind, call)
+        is_encoder = kind == "self" and self.role == "encoder"
+        if position.part and (not is_encoder or self.forward.offset or self.forward.token_mask is not None):
+            raise UserError(
+                f"cannot observe {self._name}: {type(module).__name__} attends several times in "
+                "one execution, which is known of encoders without padding alone"
+            )
+        if kind == "self" and not position.is_repeat:
+            self._lengths.setdefault(position.layer, []).append(call.query.shape[2])
+        return position
 
     def read_first_attention(self, call: AttentionCall) -> None:
         """Take rows, length and packing from a forward's first self-attention. UserError for rows of another batch."""
@@ -88,11 +122,17 @@ class Sequences:
 
     def first_key(self, call: AttentionCall) -> int:
         """Return the position of a call's first key in its row: after 0 if a sliding cache has dropped keys."""
-        return max(self._length - call.key.shape[2], 0)
+        return max(self._num_tokens(call) - call.key.shape[2], 0)
 
     def num_keys(self, call: AttentionCall) -> int:
         """Return how many keys of a call hold tokens: a static cache has room for more behind them."""
-        return min(call.key.shape[2], self._length)
+        return min(call.key.shape[2], self._num_tokens(call))
+
+    def _num_tokens(self, call: AttentionCall) -> int:
+        """Return how many tokens there are up to the last query of a call."""
+        assert self.forward is not None
+        tokens = self.forward.offset + call.query.shape[2]
+        return tokens if self.role == "encoder" else max(tokens, self._length)
 
     @property
     def tokens(self) -> Tensor | None:
@@ -100,9 +140,16 @@ class Sequences:
         tokens = [step for step in self._tokens if step is not None]
         return torch.cat(tokens, dim=1) if tokens and len(tokens) == len(self._tokens) else None
 
-    def layer(self, kind: str, index: int) -> LayerAccumulator:
-        """Return the reductions of a layer so far."""
-        return self._layers.setdefault((kind, index), LayerAccumulator())
+    def layer(self, kind: str, index: int, part: int = 0) -> LayerAccumulator:
+        """Return the reductions of a layer so far, of its calls of index `part`."""
+        parts = self._layers.setdefault((kind, index), [])
+        if part == len(parts):
+            parts.append(LayerAccumulator())
+        layer = parts[part]
+        if self._latest is not layer and self._latest is not None:
+            self._latest.close_step()
+        self._latest = layer
+        return layer
 
     def sum_tokens(self, values: Tensor) -> Tensor:
         """Sum this forward's (batch, token, width) over the real tokens of each sample."""
@@ -114,23 +161,60 @@ class Sequences:
         mask = self.forward.query_mask(tokens)
         return values.sum(1) if mask is None else (values * mask[..., None]).sum(1)
 
-    def finish(self, site: str) -> list[Observation]:
-        """Return all layers by sample, nothing if the last forward failed, and get ready for new sequences."""
-        is_complete = self.forward is None and self._layers and self._length
-        observations = list(self._observations(site)) if is_complete else []
-        for observation in observations:
-            self._check_finite(observation)
+    def finish(self, site: str, num_first_keys: int = 1) -> list[list[Observation]]:
+        """Return all layers by sample, in batches, and get ready for new sequences.
+
+        There is nothing if the last forward failed, and a batch a sample if layers were called for one after another.
+        """
+        batches: list[list[Observation]] = []
+        if self.forward is None and self._layers and self._length:
+            for length, layers in self._batches(num_first_keys):
+                batches.append(list(self._observations(site, length, layers)))
+        for observations in batches:
+            for observation in observations:
+                self._check_finite(observation)
         self._layers, self._tokens, self.last, self._key_entries = {}, [], None, None
         self._batch = self._length = 0
-        self.forward = None
-        self.batches += bool(observations)
-        return observations
+        self.forward = self._latest = None
+        self.batches += bool(batches)
+        return batches
 
-    def _observations(self, site: str) -> Iterable[Observation]:
+    def _batches(self, num_first_keys: int) -> Iterator[tuple[int, dict[tuple[str, int], LayerAccumulator]]]:
+        """Yield the length and the layers of each batch.
+
+        Where layers are called for one sample after another, a sample ends where calls of all layers end: a layer with
+        windows is called for each window of a sample.
+        """
+        if all(len(lengths) == 1 for lengths in self._lengths.values()):
+            yield self._length, {key: parts[0] for key, parts in self._layers.items()}
+            return
+        ends = {layer: list(accumulate(lengths)) for layer, lengths in self._lengths.items()}
+        if len({layer_ends[-1] for layer_ends in ends.values()}) > 1:
+            raise UserError(f"cannot observe {self._name}: its layers attend several times, to different tokens")
+        start = 0
+        for end in sorted(set.intersection(*map(set, ends.values()))):
+            layers: dict[tuple[str, int], LayerAccumulator] = {}
+            for (kind, index), parts in self._layers.items():
+                if any(REDUCTIONS[name].source == "hidden" for part in parts for name in part.tensors):
+                    raise UserError(
+                        f"cannot observe the hidden states of {self._name}, whose rows are several samples; leave out "
+                        "statistics of hidden states"
+                    )
+                layers[kind, index] = LayerAccumulator()
+                firsts = [0, *ends[index][:-1]]
+                for part, first in zip(parts, firsts, strict=True):
+                    if start <= first < end:
+                        layers[kind, index].append(part, first - start, num_first_keys)
+            yield end - start, layers
+            start = end
+
+    def _observations(
+        self, site: str, length: int, layers: dict[tuple[str, int], LayerAccumulator]
+    ) -> Iterable[Observation]:
         assert self.last is not None
-        last, device = self.last, next(iter(self._layers.values())).device
-        queries = SampleAlignment.from_masks(self._batch, self._length, last.token_mask, last.segments, device)
-        for (kind, index), layer in self._layers.items():
+        last, device = self.last, next(iter(layers.values())).device
+        queries = SampleAlignment.from_masks(self._batch, length, last.token_mask, last.segments, device)
+        for (kind, index), layer in layers.items():
             keys, tokens = queries, self.tokens
             if kind == "cross":
                 keys = SampleAlignment.from_masks(self._batch, layer.keys, last.encoder_mask, None, device)
@@ -147,6 +231,10 @@ class Sequences:
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
+
+    @property
+    def _name(self) -> str:
+        return type(self.stack.module).__name__
 
     def _check_finite(self, observation: Observation) -> None:
         for name, tensor in observation.tensors.items():

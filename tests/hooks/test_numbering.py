@@ -1,0 +1,336 @@
+"""A layer has the number of its block, in every measurement and replacement; images in a loop are samples."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import regard
+from regard.errors import UserError
+from regard.hooks import find_attention_layers, watching
+from regard.hooks.average import average_attention
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
+ALTERNATING = ["mamba", "attention", "mamba", "attention"]
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "Qwen3Next": {
+        **EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "Jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1,
+        "use_mamba_kernels": False, "mamba_d_state": 8,
+    },
+    "Bamba": {**MAMBA, "attn_layer_indices": [1, 3]},
+    "GraniteMoeHybrid": {
+        **MAMBA, "layer_types": ALTERNATING, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "shared_intermediate_size": 16,
+    },
+    "NemotronH": {
+        "head_dim": 8, "layers_block_type": ALTERNATING, "mamba_num_heads": 8, "mamba_head_dim": 8,
+        "ssm_state_size": 8, "chunk_size": 16, "n_groups": 1,
+    },
+    "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+}  # fmt: skip
+VISION = {
+    "depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "in_channels": 3, "initializer_range": 0.3,
+}  # fmt: skip
+TOWERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel", {"embed_dim": 32, "mlp_ratio": 2}),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLVisionConfig",
+        "Qwen2_5_VisionTransformerPretrainedModel",
+        {"intermediate_size": 64, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLVisionConfig",
+        "Qwen3VLVisionModel",
+        {
+            "intermediate_size": 64,
+            "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
+    ),
+}
+
+
+def model_of(name: str, task: str = "ForCausalLM", **sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**(SMALL | {"num_hidden_layers": 4} | sizes))
+    return getattr(transformers, f"{name}{task}")(config).eval()
+
+
+def ids(rows: int = 2, tokens: int = 16) -> Tensor:
+    return torch.randint(5, 99, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def layers_of(model: Any, *names: str, **options: Any) -> dict[str, list[int]]:
+    """The layers of each statistic."""
+    with watching(model, names, **options) as watch:
+        model(ids())
+    return {name: sorted(watch.frame(name)["layer"].unique()) for name in names}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_has_the_numbers_of_its_blocks(name: str) -> None:
+    model = model_of(name, **HYBRIDS[name])
+    both = ("column_mass", "hidden_norm")
+    assert layers_of(model, *both) == {"column_mass": [1, 3], "hidden_norm": [-1, 0, 1, 2, 3]}
+    assert layers_of(model, *both, layers=(3,)) == {"column_mass": [3], "hidden_norm": [3]}
+    assert layers_of(model, "hidden_norm", layers=0) == {"hidden_norm": [0]}
+    assert [layer.key for layer in find_attention_layers(model)] == [("decoder", 1), ("decoder", 3)]
+
+
+@torch.no_grad()
+def test_constants_of_a_hybrid_go_to_their_blocks(tmp_path: Any) -> None:
+    model = model_of("Qwen3Next", **HYBRIDS["Qwen3Next"])
+    sample = ids(1)
+    plain = model(sample).logits
+    constants = average_attention(model, [sample], 16)
+    assert constants.layers == [("decoder", 1), ("decoder", 3)]
+    with watching(model, "column_mass", layers=3) as watch:
+        model(sample)
+    mass = torch.tensor(watch.frame("column_mass")["value"].to_numpy()).reshape(4, 16)
+    torch.testing.assert_close(constants.matrices["decoder", 3].mean(1).double(), mass, rtol=1e-4, atol=1e-6)
+    with regard.replacing(model, constants):
+        torch.testing.assert_close(model(sample).logits, plain, rtol=1e-3, atol=1e-4)
+    heads = {(3, 1)}
+    other = model(ids(1).flip(1)).logits
+    with regard.replacing(model, constants, heads):
+        replaced = model(ids(1).flip(1)).logits
+    assert not torch.allclose(replaced, other, atol=1e-3)
+    copy = regard.replaced(model, constants, heads)
+    copy.save_pretrained(tmp_path)
+    loaded = regard.ReplacedModel.from_pretrained(str(tmp_path))
+    torch.testing.assert_close(loaded(ids(1).flip(1)).logits, replaced, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_operation_goes_to_a_block_of_a_hybrid() -> None:
+    model = model_of("Qwen3Next", **HYBRIDS["Qwen3Next"])
+    with regard.replacing(model, "sigmoid", layers=[3]) as replaced:
+        assert replaced.layers == (("decoder", 3),)
+    with pytest.raises(UserError, match="no 2; choose from 1, 3"), regard.replacing(model, "sigmoid", layers=[2]):
+        pass
+
+
+@pytest.mark.parametrize(
+    "sizes, layers",
+    [
+        ({"num_hidden_layers": 3}, 3),
+        ({"num_hidden_layers": 4, "num_hidden_groups": 2}, 4),
+        ({"num_hidden_layers": 2, "inner_group_num": 2}, 4),
+    ],
+)
+def test_shared_weights_are_layers_of_their_own(sizes: dict[str, int], layers: int) -> None:
+    """A loop over depth executes a block several times."""
+    model = model_of("Albert", "Model", embedding_size=16, **sizes)
+    assert layers_of(model, "column_mass", "hidden_norm") == {
+        "column_mass": list(range(layers)),
+        "hidden_norm": list(range(-1, layers)),
+    }
+    assert [layer.layer for layer in find_attention_layers(model)] == list(range(layers))
+
+
+@torch.no_grad()
+def test_attention_shared_by_some_blocks_has_the_numbers_of_these() -> None:
+    model, sample = model_of("Llama"), ids(1)
+    model.model.layers[3].self_attn = model.model.layers[1].self_attn
+    assert layers_of(model, "column_mass", layers=[1, 3]) == {"column_mass": [1, 3]}
+    layers = find_attention_layers(model)
+    assert [(layer.layer, layer.use) for layer in layers] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    plain = model(sample).logits
+    with regard.replacing(model, average_attention(model, [sample], 16)):
+        torch.testing.assert_close(model(sample).logits, plain, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_two_lists_of_blocks_are_numbered_through() -> None:
+    config = transformers.models.mllama.configuration_mllama.MllamaVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_global_layers=1, attention_heads=4, intermediate_size=64,
+        image_size=16, patch_size=8, max_num_tiles=1, supported_aspect_ratios=[[1, 1]], vision_output_dim=64,
+        intermediate_layers_indices=[0],
+    )  # fmt: skip
+    tower = transformers.models.mllama.modeling_mllama.MllamaVisionModel(config).eval()
+    ones = torch.ones(2, 1, dtype=torch.long)
+    with watching(tower, ["column_mass", "hidden_norm"]) as watch:
+        tower(torch.randn(2, 1, 1, 3, 16, 16), aspect_ratio_ids=ones, aspect_ratio_mask=ones[:, None])
+    assert sorted(watch.frame("column_mass")["layer"].unique()) == [0, 1, 2]
+    assert sorted(watch.frame("hidden_norm")["layer"].unique()) == [-1, 0, 1, 2]
+
+
+class Twice(nn.Module):
+    """Two layers in one block."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, hidden: Tensor, **options: Any) -> Tensor:
+        result: Tensor = self.second(self.first(hidden, **options), **options)
+        return result
+
+
+@torch.no_grad()
+def test_attention_without_a_number_is_refused() -> None:
+    llama = model_of("Llama")
+    first, second, *_ = layers = llama.model.layers
+    llama.model.layers = nn.ModuleList([Twice(first, second), *layers[2:]])
+    with watching(llama, "column_mass"), pytest.raises(UserError, match="block 0 has several attention layers"):
+        llama(ids())
+    llama = model_of("Llama")
+    *layers, last = llama.model.layers
+    llama.model.layers = nn.ModuleList(layers)
+    llama.config.num_hidden_layers = 3
+    options = {"position_embeddings": llama.model.rotary_emb(torch.randn(1), torch.arange(16)[None])}
+    llama.model.norm.register_forward_hook(lambda _module, _args, output: last(output, **options))
+    llama.model.last = last
+    with watching(llama, "column_mass"), pytest.raises(UserError, match="in none of its 3 blocks"):
+        llama(ids())
+
+
+# -- DiffLlama -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_two_calls_with_equal_weights_are_one_layer() -> None:
+    model = model_of("DiffLlama", num_hidden_layers=2)
+    assert layers_of(model, "column_mass", "value_norm", "hidden_norm") == {
+        "column_mass": [0, 1],
+        "value_norm": [0, 1],
+        "hidden_norm": [-1, 0, 1],
+    }
+    with watching(model, ["column_mass", "value_norm", "first_mass"]) as watch:
+        model(ids())
+    with watching(model, ["column_mass", "value_norm", "first_mass"]) as cached:
+        cache = model(ids()[:, :9], use_cache=True).past_key_values
+        for token in range(9, 16):
+            model(ids()[:, token : token + 1], past_key_values=cache)
+    pd.testing.assert_frame_equal(watch.frame(), cached.frame(), rtol=1e-3, atol=1e-5)
+    values: list[Tensor] = []
+    handle = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))
+    model.set_attn_implementation("eager")
+    expected = model(ids(), output_attentions=True).attentions
+    handle.remove()
+    for layer, weights in enumerate(expected):
+        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(4, -1)
+        torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-6)
+    frame = watch.frame("value_norm", layer=1)
+    frame = frame[frame["head"].notna() & frame["position"].notna()]
+    norm = torch.tensor(frame["value"].to_numpy()).reshape(2, -1)
+    torch.testing.assert_close(norm[0], values[0].norm(dim=-1).mean(0).double(), rtol=1e-4, atol=1e-6)
+    with watching(model, "head_output_norm"), pytest.raises(UserError, match="output projection"):
+        model(ids())
+
+
+@torch.no_grad()
+def test_constants_serve_both_calls_of_a_layer() -> None:
+    model = model_of("DiffLlama", num_hidden_layers=2)
+    sample = ids(1)
+    plain = model(sample).logits
+    constants = average_attention(model, [sample], 16)
+    assert constants.layers == [("decoder", 0), ("decoder", 1)]
+    with regard.replacing(model, constants):
+        torch.testing.assert_close(model(sample).logits, plain, rtol=1e-3, atol=1e-4)
+    copy = regard.replaced(model, constants)
+    torch.testing.assert_close(copy(sample).logits, plain, rtol=1e-3, atol=1e-4)
+
+
+# -- vision towers ---------------------------------------------------------------------------------------------------
+
+
+def tower_of(name: str) -> Any:
+    torch.manual_seed(0)
+    config_name, model_name, sizes = TOWERS[name]
+    config = getattr(import_module(f"transformers.models.{name}.configuration_{name}"), config_name)(**VISION, **sizes)
+    return getattr(import_module(f"transformers.models.{name}.modeling_{name}"), model_name)(config).eval()
+
+
+GRIDS = torch.tensor([[1, 8, 8], [1, 4, 4], [1, 4, 8]])
+
+
+def pixels(grids: Tensor) -> Tensor:
+    return torch.randn(int(grids.prod(1).sum()), 96, generator=torch.Generator().manual_seed(2))
+
+
+STATISTICS = ["column_mass", "first_mass", "sink_rate", "entropy", "row_sum", "value_norm"]
+
+
+@contextmanager
+def recorded(tower: Any, name: str) -> Iterator[dict[nn.Module, list[Tensor]]]:
+    """The weights of each call of eager attention, by module."""
+    modeling = import_module(f"transformers.models.{name}.modeling_{name}")
+    eager: Callable[..., Any] = modeling.eager_attention_forward
+    weights: dict[nn.Module, list[Tensor]] = {}
+
+    def record(module: nn.Module, *args: Any, **options: Any) -> Any:
+        output = eager(module, *args, **options)
+        weights.setdefault(module, []).append(output[1])
+        return output
+
+    modeling.eager_attention_forward = record
+    before = tower.config._attn_implementation
+    tower.set_attn_implementation("eager")
+    try:
+        yield weights
+    finally:
+        modeling.eager_attention_forward = eager
+        tower.set_attn_implementation(before)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@torch.no_grad()
+def test_images_in_a_loop_are_samples(name: str) -> None:
+    tower, images = tower_of(name), pixels(GRIDS)
+    sizes = GRIDS.prod(1).tolist()
+    with watching(tower, STATISTICS) as together:
+        tower(images, grid_thw=GRIDS)
+    with watching(tower, STATISTICS) as alone:
+        for image, grid in zip(images.split(sizes), GRIDS, strict=True):
+            tower(image, grid_thw=grid[None])
+    assert together.samples == alone.samples == 3
+    assert sorted(together.frame("column_mass")["layer"].unique()) == [0, 1]
+    assert together.frame("column_mass")["n"].max() == 3
+    pd.testing.assert_frame_equal(together.frame(), alone.frame(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@torch.no_grad()
+def test_windows_of_an_image_are_one_sample(name: str) -> None:
+    """The weights of an image are those of its windows, with zeros between windows."""
+    tower, grid = tower_of(name), GRIDS[:1]
+    with watching(tower, ["column_mass", "first_mass"]) as watch:
+        tower(pixels(grid), grid_thw=grid)
+    with recorded(tower, name) as by_module:
+        tower(pixels(grid), grid_thw=grid)
+    for layer, calls in enumerate(by_module.values()):
+        assert len(calls) == (4 if name == "qwen2_5_vl" and layer == 0 else 1)
+        heads = [torch.block_diag(*(call[0, head] for call in calls)) for head in range(4)]
+        weights = torch.stack(heads).double()
+        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(4, -1)
+        torch.testing.assert_close(mass, weights.mean(1), rtol=1e-4, atol=1e-6)
+        frame = watch.frame("first_mass", layer=layer, position=0)
+        first = torch.tensor(frame[frame["head"].notna()]["value"].to_numpy())
+        torch.testing.assert_close(first, weights[:, :, 0].mean(1), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_layers_of_towers_that_loop_are_not_replaced() -> None:
+    tower, grid = tower_of("qwen2_vl"), GRIDS[1:]
+    with watching(tower, "hidden_norm"), pytest.raises(UserError, match="cannot observe the hidden states"):
+        tower(pixels(grid), grid_thw=grid)
