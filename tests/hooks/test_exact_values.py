@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -286,6 +287,21 @@ def test_outputs_and_values_are_gated_before_they_are_projected(name: str, is_ca
         expected = (matrix[0] * moved).mean(1)
         rows = torch.tensor(watch.frame("value_weighted_mass", layer=layer)["value"].to_numpy()).reshape(4, -1)
         torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_queries_open_no_gate(side: str) -> None:
+    model, tokens = our_decoder()[0].double(), ids(rows=1)
+    names = ["head_output_norm", "value_weighted_mass", "sink_deviation"]
+    with watching(model, names) as expected:
+        model(tokens)
+    padding = torch.zeros(1, 5, dtype=torch.long)
+    parts = [padding, tokens] if side == "left" else [tokens, padding]
+    masks = [torch.ones_like(part) if part is tokens else padding for part in parts]
+    with watching(model, names) as watch:
+        model(torch.cat(parts, dim=1), attention_mask=torch.cat(masks, dim=1))
+    pd.testing.assert_frame_equal(watch.frame(), expected.frame(), rtol=1e-9)
 
 
 @torch.no_grad()
