@@ -223,7 +223,7 @@ class Watch(Observer):
             if self._is_observed(EMBEDDING_LAYER):
                 self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
-        if not self._is_observed(position.layer) or (position.is_repeat and not self._vectors):
+        if not self._is_observed(position.layer) or (position.is_repeat and not (self._vectors or self._projected)):
             return None
         call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))
         if kind == "cross":
