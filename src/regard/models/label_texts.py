@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
 from regard.models.heads import Pooling, pool_states, split_label
 from regard.models.limits import maximum_length
-from regard.models.model_files import Loaded
+from regard.models.model_files import Loaded, eval_mode
 
 _BATCH_SIZE = 64
 _MIN_LETTERS = 3
@@ -67,7 +66,7 @@ def encode_texts(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str],
     lengths = [len(ids) for ids in encoding["input_ids"]]
     dtype = torch.promote_types(encoder.dtype, torch.float32)
     pooled: dict[int, Tensor] = {}
-    with _eval_mode(encoder):
+    with eval_mode(encoder):
         for length in sorted(set(lengths)):
             same_length = [index for index, other in enumerate(lengths) if other == length]
             for start in range(0, len(same_length), _BATCH_SIZE):
@@ -78,18 +77,6 @@ def encode_texts(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str],
                 states = encoder(**tensors, attention_mask=mask, return_dict=True).last_hidden_state
                 pooled |= dict(zip(batch, pool_states(states.to(dtype), mask.bool(), pooling), strict=True))
     return torch.stack([pooled[index] for index in range(len(texts))])
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode; afterwards its modules are as before."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _check_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]], max_length: int | None) -> None:

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError, describe_error
@@ -50,6 +51,18 @@ class Loaded:
     tokenizer: Any
     name: str
     sha256: str | None
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode for a while, then restore the modes of all modules."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.model_files import eval_mode
 from regard.runs.output_dir import read_json, readable_errors, write_file
 from regard.training.probes import TokenStates
 
@@ -241,15 +241,3 @@ def get_encoder(model: Any) -> Any:
 def hidden_states(encoder: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the hidden states (row, layer, position, width) of a forward pass, embeddings first."""
     return torch.stack(encoder(**inputs, output_hidden_states=True).hidden_states, dim=1)
-
-
-@contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode for a while, then restore the modes of all modules."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.data import Encoded, Task
 from regard.errors import UserError
+from regard.models.model_files import eval_mode
 from regard.training import (
     ProbeConfig,
     States,
@@ -24,9 +25,8 @@ from regard.training import (
     train_through_encoder,
 )
 from regard.training.probes import IGNORE_INDEX
-from regard.training.probing import make_adam, optimize
-from regard.training.states import eval_mode, get_encoder, hidden_states
-from regard.training.through import only_trainable
+from regard.training.probing import make_adam, only_trainable, optimize
+from regard.training.states import get_encoder, hidden_states
 
 EVALUATION_TOKENS = 2048
 """Tokens, including padding, of an evaluation batch."""
