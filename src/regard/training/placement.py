@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError, describe_error
+from regard.runs.rank import num_processes
 from regard.training.plan import TrainingConfig, adamw
 
 Rows = dict[str, Tensor]
@@ -147,7 +148,7 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
 
 def _check_processes(accelerator: Accelerator) -> None:
     """Check that all processes train together."""
-    expected = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    expected = num_processes()
     if accelerator.num_processes != expected:
         raise UserError(
             f"processes: expected {expected} to train together, Accelerate sees {accelerator.num_processes}; "

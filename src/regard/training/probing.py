@@ -153,13 +153,9 @@ def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch
         MLM probe log-likelihoods of the labels in nats, (sample, position), 0 at other tokens.
     """
     assert labels is not None or not isinstance(probe, MaskedProbe), "an MLM probe says how likely the labels are"
-    device, training = next(probe.parameters()).device, probe.training
-    probe.eval()
-    try:
-        batches = torch.arange(len(states)).split(batch_size)
+    device, batches = next(probe.parameters()).device, torch.arange(len(states)).split(batch_size)
+    with eval_mode(probe):
         return torch.cat([_predict_batch(probe, states, rows, labels, device) for rows in batches])
-    finally:
-        probe.train(training)
 
 
 def _predict_batch(probe: Probe, states: States, rows: Tensor, labels: Tensor | None, device: torch.device) -> Tensor:
