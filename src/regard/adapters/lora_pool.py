@@ -76,7 +76,6 @@ class LoraAdapterPool(AdapterPool):
 
     @property
     def adapters(self) -> tuple[LoraAdapters, ...]:
-        """The adapters of each layer."""
         return tuple(layer.adapters for layer in self.layers.values())
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
@@ -84,7 +83,6 @@ class LoraAdapterPool(AdapterPool):
 
     @torch.no_grad()
     def copy(self, block: int, other: int) -> None:
-        """Copy adapter `other` into adapter `block`."""
         for target, source in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
             target.copy_(source)
 
@@ -149,11 +147,9 @@ def _describe_layers(names: Sequence[str]) -> str:
 
 
 def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module of that name."""
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, module)
 
 
 def _layer_seed(seed: int, name: str) -> int:
-    """Derive the seed of a layer."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")

@@ -124,7 +124,6 @@ class AdapterModel(nn.Module):
         return index
 
     def index_of(self, name: str) -> int:
-        """Return the index of an adapter among the weights."""
         if name not in self._lineages:
             raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no block yet'}, got {name!r}")
         return self.adapter_names.index(name)
@@ -181,7 +180,6 @@ class AdapterModel(nn.Module):
         self.active_adapter = name
 
     def freeze(self) -> None:
-        """Freeze everything."""
         self.pool.set_trainable()
         self.attention.set_trainable(None)
         self.active_adapter = None
@@ -257,7 +255,6 @@ def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_model(model: Any, adapter_type: Any) -> None:
-    """Check the model and the type of adapter."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
@@ -266,7 +263,6 @@ def _check_model(model: Any, adapter_type: Any) -> None:
 
 
 def _check_defaults(options: Mapping[str, Any]) -> None:
-    """Check that options of LoRA adapters have their defaults."""
     defaults = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
     for name, value in options.items():
         if value != defaults[name]:
@@ -274,7 +270,6 @@ def _check_defaults(options: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
-    """Check that numbers are in their ranges."""
     for name, value in (("lora_alpha", lora_alpha), ("temperature", 1 if temperature is None else temperature)):
         if not (_is_number(value) and 0 < value < float("inf")):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")

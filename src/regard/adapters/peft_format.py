@@ -184,12 +184,10 @@ def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]
 
 
 def _describe_maps(inner: int, width: int, order: str, temperature: float) -> str:
-    """Describe the attention that keys and maps belong to."""
     return f"router_hidden_size={inner}, width={width}, projection_order={order!r}, temperature={float(temperature)}"
 
 
 def _group_by_layer(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return A and B of each layer."""
     matrices: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)

@@ -21,7 +21,6 @@ class AdapterPool:
 
     @property
     def adapters(self) -> tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]:
-        """The adapters of each adapted module."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -29,12 +28,10 @@ class AdapterPool:
         return len(self.adapters[0])
 
     def reserve(self, blocks: int) -> None:
-        """Add adapters until there are `blocks`."""
         for adapters in self.adapters:
             adapters.reserve(blocks)
 
     def set_trainable(self, *blocks: int) -> None:
-        """Train these adapters only."""
         unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")

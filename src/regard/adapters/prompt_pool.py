@@ -93,7 +93,6 @@ class PromptAdapterPool(AdapterPool):
         self.prompts.fold()
 
     def copy(self, block: int, other: int) -> None:
-        """Copy prompt `other` into prompt `block`."""
         self.prompts.copy(block, other)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
@@ -120,11 +119,9 @@ class PromptAdapterPool(AdapterPool):
             self._prefix = previous
 
     def disable(self) -> AbstractContextManager[None]:
-        """Prepend nothing for a while."""
         return self.use_weights(None)
 
     def remove(self) -> None:
-        """Remove the hooks and the prompts from the model."""
         for handle in self._handles:
             handle.remove()
         delattr(self.model, _NAME)
@@ -140,7 +137,6 @@ class PromptAdapterPool(AdapterPool):
         return _Prefix(_repeat_rows(prefix.prompts, rows), mask)
 
     def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Prepend prompts to the inputs of the reader."""
         self._cut = 0
         inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
         text = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
@@ -155,7 +151,6 @@ class PromptAdapterPool(AdapterPool):
         return (), inputs | self._mask_and_positions(inputs, prefix, text.shape[1], num_cached)
 
     def _prepend(self, inputs: dict[str, Any], prefix: _Prefix) -> None:
-        """Embed the text and prepend the prompts."""
         length, ids = prefix.prompts.shape[1], inputs.pop("input_ids", None)
         embedded = inputs.get("inputs_embeds")
         embedded = self.reader.get_input_embeddings()(ids) if embedded is None else embedded
@@ -193,7 +188,6 @@ class PromptAdapterPool(AdapterPool):
         return (mask.long().cumsum(1) - 1).clamp(min=0) + first_position(self.reader)
 
     def _check(self, inputs: dict[str, Any], prefix: _Prefix, num_cached: int, tokens: int) -> None:
-        """Check that prompts can be prepended to the inputs."""
         length, mask, reader = prefix.prompts.shape[1], inputs.get("attention_mask"), type(self.reader).__name__
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
@@ -211,7 +205,6 @@ class PromptAdapterPool(AdapterPool):
             raise UserError(f"prompts: expected as many for each row, since {reader} counts those that are none")
 
     def _after_reader(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Remove the states of the prompts from the outputs."""
         length, self._cut = self._cut, 0
         if not length:
             return output
@@ -237,7 +230,6 @@ class PromptAdapterPool(AdapterPool):
 
 
 def _has_left_padding(mask: Tensor | None) -> bool:
-    """Return whether a row of a mask (row, token) begins with padding."""
     return mask is not None and not bool(mask[:, 0].all())
 
 

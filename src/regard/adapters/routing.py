@@ -67,7 +67,6 @@ class Routing:
             yield decoder.register_forward_pre_hook(self._before_decoding)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -156,7 +155,6 @@ class Routing:
             self._finish()
 
     def _finish(self) -> None:
-        """Drop all calls, their weights and patches."""
         self._calls = []
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
@@ -223,5 +221,4 @@ def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..
 
 
 def _holds_tokens(cache: Any) -> bool:
-    """Return whether a cache has keys and values of earlier tokens."""
     return int(cache.get_seq_length()) > 0 if isinstance(cache, Cache) else bool(cache)

@@ -145,7 +145,6 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read metadata and tensors, both complete."""
     metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
     if metadata.get("format") != FORMAT:
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
@@ -184,7 +183,6 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
 
 
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a file into adapters and attention."""
     for name, target in maps(adapters).items():
         _copy_into(tensors[name], target, name)
     stacks = _stacks(adapters)
@@ -199,7 +197,6 @@ def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None
 
 @torch.no_grad()
 def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
-    """Copy a tensor into another of its shape."""
     if value.shape != target.shape:
         raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {tuple(target.shape)}")
     target.copy_(value)
@@ -208,7 +205,6 @@ def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
 def _check_base(
     model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Check that a model is the base of the adapters."""
     expected = _describe_base(base)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected {expected}, got {type(model).__name__}")
@@ -224,7 +220,6 @@ def _check_base(
 
 
 def _describe_base(base: Mapping[str, Any]) -> str:
-    """Describe the base, for messages."""
     return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 

@@ -84,7 +84,6 @@ class Constants:
 
     @property
     def heads(self) -> list[Head]:
-        """All heads, sorted."""
         return [(site, layer, h) for site, layer in self.layers for h in range(len(self.matrices[site, layer]))]
 
     @cached_property

@@ -91,7 +91,6 @@ class ClassifierConfig(PreTrainedConfig):
         super().__init__(**others)
 
     def base_config(self) -> PreTrainedConfig:
-        """Return the configuration of the encoder."""
         fields = dict(self.base)
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
@@ -327,7 +326,6 @@ def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
 
 
 def _is_causal(config: Any) -> bool:
-    """Return whether a model of this type reads from left to right."""
     name = config.model_type
     return name == "regard" or bool(getattr(config, "is_decoder", False)) or (name in CAUSAL and name not in MASKED)
 

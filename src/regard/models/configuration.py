@@ -81,7 +81,6 @@ class RegardConfig(PreTrainedConfig):
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention as an `AttentionSpec`."""
         return _to_spec(self.attention)
 
     def _check_fields(self, splits_hidden_size: bool) -> None:

@@ -84,7 +84,6 @@ class PreScalingHead(ClassVectorHead):
         return scores.masked_fill(~allowed[:, None], _MASKED).softmax(-1).to(states.dtype)
 
     def _allowed_tokens(self, mask: Tensor, common: Tensor | None) -> Tensor:
-        """Return the mask (row, token) of tokens that are weighted."""
         if self.kind != "sink":
             return mask
         if common is None:
@@ -115,7 +114,6 @@ class LabelTextHead(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Set the states to NaN."""
         nn.init.constant_(self.vectors, math.nan)
         nn.init.constant_(self.others, math.nan)
 

@@ -77,7 +77,6 @@ def _check_options(kind: str, options: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _copy_weights(target: Any, source: Any) -> Any:
-    """Copy weights, dtype, device and mode."""
     target = target.to(device=source.device, dtype=source.dtype)
     with torch.no_grad():
         target.load_state_dict(source.state_dict())

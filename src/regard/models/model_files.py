@@ -187,6 +187,5 @@ def _without_weights(folder: Path, name: str) -> str:
 
 
 def _listing(folder: Path) -> str:
-    """Return up to six names in a folder, for a message."""
     names = sorted(entry.name for entry in folder.iterdir())
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"

@@ -51,7 +51,6 @@ class Config:
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
 
     def __post_init__(self) -> None:
-        """Check all fields."""
         for name, option in self.options().items():
             object.__setattr__(self, name, option.validate(getattr(self, name)))
         self.check()

@@ -113,7 +113,6 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """The allowed values in words."""
         none_word = self.declared["none_word"] if self.optional else ""
         return f"{self._values()} or {none_word}" if none_word else self._values()
 
@@ -142,7 +141,6 @@ class Option:
         return limits if has_lower or self.kind is not int else {"minimum": 1, **limits}
 
     def error(self, shown: object) -> UserError:
-        """Return the error of a value that it cannot have."""
         return UserError(f"{self.label}: expected {self.expected}, got {shown}")
 
     def validate(self, value: Any) -> Any:

@@ -64,7 +64,6 @@ class Snapshots:
         return final
 
     def path(self, index: int) -> Path:
-        """Return the folder of the state of an index."""
         return self.folder / f"{self.name}-{index:08d}"
 
     def paths(self) -> list[Path]:
@@ -74,7 +73,6 @@ class Snapshots:
         return sorted((path for path in entries if pattern.fullmatch(path.name)), key=self.index_of)
 
     def index_of(self, path: Path) -> int:
-        """Return the index of the state in a folder."""
         return int(path.name.removeprefix(f"{self.name}-"))
 
     def latest_path(self) -> Path | None:

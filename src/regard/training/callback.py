@@ -138,7 +138,6 @@ class SinkCallback(TrainerCallback):
         return table.where(table.notna(), None).values.tolist()
 
     def _measure(self, state: Any, control: Any, model: Any) -> None:
-        """Measure and log, once a step."""
         if any(entry["step"] == state.global_step and "sink_rate" in entry for entry in self._log):
             return
         metrics = self.watch(model, state.global_step)

@@ -310,7 +310,6 @@ def _report(run: _Run, progress: _Progress) -> None:
 
 @contextlib.contextmanager
 def _run_trackers(run: _Run) -> Iterator[None]:
-    """Send rows of the history to the plan's trackers."""
     fields = {
         name: value if isinstance(value, (int, float, str)) else str(value) for name, value in vars(run.plan).items()
     }
@@ -341,7 +340,6 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
 
 
 def _restore_progress(run: _Run, resume: bool) -> _Progress:
-    """Restore the last checkpoint, or begin."""
     if run.snapshots is None:
         return _Progress()
     with raise_on_all_ranks():

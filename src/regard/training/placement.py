@@ -53,7 +53,6 @@ class Placement:
 
     @property
     def first(self) -> bool:
-        """Whether this is the main process."""
         return self.rank == 0
 
     def share(self, rows: Rows) -> slice:
@@ -63,7 +62,6 @@ class Placement:
         return slice(int(bounds[0]), int(bounds[-1]) + 1)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Compute in the plan's precision."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
     @contextmanager
@@ -79,7 +77,6 @@ class Placement:
             yield
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum over processes."""
         return self._reduced(value, dist.ReduceOp.SUM)
 
     def any(self, flags: Tensor) -> Tensor:
@@ -147,7 +144,6 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
 
 
 def _check_processes(accelerator: Accelerator) -> None:
-    """Check that all processes train together."""
     expected = num_processes()
     if accelerator.num_processes != expected:
         raise UserError(

@@ -42,7 +42,6 @@ class _PeriodicMonitor:
     every: int
 
     def due(self, step: int, last: bool) -> bool:
-        """Return whether to measure after this step."""
         return last or step % self.every == 0
 
 
@@ -122,7 +121,6 @@ class SinkMonitor(_PeriodicMonitor):
         return self._metrics(by_name, virtual)
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Restore `rows` of a resumed run."""
         self.rows = [list(row) for row in rows]
 
     def frame(self) -> pd.DataFrame:
@@ -233,7 +231,6 @@ class ValidationLoss(_PeriodicMonitor):
         return losses | {f"valid_loss.{name}": sums[name] / counts[name] for name in self.domains}
 
     def _sum(self, model: nn.Module, rows: Tensor, device: torch.device) -> float:
-        """Return the sum of the losses of all targets."""
         target_mask = self._targets(rows).to(device)
         config: Any = model.config
         vocab_size = config.get_text_config().vocab_size

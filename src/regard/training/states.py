@@ -50,7 +50,6 @@ class States:
 
     @property
     def length(self) -> int:
-        """Positions of a sample, with padding."""
         return self.mask.shape[1]
 
     @property
@@ -102,7 +101,6 @@ class States:
 
     @staticmethod
     def remove(folder: str | Path, key: str) -> None:
-        """Delete the states stored under a key, if any."""
         path, metadata_file = _paths(folder, key)
         for file in (metadata_file, path, path.with_suffix(".part")):
             file.unlink(missing_ok=True)
@@ -227,7 +225,6 @@ class _Writer:
 
 
 def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:
-    """Return the paths of the states and of their metadata."""
     assert re.fullmatch(r"[A-Za-z0-9_-]+", key), "a key is part of a file's name"
     return Path(folder) / f"states-{key}.bin", Path(folder) / f"states-{key}.json"
 
