@@ -68,15 +68,13 @@ class LoraAdapterPool(AdapterPool):
         self.rank, self.alpha, self.seed = r, lora_alpha, seed
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
+            layer_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")
             options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
-            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_layer_seed(seed, name))
+            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=layer_seed)
             layer.train(model.training)
             _replace_module(model, name, layer)
             self.layers[name] = layer
-
-    @property
-    def adapters(self) -> tuple[LoraAdapters, ...]:
-        return tuple(layer.adapters for layer in self.layers.values())
+        self.adapters: tuple[LoraAdapters, ...] = tuple(layer.adapters for layer in self.layers.values())
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]
@@ -149,7 +147,3 @@ def _describe_layers(names: Sequence[str]) -> str:
 def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, module)
-
-
-def _layer_seed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")

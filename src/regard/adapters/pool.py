@@ -15,13 +15,12 @@ from regard.errors import UserError
 class AdapterPool:
     """Adapters in a model, in place, which one `mixture` weights. The weights of the model are frozen."""
 
+    adapters: tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]
+    """The adapters of each adapted module; with prompts a single one."""
+
     def __init__(self, model: Any, mixture: Mixture) -> None:
         model.requires_grad_(False)
         self.model, self.mixture = model, mixture
-
-    @property
-    def adapters(self) -> tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]:
-        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the number of adapters, in use or reserved."""

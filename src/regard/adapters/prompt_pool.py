@@ -71,6 +71,7 @@ class PromptAdapterPool(AdapterPool):
         self.prompts = PromptAdapters(
             embeddings.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=embeddings, seed=seed
         )
+        self.adapters = (self.prompts,)
         model.add_module(_NAME, self.prompts)
         self.limit = position_ids(self.reader)
         self._prefix: _Prefix | None = None
@@ -82,11 +83,6 @@ class PromptAdapterPool(AdapterPool):
         ]
         if decoder is not None:
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
-
-    @property
-    def adapters(self) -> tuple[PromptAdapters]:
-        """The prompts, as a tuple of one, as a LoRA pool has one item for each layer."""
-        return (self.prompts,)
 
     def fold(self) -> None:
         """Fold trained prompts, so that they need no MLP."""

@@ -167,7 +167,7 @@ class Routing:
             return
         inputs = self._calls[-1].inputs
         cache = None if self.two_parts else inputs.get("past_key_values")
-        if cache is not None and _holds_tokens(cache):
+        if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
             labels = self._calls[0].inputs.get("labels")
@@ -218,7 +218,3 @@ class Routing:
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
     """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
     return lambda part, *args, **options: function(mixture.use(mixture.weights)(part), *args, **options)
-
-
-def _holds_tokens(cache: Any) -> bool:
-    return int(cache.get_seq_length()) > 0 if isinstance(cache, Cache) else bool(cache)

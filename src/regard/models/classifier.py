@@ -37,8 +37,7 @@ class ClassifierConfig(PreTrainedConfig):
     """Configuration of a `Classifier`.
 
     Args:
-        base: Configuration of the encoder, as a dictionary.
-        head: One of `regard.models.heads.HEADS`.
+        base: Configuration of the encoder.
         pooling: Token that the head reads, "first" or "last", or "mean". "auto" is "last" for causal models, "mean" for
             the encoder of an encoder–decoder and for the head "labels", else "first".
         common: Ids of common tokens, for the head "sink".
@@ -320,14 +319,10 @@ def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
         return cast(Pooling, config.pooling)
     if base_config.is_encoder_decoder:
         return "mean"
-    if _is_causal(base_config):
-        return "last"
+    name = base_config.model_type
+    if name == "regard" or getattr(base_config, "is_decoder", False) or (name in CAUSAL and name not in MASKED):
+        return "last"  # reads from left to right
     return "mean" if config.head == "labels" else "first"
-
-
-def _is_causal(config: Any) -> bool:
-    name = config.model_type
-    return name == "regard" or bool(getattr(config, "is_decoder", False)) or (name in CAUSAL and name not in MASKED)
 
 
 AutoConfig.register(ClassifierConfig.model_type, ClassifierConfig)

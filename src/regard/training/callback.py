@@ -46,8 +46,6 @@ class SinkCallback(TrainerCallback):
     Args:
         rows: Token ids (sample, length) of held-out sequences.
         texts: Texts from which rows are made instead: `samples` windows of `length` tokens, by the `tokenizer`.
-        epsilon: Threshold of the sink rate.
-        batch_size: Rows of a forward pass.
         folder: Folder to which `history.parquet` and `sinks.parquet` are written at each checkpoint and at the end.
 
     Raises:

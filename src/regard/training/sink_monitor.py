@@ -62,7 +62,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
-        batch_size: Rows of a forward pass.
         minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
     """
@@ -133,9 +132,11 @@ class SinkMonitor(_PeriodicMonitor):
         observer = _VirtualSinkObserver(length)
         first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
+        one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
+        options = {"logits_to_keep": 1} if one_logit else {}
         with evaluation_mode(model, device), watching(model, statistics) as watch, observing(model, observer):
             for batch in self.samples.split(self.batch_size):
-                model(input_ids=batch.to(device), use_cache=False, **_logits_option(model))
+                model(input_ids=batch.to(device), use_cache=False, **options)
         return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink
 
     def _metrics(self, by_name: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> dict[str, float]:
@@ -158,11 +159,6 @@ class SinkMonitor(_PeriodicMonitor):
 def sink_table(rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
     """Convert rows of a monitor to the table of sinks.parquet."""
     return make_table(rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
-
-
-def _logits_option(model: nn.Module) -> dict[str, int]:
-    """Return the option with which a model computes logits of one token only, if it has one."""
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _select_rows(by_name: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> Iterator[StatisticRow]:
