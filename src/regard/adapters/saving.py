@@ -129,19 +129,13 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     return content
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, by name."""
-    with as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)):
-        return load_file(path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file."""
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file and the metadata in its header, both by name."""
     with (
         as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)),
         safe_open(path, framework="pt") as file,
     ):
-        return file.metadata() or {}
+        return load_file(path), file.metadata() or {}
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -150,7 +144,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
     if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
         raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")
-    return metadata, read_tensors(folder / TENSORS)
+    return metadata, read_safetensors(folder / TENSORS)[0]
 
 
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:

@@ -25,9 +25,12 @@ from regard.models.heads import (
     LabelTextHead,
     Pooling,
     PreScalingHead,
+    encode_labels,
+    encode_texts,
     make_head,
+    resolve_label_texts,
+    sample_background_words,
 )
-from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
 from regard.models.model_files import Loaded, as_user_error
 
 _AUTO = "auto"

@@ -12,19 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
 from regard.errors import UserError
-from regard.runs.options import Option, config_field
+from regard.runs.options import Option
+from regard.runs.options import config_field as config_field
 from regard.runs.output_dir import RESULTS
-
-__all__ = [
-    "MAX_SEED",
-    "UNSET",
-    "Config",
-    "Unset",
-    "config_field",
-    "describe_options",
-    "explicit_arguments",
-    "read_results",
-]
 
 MAX_SEED = 2**63 - 1
 C = TypeVar("C", bound="Config")
