@@ -95,8 +95,6 @@ class LoraAdapters(nn.Module):
     adapters are contiguous in memory, so that mixing them takes two products whatever their number.
 
     Args:
-        inputs, outputs: Features of the layer.
-        rank, alpha: r and α.
         detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
         like: Tensor whose device new parameters get.
 

@@ -33,7 +33,6 @@ class LoraAdapterPool(AdapterPool):
     The weights of the model are frozen. See `LoraAdapters` and `Mixture` for the other arguments.
 
     Args:
-        r, lora_alpha: Rank and scaling of the adapters.
         target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
         by_row: Whether each row will have its own weights.
 
@@ -95,7 +94,6 @@ class LoraAdapterPool(AdapterPool):
                 _replace_module(self.model, name, layer)
 
     def remove(self) -> None:
-        """Give the model its original layers back."""
         for name, layer in self.layers.items():
             _replace_module(self.model, name, layer.base_layer)
 
@@ -139,7 +137,6 @@ def _matches(name: str, target: str) -> bool:
 
 
 def _describe_layers(names: Sequence[str]) -> str:
-    """Name the linear layers of a model, for messages."""
     ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
     return f"the model has {', '.join(ends[:40]) or 'none'}"
 

@@ -158,7 +158,6 @@ class AdapterModel(nn.Module):
             self.pool.prompts.folded.fill_(True)
 
     def add_merged(self, merged: MergedAdapter) -> None:
-        """Add a merged adapter to the weights of each layer."""
         for name, layer in self.layers("merge").items():
             down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
             delta = merged.weight * layer.adapters.scale * up @ down
@@ -244,7 +243,6 @@ class AdapterModel(nn.Module):
 
 
 def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert a lineage to what a JSON file gives back."""
     try:
         entries = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -305,6 +303,5 @@ def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _original_name(name: str, layers: set[str]) -> str:
-    """Return the name that a weight has without adapters beside its layer."""
     layer, separator, weight = name.rpartition(".base_layer.")
     return f"{layer}.{weight}" if separator and layer in layers else name

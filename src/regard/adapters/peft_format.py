@@ -115,7 +115,6 @@ def import_adapter(
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that PEFT's configuration is that of a plain LoRA adapter."""
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder}: expected a LoRA adapter, got one of the type {config.get('peft_type')!r}")
     extras = [f"that is {words} ({option})" for option, words in _UNSUPPORTED.items() if config.get(option)]

@@ -85,7 +85,6 @@ class PromptAdapterPool(AdapterPool):
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
 
     def fold(self) -> None:
-        """Fold trained prompts, so that they need no MLP."""
         self.prompts.fold()
 
     def copy(self, block: int, other: int) -> None:

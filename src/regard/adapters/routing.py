@@ -147,7 +147,6 @@ class Routing:
             self.mixture.weights = self._recall_weights(encoder_outputs, "encoder_outputs")
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """End a call; the outermost one drops its weights."""
         if not self._calls or self._calls[-1].module is not module:
             return
         self._calls.pop()
@@ -162,7 +161,6 @@ class Routing:
         self._patched = []
 
     def _before_reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compute or recall the weights of the inputs."""
         if not self._is_active:
             return
         inputs = self._calls[-1].inputs

@@ -218,7 +218,6 @@ def _describe_base(base: Mapping[str, Any]) -> str:
 
 
 def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
-    """Load the model of a name with the class that the adapters were made in."""
     model_class: Any = getattr(transformers, architecture, None)
     if model_class is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")

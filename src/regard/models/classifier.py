@@ -47,8 +47,6 @@ class ClassifierConfig(PreTrainedConfig):
         lora: Rank, alpha and targets of LoRA adapters beside frozen weights, or None.
         lineage: The model that this one started from, and the tasks it has learned, in order.
         part_of: Method of whose network this is a part that cannot answer alone; None for a complete classifier.
-        label_scale: Factor of the cosines of the head "labels".
-        label_texts: Words of each class, for the head "labels".
         label_words: Number of other words that the head "labels" contrasts in training.
     """
 
@@ -317,7 +315,6 @@ def _hidden_size(config: Any) -> int:
 
 
 def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
-    """Return the pooling of the head, "auto" resolved by the type of the encoder."""
     if config.pooling != _AUTO:
         return cast(Pooling, config.pooling)
     if base_config.is_encoder_decoder:

@@ -96,7 +96,6 @@ class RegardConfig(PreTrainedConfig):
 
 
 def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
-    """Return the spec of a name, a dictionary of fields, or a spec."""
     if isinstance(attention, AttentionSpec):
         return attention
     if isinstance(attention, str):

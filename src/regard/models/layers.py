@@ -29,8 +29,6 @@ class LayerContext:
     """What all layers of one forward share: positions, masks, and the number of cached tokens.
 
     Attributes:
-        offset: Number of cached tokens.
-        cosine, sine: Rotary angles.
         distance_bias: Bias of the scores by distance, (head or 1, distance), unless `table` gives it.
         buckets, table: Bucket of each distance, and learned biases (bucket, head).
         key_mask: Keys that are no padding, (batch, key).

@@ -70,7 +70,6 @@ def _check_type(model: Any, expected: type) -> None:
 
 
 def _check_options(kind: str, options: dict[str, tuple[Any, Any]]) -> None:
-    """Raise UserError if an option has another value than the one that can be converted."""
     for name, (value, expected) in options.items():
         if value != expected:
             raise UserError(f"cannot convert this {kind}: expected {name}={expected}, got {value}")

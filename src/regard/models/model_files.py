@@ -43,7 +43,6 @@ class Loaded:
     """A model in evaluation mode on its device, with its tokenizer.
 
     Attributes:
-        name: Name by which the model was requested.
         sha256: Hash of the weight files, sorted by name and joined; None for random weights.
     """
 

@@ -170,7 +170,6 @@ def _load_encoder(
 
 
 def _device(device: str) -> torch.device:
-    """Return the device of this name; raise UserError if this machine does not have it."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

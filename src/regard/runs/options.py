@@ -80,7 +80,6 @@ class Option:
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
-        """Return the option of a field with this type."""
         types = [part for part in get_args(hint) if part is not type(None)]
         optional = type(None) in get_args(hint)
         kind, declared = types[0] if optional else hint, dict(field.metadata)
@@ -144,7 +143,6 @@ class Option:
         return UserError(f"{self.label}: expected {self.expected}, got {shown}")
 
     def validate(self, value: Any) -> Any:
-        """Return a value in the field's type. Raises UserError for one that it cannot have."""
         if value is None and self.optional:
             return None
         if not self.is_tuple:

@@ -230,7 +230,6 @@ def _describe_row(rows: Rows, row: int) -> str:
 
 
 def _count_losses(run: _Run, rows: Rows, step: int) -> int:
-    """Return the number of losses of a batch, after checking its size."""
     lengths = {name: len(value) for name, value in rows.items()}
     if set(lengths.values()) != {run.plan.batch_size}:
         raise UserError(f"batch of step {step}: expected {run.plan.batch_size} rows in each tensor, got {lengths}")

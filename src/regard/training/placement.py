@@ -33,10 +33,8 @@ class Placement:
     """A model on its device, and the processes that train it.
 
     Attributes:
-        bare: The module itself.
         wrapped: The module wrapped for several processes.
         called: `wrapped`, compiled if the plan says so. Losses are computed with it.
-        trained: Parameters that require gradients.
         sharded: Whether a process holds only a part of them.
     """
 
@@ -165,7 +163,11 @@ def prepare_model(
 ) -> Placement:
     """Put a model on its device, with its optimizer (`adamw`), for all processes."""
     _check_model(model)
-    _check_shares(plan, accelerator.num_processes, equal=accelerator.is_fsdp2 or _sharded(model))
+    processes, rows = accelerator.num_processes, plan.batch_size
+    if rows < processes:
+        raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {rows}")
+    if (accelerator.is_fsdp2 or _sharded(model)) and rows % processes:
+        raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {rows}")
     if _sharded(model):  # by the caller
         wrapped, optimizer = model, adamw(model, plan, times)
     else:
@@ -181,7 +183,7 @@ def prepare_model(
         trained=tuple(parameter for parameter in model.parameters() if parameter.requires_grad),
         sharded=_sharded(model),
         device=accelerator.device,
-        processes=accelerator.num_processes,
+        processes=processes,
         rank=accelerator.process_index,
         precision=plan.precision,
     )
@@ -198,13 +200,6 @@ def _check_model(model: nn.Module) -> None:
                 f"model: expected weights in float32, {name} is {dtype}; load it in float32, and set the plan's "
                 "precision to bfloat16 to compute in that"
             )
-
-
-def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
-    if plan.batch_size < processes:
-        raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {plan.batch_size}")
-    if equal and plan.batch_size % processes:
-        raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {plan.batch_size}")
 
 
 def check_same_start(placed: Placement, folder: Path, step: int) -> None:

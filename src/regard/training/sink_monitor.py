@@ -100,7 +100,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     @property
     def uniform(self) -> float:
-        """α_1 of uniform causal attention, H_T / T."""
         length = self.samples.shape[1]
         return math.fsum(1 / n for n in range(1, length + 1)) / length
 
@@ -241,7 +240,6 @@ class ValidationLoss(_PeriodicMonitor):
         return float(total)
 
     def _targets(self, rows: Int[Tensor, "row length"]) -> Bool[Tensor, " target"]:
-        """Return the mask of targets among the second to last tokens of a row."""
         return torch.tensor([position not in self.uncounted for position in range(1, rows.shape[1])], dtype=torch.bool)
 
 

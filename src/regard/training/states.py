@@ -154,7 +154,6 @@ def _encode(
     writer: _Writer,
     on_batch: Callable[[int, int], None] | None,
 ) -> None:
-    """Run all batches through the encoder and write the states of their tokens."""
     encoder, num_done, samples = get_encoder(model), 0, len(writer.mask)
     with eval_mode(model), torch.no_grad():
         for batch in batches:

@@ -60,7 +60,6 @@ class StartedJob:
             self.guard.stdin.close()
 
     def wait(self) -> None:
-        """Ask the job to end, wait for it, and kill it in the end."""
         self.ask_to_end()
         try:
             self.guard.wait(timeout=self.job.grace + 5)
