@@ -212,11 +212,6 @@ def check_same_start(placed: Placement, folder: Path, step: int) -> None:
         )
 
 
-def slice_batch(rows: Rows, part: slice) -> Rows:
-    """Return some rows of a batch."""
-    return {name: value[part] for name, value in rows.items()}
-
-
 def micro_batches(share: slice, size: int | None) -> list[slice]:
     """Split rows into micro-batches of at most `size` rows and about equal sizes."""
     count = share.stop - share.start
@@ -224,9 +219,9 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
     return [slice(int(chunk[0]), int(chunk[-1]) + 1) for chunk in chunks]
 
 
-def to_device(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
-    """Move rows to a device."""
-    return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
+def move_rows(rows: Rows, part: slice, device: torch.device) -> Rows:
+    """Return some rows of a batch on a device."""
+    return {name: value[part].to(device, non_blocking=True) for name, value in rows.items()}
 
 
 @contextmanager
