@@ -21,7 +21,7 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.timing import parser, prepared, race, row, show, write
 from regard import training
-from regard.training.through import Batch
+from regard.training.probing import Batch
 
 LENGTH, CLASSES, SEED = 64, 2, 0
 CASES = [(32, 1 / 3), (32, 1.0)]

@@ -25,8 +25,7 @@ from rich.console import Console
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import FINAL, PretrainResult
 from regard.errors import UserError
-from regard.runs.launchers.jobs import Job, Local
-from regard.runs.launchers.run import JobEvent, run_jobs
+from regard.runs.launchers.jobs import Job, JobEvent, Local, run_jobs
 from regard.runs.result import read_metadata
 
 BASE = "pico"

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, BertConfig, BertForTokenClassification, BertModel
 
 import regard
-from regard.constants import Constants, Origin, make_data_free, to_length
-from regard.constants.constants import identity, toeplitz, zeros
+from regard.constants import SOURCES, Constants, Origin, make_data_free, to_length
 from regard.errors import UserError
 from regard.hooks import average_attention, model_fingerprint, watching
 from regard.statistics.dependence import InputDependence
@@ -345,9 +344,9 @@ def test_matrices_of_no_use_are_refused(matrices: Any, what: str) -> None:
 
 def test_constants_without_data_are_those_of_the_paper() -> None:
     half, third = 1 / 2, 1 / 3
-    assert identity(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]]
-    assert zeros(2, 3).tolist() == [[0, 0, 0], [0, 0, 0]]
-    torch.testing.assert_close(toeplitz(2, 3), torch.tensor([[1, half, third], [half, 1, half]]))
+    assert SOURCES["identity"](2, 3).tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert SOURCES["zeros"](2, 3).tolist() == [[0, 0, 0], [0, 0, 0]]
+    torch.testing.assert_close(SOURCES["toeplitz"](2, 3), torch.tensor([[1, half, third], [half, 1, half]]))
 
 
 def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:

@@ -18,7 +18,7 @@ from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.run import make_learner, run_stream
 from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
-from regard.training.states import eval_mode
+from regard.models.model_files import eval_mode
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 

@@ -18,8 +18,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.models.classifier import Classifier, ClassifierConfig, add_lora, extract_encoder
-from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
-from regard.models.label_texts import sample_background_words
+from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead, sample_background_words
 from regard.models.pretrained import Loaded
 from tests.continual import small_tasks
 from tests.models.conftest import made, tokenizer

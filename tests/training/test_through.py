@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import UserError
 from regard.training import ProbeConfig, States, batch_rows, fit_probe, make_probe, train_through_encoder
-from regard.training.through import Batch
+from regard.training.probing import Batch
 
 from .conftest import LAYERS, LENGTH, SAMPLES, WIDTH, Inputs
 

@@ -62,7 +62,6 @@ class SharedAttention(nn.Module):
 
     @property
     def width(self) -> int:
-        """Return the number of features of a query vector."""
         return self.down.shape[1]
 
     def reserve(self, blocks: int) -> None:
@@ -73,7 +72,6 @@ class SharedAttention(nn.Module):
             self.keys.append(key)
 
     def use(self, blocks: int) -> None:
-        """Use the first `blocks` keys."""
         self.reserve(blocks)
         self.count.fill_(blocks)
 
@@ -118,5 +116,4 @@ class SharedAttention(nn.Module):
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
-    """Sample from U(−bound, bound)."""
     return (2 * torch.rand(shape, generator=generator) - 1) * bound

@@ -50,7 +50,6 @@ class Mixture:
 
     @property
     def weights(self) -> Tensor | None:
-        """Weights (row, adapter) or (adapter,)."""
         return self._weights
 
     @weights.setter
@@ -60,7 +59,6 @@ class Mixture:
 
     @contextmanager
     def use(self, weights: Tensor | None) -> Iterator[None]:
-        """Mix with these weights for a while."""
         previous, self.weights = self.weights, weights
         try:
             yield
@@ -97,8 +95,6 @@ class LoraAdapters(nn.Module):
     adapters are contiguous in memory, so that mixing them takes two products whatever their number.
 
     Args:
-        inputs, outputs: Features of the layer.
-        rank, alpha: r and α.
         detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
         like: Tensor whose device new parameters get.
 
@@ -143,7 +139,6 @@ class LoraAdapters(nn.Module):
             self._stack = None
 
     def set_trainable(self, *blocks: int) -> None:
-        """Train these adapters only."""
         self.trained = tuple(sorted(blocks))
         for index in range(len(self)):
             for parameter in (self.A[index], self.B[index]):
@@ -193,7 +188,6 @@ class LoraAdapters(nn.Module):
         return result.reshape(out.shape)
 
     def _stack_trained(self, trained: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return A and Bᵀ of trained adapters."""
         if len(trained) == 1:
             return self.A[trained[0]], self.B[trained[0]].T
         return torch.cat([self.A[index] for index in trained]), torch.cat([self.B[index].T for index in trained])
@@ -238,16 +232,13 @@ class MixedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Weight of the base layer."""
         return self.base_layer.weight
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias of the base layer."""
         return self.base_layer.bias
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the output of the layer with its adapters."""
         return self.adapters(states, self.base_layer(states), self.mixture)
 
 

@@ -33,7 +33,6 @@ class LoraAdapterPool(AdapterPool):
     The weights of the model are frozen. See `LoraAdapters` and `Mixture` for the other arguments.
 
     Args:
-        r, lora_alpha: Rank and scaling of the adapters.
         target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
         by_row: Whether each row will have its own weights.
 
@@ -68,23 +67,19 @@ class LoraAdapterPool(AdapterPool):
         self.rank, self.alpha, self.seed = r, lora_alpha, seed
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
+            layer_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")
             options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
-            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_layer_seed(seed, name))
+            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=layer_seed)
             layer.train(model.training)
             _replace_module(model, name, layer)
             self.layers[name] = layer
-
-    @property
-    def adapters(self) -> tuple[LoraAdapters, ...]:
-        """The adapters of each layer."""
-        return tuple(layer.adapters for layer in self.layers.values())
+        self.adapters: tuple[LoraAdapters, ...] = tuple(layer.adapters for layer in self.layers.values())
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]
 
     @torch.no_grad()
     def copy(self, block: int, other: int) -> None:
-        """Copy adapter `other` into adapter `block`."""
         for target, source in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
             target.copy_(source)
 
@@ -99,7 +94,6 @@ class LoraAdapterPool(AdapterPool):
                 _replace_module(self.model, name, layer)
 
     def remove(self) -> None:
-        """Give the model its original layers back."""
         for name, layer in self.layers.items():
             _replace_module(self.model, name, layer.base_layer)
 
@@ -143,17 +137,10 @@ def _matches(name: str, target: str) -> bool:
 
 
 def _describe_layers(names: Sequence[str]) -> str:
-    """Name the linear layers of a model, for messages."""
     ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
     return f"the model has {', '.join(ends[:40]) or 'none'}"
 
 
 def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module of that name."""
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, module)
-
-
-def _layer_seed(seed: int, name: str) -> int:
-    """Derive the seed of a layer."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")

@@ -124,7 +124,6 @@ class AdapterModel(nn.Module):
         return index
 
     def index_of(self, name: str) -> int:
-        """Return the index of an adapter among the weights."""
         if name not in self._lineages:
             raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no block yet'}, got {name!r}")
         return self.adapter_names.index(name)
@@ -159,7 +158,6 @@ class AdapterModel(nn.Module):
             self.pool.prompts.folded.fill_(True)
 
     def add_merged(self, merged: MergedAdapter) -> None:
-        """Add a merged adapter to the weights of each layer."""
         for name, layer in self.layers("merge").items():
             down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
             delta = merged.weight * layer.adapters.scale * up @ down
@@ -181,7 +179,6 @@ class AdapterModel(nn.Module):
         self.active_adapter = name
 
     def freeze(self) -> None:
-        """Freeze everything."""
         self.pool.set_trainable()
         self.attention.set_trainable(None)
         self.active_adapter = None
@@ -246,7 +243,6 @@ class AdapterModel(nn.Module):
 
 
 def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert a lineage to what a JSON file gives back."""
     try:
         entries = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -257,7 +253,6 @@ def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_model(model: Any, adapter_type: Any) -> None:
-    """Check the model and the type of adapter."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
@@ -266,7 +261,6 @@ def _check_model(model: Any, adapter_type: Any) -> None:
 
 
 def _check_defaults(options: Mapping[str, Any]) -> None:
-    """Check that options of LoRA adapters have their defaults."""
     defaults = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
     for name, value in options.items():
         if value != defaults[name]:
@@ -274,7 +268,6 @@ def _check_defaults(options: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
-    """Check that numbers are in their ranges."""
     for name, value in (("lora_alpha", lora_alpha), ("temperature", 1 if temperature is None else temperature)):
         if not (_is_number(value) and 0 < value < float("inf")):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")
@@ -310,6 +303,5 @@ def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _original_name(name: str, layers: set[str]) -> str:
-    """Return the name that a weight has without adapters beside its layer."""
     layer, separator, weight = name.rpartition(".base_layer.")
     return f"{layer}.{weight}" if separator and layer in layers else name

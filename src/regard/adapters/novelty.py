@@ -47,9 +47,9 @@ def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int
         Phipson and Smyth (arXiv 1603.05766), for p.
     """
     _check(vectors, reference)
-    rows, in_first = _sort_rows(
-        torch.cat([sample.detach().cpu().double() for sample in (vectors, reference)]), len(vectors)
-    )
+    rows = torch.cat([sample.detach().cpu().double() for sample in (vectors, reference)])
+    order = torch.tensor(sorted(range(len(rows)), key=rows.tolist().__getitem__))
+    rows, in_first = rows[order], order < len(vectors)
     spread = rows.std(0, correction=0)
     rows = rows / torch.where(spread > 0, spread, 1.0)
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -88,12 +88,6 @@ def _check(vectors: Tensor, reference: Tensor) -> None:
             raise UserError(f"{name}: expected finite numbers, got others")
     if vectors.shape[1] != reference.shape[1]:
         raise UserError(f"vectors: expected {reference.shape[1]} features as in reference, got {vectors.shape[1]}")
-
-
-def _sort_rows(rows: Tensor, num_first: int) -> tuple[Tensor, Tensor]:
-    """Sort rows by their features; mark those that were among the first `num_first`."""
-    order = torch.tensor(sorted(range(len(rows)), key=rows.tolist().__getitem__))
-    return rows[order], order < num_first
 
 
 def _energies(distances: Tensor, in_first: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,14 +84,15 @@ def import_adapter(
     _check_config(folder, config)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: expected {WEIGHTS}, got none; others than safetensors are not read")
-    pairs = _group_by_layer(folder, saving.read_tensors(folder / WEIGHTS))
+    tensors, header = saving.read_safetensors(folder / WEIGHTS)
+    pairs = _group_by_layer(folder, tensors)
     layers = adapters.layers("import")
     unknown = [layer for layer in pairs if layer not in layers]
     if unknown:
         targets = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in layers))
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
     matrices = {layer: _fit_matrices(layers[layer].adapters, folder, config, layer, *pairs[layer]) for layer in pairs}
-    origin = _read_origin(folder / WEIGHTS)
+    origin = _read_origin(folder / WEIGHTS, header.get(_HEADER))
     if origin:
         saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
     key, maps = _read_route(adapters, folder, origin) if router else (None, {})
@@ -114,7 +115,6 @@ def import_adapter(
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that PEFT's configuration is that of a plain LoRA adapter."""
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder}: expected a LoRA adapter, got one of the type {config.get('peft_type')!r}")
     extras = [f"that is {words} ({option})" for option, words in _UNSUPPORTED.items() if config.get(option)]
@@ -130,9 +130,8 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
         raise UserError(f"{folder}: expected a rank r and lora_alpha in {CONFIG}, got {rank!r} and {alpha!r}")
 
 
-def _read_origin(path: Path) -> dict[str, Any]:
+def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
     """Return name, lineage and base as written by `export_peft`; nothing if PEFT wrote the adapter."""
-    text = saving.read_metadata(path).get(_HEADER)
     if text is None:
         return {}
     with as_user_error(f"{path}: expected what `export_peft` tells of a block, got", saving.MALFORMED):
@@ -169,7 +168,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
 
 def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     """Return the kind of attention in a file, the key (width,) of each adapter and the maps, both by name."""
-    tensors, metadata = saving.read_tensors(path), saving.read_metadata(path)
+    tensors, metadata = saving.read_safetensors(path)
     with as_user_error(f"{path}: expected keys and maps as `export_peft` leaves them, got", saving.MALFORMED):
         names, settings = [str(name) for name in json.loads(metadata["names"])], json.loads(metadata["settings"])
         keys = tensors.pop("attention.keys")
@@ -184,12 +183,10 @@ def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]
 
 
 def _describe_maps(inner: int, width: int, order: str, temperature: float) -> str:
-    """Describe the attention that keys and maps belong to."""
     return f"router_hidden_size={inner}, width={width}, projection_order={order!r}, temperature={float(temperature)}"
 
 
 def _group_by_layer(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return A and B of each layer."""
     matrices: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)

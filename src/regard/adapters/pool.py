@@ -15,26 +15,22 @@ from regard.errors import UserError
 class AdapterPool:
     """Adapters in a model, in place, which one `mixture` weights. The weights of the model are frozen."""
 
+    adapters: tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]
+    """The adapters of each adapted module; with prompts a single one."""
+
     def __init__(self, model: Any, mixture: Mixture) -> None:
         model.requires_grad_(False)
         self.model, self.mixture = model, mixture
-
-    @property
-    def adapters(self) -> tuple[LoraAdapters, ...] | tuple[PromptAdapters, ...]:
-        """The adapters of each adapted module."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the number of adapters, in use or reserved."""
         return len(self.adapters[0])
 
     def reserve(self, blocks: int) -> None:
-        """Add adapters until there are `blocks`."""
         for adapters in self.adapters:
             adapters.reserve(blocks)
 
     def set_trainable(self, *blocks: int) -> None:
-        """Train these adapters only."""
         unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")

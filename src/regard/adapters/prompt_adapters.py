@@ -64,7 +64,6 @@ class PromptAdapters(nn.Module):
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Indices of the prompts that are trained."""
         return tuple(index for index, prompt in enumerate(self.P) if prompt.requires_grad)
 
     def reserve(self, blocks: int) -> None:
@@ -139,7 +138,6 @@ class PromptAdapters(nn.Module):
         return torch.cat([self._reparametrize(index) if live[index] else self.P[index] for index in blocks])
 
     def _reparametrize(self, block: int) -> Tensor:
-        """Return P' of a live prompt."""
         prompt: Tensor = self.P[block]
         if self.mlp is None:
             return prompt

@@ -71,6 +71,7 @@ class PromptAdapterPool(AdapterPool):
         self.prompts = PromptAdapters(
             embeddings.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=embeddings, seed=seed
         )
+        self.adapters = (self.prompts,)
         model.add_module(_NAME, self.prompts)
         self.limit = position_ids(self.reader)
         self._prefix: _Prefix | None = None
@@ -83,17 +84,10 @@ class PromptAdapterPool(AdapterPool):
         if decoder is not None:
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
 
-    @property
-    def adapters(self) -> tuple[PromptAdapters]:
-        """The prompts, as a tuple of one, as a LoRA pool has one item for each layer."""
-        return (self.prompts,)
-
     def fold(self) -> None:
-        """Fold trained prompts, so that they need no MLP."""
         self.prompts.fold()
 
     def copy(self, block: int, other: int) -> None:
-        """Copy prompt `other` into prompt `block`."""
         self.prompts.copy(block, other)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
@@ -120,11 +114,9 @@ class PromptAdapterPool(AdapterPool):
             self._prefix = previous
 
     def disable(self) -> AbstractContextManager[None]:
-        """Prepend nothing for a while."""
         return self.use_weights(None)
 
     def remove(self) -> None:
-        """Remove the hooks and the prompts from the model."""
         for handle in self._handles:
             handle.remove()
         delattr(self.model, _NAME)
@@ -140,7 +132,6 @@ class PromptAdapterPool(AdapterPool):
         return _Prefix(_repeat_rows(prefix.prompts, rows), mask)
 
     def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Prepend prompts to the inputs of the reader."""
         self._cut = 0
         inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
         text = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
@@ -155,7 +146,6 @@ class PromptAdapterPool(AdapterPool):
         return (), inputs | self._mask_and_positions(inputs, prefix, text.shape[1], num_cached)
 
     def _prepend(self, inputs: dict[str, Any], prefix: _Prefix) -> None:
-        """Embed the text and prepend the prompts."""
         length, ids = prefix.prompts.shape[1], inputs.pop("input_ids", None)
         embedded = inputs.get("inputs_embeds")
         embedded = self.reader.get_input_embeddings()(ids) if embedded is None else embedded
@@ -193,7 +183,6 @@ class PromptAdapterPool(AdapterPool):
         return (mask.long().cumsum(1) - 1).clamp(min=0) + first_position(self.reader)
 
     def _check(self, inputs: dict[str, Any], prefix: _Prefix, num_cached: int, tokens: int) -> None:
-        """Check that prompts can be prepended to the inputs."""
         length, mask, reader = prefix.prompts.shape[1], inputs.get("attention_mask"), type(self.reader).__name__
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
@@ -211,7 +200,6 @@ class PromptAdapterPool(AdapterPool):
             raise UserError(f"prompts: expected as many for each row, since {reader} counts those that are none")
 
     def _after_reader(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Remove the states of the prompts from the outputs."""
         length, self._cut = self._cut, 0
         if not length:
             return output
@@ -237,7 +225,6 @@ class PromptAdapterPool(AdapterPool):
 
 
 def _has_left_padding(mask: Tensor | None) -> bool:
-    """Return whether a row of a mask (row, token) begins with padding."""
     return mask is not None and not bool(mask[:, 0].all())
 
 

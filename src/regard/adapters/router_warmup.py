@@ -80,7 +80,6 @@ def warm_up_router(
 
 
 def _sample_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:
-    """Sample at most `max_rows` vectors."""
     if len(vectors) <= max_rows:
         return vectors
     return vectors[torch.randperm(len(vectors), generator=generator)[:max_rows].to(vectors.device)]

@@ -67,7 +67,6 @@ class Routing:
             yield decoder.register_forward_pre_hook(self._before_decoding)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -148,7 +147,6 @@ class Routing:
             self.mixture.weights = self._recall_weights(encoder_outputs, "encoder_outputs")
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """End a call; the outermost one drops its weights."""
         if not self._calls or self._calls[-1].module is not module:
             return
         self._calls.pop()
@@ -156,7 +154,6 @@ class Routing:
             self._finish()
 
     def _finish(self) -> None:
-        """Drop all calls, their weights and patches."""
         self._calls = []
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
@@ -164,12 +161,11 @@ class Routing:
         self._patched = []
 
     def _before_reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compute or recall the weights of the inputs."""
         if not self._is_active:
             return
         inputs = self._calls[-1].inputs
         cache = None if self.two_parts else inputs.get("past_key_values")
-        if cache is not None and _holds_tokens(cache):
+        if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
             labels = self._calls[0].inputs.get("labels")
@@ -220,8 +216,3 @@ class Routing:
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
     """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
     return lambda part, *args, **options: function(mixture.use(mixture.weights)(part), *args, **options)
-
-
-def _holds_tokens(cache: Any) -> bool:
-    """Return whether a cache has keys and values of earlier tokens."""
-    return int(cache.get_seq_length()) > 0 if isinstance(cache, Cache) else bool(cache)

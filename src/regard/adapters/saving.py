@@ -129,29 +129,22 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     return content
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, by name."""
-    with as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)):
-        return load_file(path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file."""
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file and the metadata in its header, both by name."""
     with (
         as_user_error(f"{path}: expected a whole file of safetensors, got", (OSError, SafetensorError)),
         safe_open(path, framework="pt") as file,
     ):
-        return file.metadata() or {}
+        return load_file(path), file.metadata() or {}
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read metadata and tensors, both complete."""
     metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
     if metadata.get("format") != FORMAT:
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
     if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
         raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")
-    return metadata, read_tensors(folder / TENSORS)
+    return metadata, read_safetensors(folder / TENSORS)[0]
 
 
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
@@ -184,7 +177,6 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
 
 
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a file into adapters and attention."""
     for name, target in maps(adapters).items():
         _copy_into(tensors[name], target, name)
     stacks = _stacks(adapters)
@@ -199,7 +191,6 @@ def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None
 
 @torch.no_grad()
 def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
-    """Copy a tensor into another of its shape."""
     if value.shape != target.shape:
         raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {tuple(target.shape)}")
     target.copy_(value)
@@ -208,7 +199,6 @@ def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
 def _check_base(
     model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Check that a model is the base of the adapters."""
     expected = _describe_base(base)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected {expected}, got {type(model).__name__}")
@@ -224,12 +214,10 @@ def _check_base(
 
 
 def _describe_base(base: Mapping[str, Any]) -> str:
-    """Describe the base, for messages."""
     return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 
 def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
-    """Load the model of a name with the class that the adapters were made in."""
     model_class: Any = getattr(transformers, architecture, None)
     if model_class is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")

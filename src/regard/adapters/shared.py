@@ -145,7 +145,6 @@ class SharedAdapters(AdapterModel):
         return PruneResult(removed, usage, loss_before, loss_after)
 
     def _weights(self, batches: Batches) -> Tensor:
-        """Return the weights (row, adapter) of the rows of batches."""
         _check_batches(batches)
         with eval_mode(self):
             weights = [self.routing_weights(**batch).double().cpu() for batch in batches]
@@ -154,7 +153,6 @@ class SharedAdapters(AdapterModel):
         return torch.cat(weights)
 
     def _mean_loss(self, batches: Batches, loss: Callable[..., Any] | None) -> float:
-        """Return the mean loss of a row."""
         total, num_rows = 0.0, 0
         with eval_mode(self):
             for batch in batches:

@@ -84,7 +84,6 @@ class Constants:
 
     @property
     def heads(self) -> list[Head]:
-        """All heads, sorted."""
         return [(site, layer, h) for site, layer in self.layers for h in range(len(self.matrices[site, layer]))]
 
     @cached_property
@@ -239,22 +238,13 @@ def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> floa
     return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
 
 
-def identity(queries: int, keys: int) -> Float[Tensor, "query key"]:
-    """Return the matrix of tokens that attend to themselves alone."""
-    return torch.eye(queries, keys)
-
-
 def toeplitz(queries: int, keys: int) -> Float[Tensor, "query key"]:
     """Return weights that fall with the distance: 1 / (1 + |i − j|)."""
     return 1 / (1 + (torch.arange(queries)[:, None] - torch.arange(keys)).abs())
 
 
-def zeros(queries: int, keys: int) -> Float[Tensor, "query key"]:
-    """Return the matrix of a pruned head, which attends to nothing."""
-    return torch.zeros(queries, keys)
-
-
-SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": identity, "toeplitz": toeplitz, "zeros": zeros}
+SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": torch.eye, "toeplitz": toeplitz, "zeros": torch.zeros}
+"""Data-free matrices (query, key): tokens that attend to themselves alone, to near ones, and to nothing (pruned)."""
 
 
 def make_data_free(source: str, like: Constants) -> Constants:

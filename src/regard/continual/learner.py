@@ -15,7 +15,7 @@ from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
-from regard.training.states import eval_mode
+from regard.models.model_files import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 IGNORE_INDEX = -100

@@ -25,9 +25,12 @@ from regard.models.heads import (
     LabelTextHead,
     Pooling,
     PreScalingHead,
+    encode_labels,
+    encode_texts,
     make_head,
+    resolve_label_texts,
+    sample_background_words,
 )
-from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
 from regard.models.model_files import Loaded, as_user_error
 
 _AUTO = "auto"
@@ -37,16 +40,13 @@ class ClassifierConfig(PreTrainedConfig):
     """Configuration of a `Classifier`.
 
     Args:
-        base: Configuration of the encoder, as a dictionary.
-        head: One of `regard.models.heads.HEADS`.
+        base: Configuration of the encoder.
         pooling: Token that the head reads, "first" or "last", or "mean". "auto" is "last" for causal models, "mean" for
             the encoder of an encoder–decoder and for the head "labels", else "first".
         common: Ids of common tokens, for the head "sink".
         lora: Rank, alpha and targets of LoRA adapters beside frozen weights, or None.
         lineage: The model that this one started from, and the tasks it has learned, in order.
         part_of: Method of whose network this is a part that cannot answer alone; None for a complete classifier.
-        label_scale: Factor of the cosines of the head "labels".
-        label_texts: Words of each class, for the head "labels".
         label_words: Number of other words that the head "labels" contrasts in training.
     """
 
@@ -91,7 +91,6 @@ class ClassifierConfig(PreTrainedConfig):
         super().__init__(**others)
 
     def base_config(self) -> PreTrainedConfig:
-        """Return the configuration of the encoder."""
         fields = dict(self.base)
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
@@ -316,20 +315,14 @@ def _hidden_size(config: Any) -> int:
 
 
 def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
-    """Return the pooling of the head, "auto" resolved by the type of the encoder."""
     if config.pooling != _AUTO:
         return cast(Pooling, config.pooling)
     if base_config.is_encoder_decoder:
         return "mean"
-    if _is_causal(base_config):
-        return "last"
+    name = base_config.model_type
+    if name == "regard" or getattr(base_config, "is_decoder", False) or (name in CAUSAL and name not in MASKED):
+        return "last"  # reads from left to right
     return "mean" if config.head == "labels" else "first"
-
-
-def _is_causal(config: Any) -> bool:
-    """Return whether a model of this type reads from left to right."""
-    name = config.model_type
-    return name == "regard" or bool(getattr(config, "is_decoder", False)) or (name in CAUSAL and name not in MASKED)
 
 
 AutoConfig.register(ClassifierConfig.model_type, ClassifierConfig)

@@ -81,7 +81,6 @@ class RegardConfig(PreTrainedConfig):
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention as an `AttentionSpec`."""
         return _to_spec(self.attention)
 
     def _check_fields(self, splits_hidden_size: bool) -> None:
@@ -97,7 +96,6 @@ class RegardConfig(PreTrainedConfig):
 
 
 def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
-    """Return the spec of a name, a dictionary of fields, or a spec."""
     if isinstance(attention, AttentionSpec):
         return attention
     if isinstance(attention, str):

@@ -324,7 +324,11 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         if labels is not None:
             targets = self.targets(labels, attention_mask)
             num_scored = (targets != IGNORE_INDEX).sum()
-            loss = self._sum_losses(hidden, logits, targets)
+            if logits is None or logits.shape[1] != hidden.shape[1]:
+                rows_before = hidden[:, :-1].flatten(0, 1)
+                loss = linear_cross_entropy(rows_before, self.lm_head.weight, targets.flatten())
+            else:
+                loss = logits_cross_entropy(logits[:, :-1], targets)
             if num_items_in_batch is None:
                 num_items_in_batch = num_scored
             elif self.config.spec.prefix >= 2:
@@ -347,12 +351,6 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         if attention_mask is not None and attention_mask.ndim == 2:
             columns = columns - attention_mask.int().argmax(-1, keepdim=True)
         return shifted.masked_fill(columns < prefix, IGNORE_INDEX)
-
-    def _sum_losses(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
-        """Return the sum of the losses: of the logits if all are there, else of a few rows at a time."""
-        if logits is None or logits.shape[1] != hidden.shape[1]:
-            return linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
-        return logits_cross_entropy(logits[:, :-1], targets)
 
 
 AutoConfig.register(RegardConfig.model_type, RegardConfig, exist_ok=True)

@@ -17,10 +17,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
-from regard.models.architectures import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, merge_lora
 from regard.models.model_files import Loaded
-from regard.models.pretrained import load
+from regard.models.pretrained import is_bidirectional, load, select_language_model_class
 from regard.runs.quiet import suppress_logging
 
 NEW_TOKENS = 50
@@ -99,22 +98,18 @@ class Generator(nn.Module):
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether an encoder of its own reads the prompts."""
         return bool(self.encoder.config.is_encoder_decoder)
 
     @property
     def pad_token_id(self) -> int:
-        """The id of padding."""
         return self.encoder.generation_config.pad_token_id
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer."""
         return tuple(self.encoder.generation_config.eos_token_id)
 
     @cached_property
     def _input_names(self) -> frozenset[str]:
-        """Names of the parameters of the model's forward."""
         return frozenset(inspect.signature(type(self.encoder).forward).parameters)
 
     # -- answers that are known ---------------------------------------------------------------------------

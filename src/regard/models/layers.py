@@ -29,8 +29,6 @@ class LayerContext:
     """What all layers of one forward share: positions, masks, and the number of cached tokens.
 
     Attributes:
-        offset: Number of cached tokens.
-        cosine, sine: Rotary angles.
         distance_bias: Bias of the scores by distance, (head or 1, distance), unless `table` gives it.
         buckets, table: Bucket of each distance, and learned biases (bucket, head).
         key_mask: Keys that are no padding, (batch, key).
@@ -52,7 +50,6 @@ class LayerContext:
 
     @property
     def distance(self) -> Tensor | None:
-        """Bias of the scores by distance, (head or 1, distance)."""
         if self.table is None or self.buckets is None:
             return self.distance_bias
         return self.table[self.buckets].T
@@ -67,7 +64,6 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x."""
         return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
@@ -87,7 +83,6 @@ class FeedForward(nn.Module):
         self.down_proj = DownProjection(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the residual stream."""
         if self.gate_proj is None:
             return self.down_proj(self.activation(self.up_proj(x)))
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
@@ -103,7 +98,6 @@ class FeatureMap(nn.Module):
         self.outer = nn.Linear(width, width, bias=False) if name == "mlp" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return φ(x)."""
         learned = () if self.inner is None or self.outer is None else (self.inner.weight, self.outer.weight)
         return FEATURE_MAPS[self.name](x, *learned)
 
@@ -219,7 +213,6 @@ class RegardDecoderLayer(GradientCheckpointingLayer):
             self.post_feedforward_layernorm = RMSNorm(width, epsilon)
 
     def forward(self, hidden_states: Tensor, context: LayerContext, past_key_values: Cache | None = None) -> Tensor:
-        """Return the residual stream after this layer, (batch, token, width)."""
         if self.is_pre_norm:
             attended = self.self_attn(self.input_layernorm(hidden_states), context, past_key_values)
             hidden_states = hidden_states + attended

@@ -70,14 +70,12 @@ def _check_type(model: Any, expected: type) -> None:
 
 
 def _check_options(kind: str, options: dict[str, tuple[Any, Any]]) -> None:
-    """Raise UserError if an option has another value than the one that can be converted."""
     for name, (value, expected) in options.items():
         if value != expected:
             raise UserError(f"cannot convert this {kind}: expected {name}={expected}, got {value}")
 
 
 def _copy_weights(target: Any, source: Any) -> Any:
-    """Copy weights, dtype, device and mode."""
     target = target.to(device=source.device, dtype=source.dtype)
     with torch.no_grad():
         target.load_state_dict(source.state_dict())

@@ -59,7 +59,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_grad: bool,
         weight_grad: bool,
     ) -> Tensor:
-        """Return the sum of the losses."""
         acc_dtype = torch.promote_types(hidden.dtype, torch.float32)
         max_logits = MAX_LOGITS.get(hidden.device.type, 2**22)
         rows = max(min(max_logits // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)
@@ -89,7 +88,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients of the forward pass."""
         gradients = (
             None if gradient is None else (gradient * outer[0]).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError, describe_error
@@ -42,7 +43,6 @@ class Loaded:
     """A model in evaluation mode on its device, with its tokenizer.
 
     Attributes:
-        name: Name by which the model was requested.
         sha256: Hash of the weight files, sorted by name and joined; None for random weights.
     """
 
@@ -50,6 +50,18 @@ class Loaded:
     tokenizer: Any
     name: str
     sha256: str | None
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode for a while, then restore the modes of all modules."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
@@ -174,6 +186,5 @@ def _without_weights(folder: Path, name: str) -> str:
 
 
 def _listing(folder: Path) -> str:
-    """Return up to six names in a folder, for a message."""
     names = sorted(entry.name for entry in folder.iterdir())
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"

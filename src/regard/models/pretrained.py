@@ -5,15 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ2SEQ
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as ALL_TYPES
 
 from regard.errors import UserError
-from regard.models.architectures import (
-    check_complete_model,
-    check_generates_text,
-    select_auto_class,
-    select_language_model_class,
-)
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
@@ -21,6 +26,7 @@ from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_SAPT = "sapt"
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
 # Heads that AutoModel adds on top and no attention stands behind: they may be new where the checkpoint has none.
 _HEADS = ("pooler.",)
@@ -112,7 +118,6 @@ def load(
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
-    """Return a model of this configuration with weights from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         stored = config.dtype or torch.float32
@@ -165,7 +170,6 @@ def _load_encoder(
 
 
 def _device(device: str) -> torch.device:
-    """Return the device of this name; raise UserError if this machine does not have it."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -205,3 +209,52 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
             f"model: the tokenizer of '{name}' does not belong to it: its ids go up to {highest}, "
             f"the model's embedding has {rows} rows"
         )
+
+
+def select_auto_class(config: Any) -> Any:
+    """Return the auto class that loads a model without head.
+
+    AutoModel, or AutoModelForCausalLM for a model with its own code that has no AutoModel.
+    """
+    auto_map = getattr(config, "auto_map", None) or {"AutoModel": ""}
+    return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
+
+
+def select_language_model_class(config: Any) -> Any:
+    """Return the auto class that loads a model with a language model head."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def is_bidirectional(config: Any) -> bool:
+    """Return whether the model is an encoder alone, which cannot generate from left to right."""
+    is_encoder = config.model_type in MASKED and not config.is_encoder_decoder
+    return is_encoder and not getattr(config, "is_decoder", False)
+
+
+def check_generates_text(config: Any, name: str) -> None:
+    """Raise UserError if the model `name` cannot generate text; unknown types pass."""
+    architecture = (config.architectures or [config.model_type])[0]
+    kind = None
+    if isinstance(config, ClassifierConfig):
+        kind, architecture = "a classifier", f"over {config.base_config().model_type}"
+    elif is_bidirectional(config):
+        kind = "an encoder"
+    elif config.model_type in ALL_TYPES and not getattr(config, "auto_map", None):
+        generative = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
+        kind = None if config.model_type in generative else "of another kind"
+    if kind is not None:
+        raise UserError(
+            f"model: expected one that writes text (encoder–decoder or causal), got '{name}', {kind} ({architecture})"
+        )
+
+
+def check_complete_model(config: Any, name: str) -> None:
+    """Raise UserError if `regard rollback` wrote `name` as a part of a network."""
+    method = getattr(config, "part_of", None)
+    if method is None:
+        return
+    adapters = ", regard.continual.saved_adapters.load_adapters its blocks" if str(method).startswith(_SAPT) else ""
+    raise UserError(
+        f"model: expected a complete one, got '{name}', the network of {method}, which has weights beside its model; "
+        f"regard.continual.models.load_network reads it{adapters}"
+    )

@@ -19,7 +19,6 @@ class Command(ABC):
     """A command that trains, as a sweep runs it: each trial is `python -m regard NAME` in a process of its own.
 
     Attributes:
-        config: The class of its configuration.
         presets: Names of configurations to begin with.
         flags: Options that each trial is given.
         folder_options: Options that are no fields of the configuration and name folders, with their help.

@@ -12,19 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
 from regard.errors import UserError
-from regard.runs.options import Option, config_field
+from regard.runs.options import Option
+from regard.runs.options import config_field as config_field
 from regard.runs.output_dir import RESULTS
-
-__all__ = [
-    "MAX_SEED",
-    "UNSET",
-    "Config",
-    "Unset",
-    "config_field",
-    "describe_options",
-    "explicit_arguments",
-    "read_results",
-]
 
 MAX_SEED = 2**63 - 1
 C = TypeVar("C", bound="Config")
@@ -51,7 +41,6 @@ class Config:
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
 
     def __post_init__(self) -> None:
-        """Check all fields."""
         for name, option in self.options().items():
             object.__setattr__(self, name, option.validate(getattr(self, name)))
         self.check()

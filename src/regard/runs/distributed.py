@@ -68,19 +68,15 @@ def raise_on_all_ranks() -> Iterator[None]:
     except Exception as caught:
         error = caught
     if world_size() > 1:
-        messages = [json.loads(raw) for raw in all_gather_bytes(json.dumps(_error_message(error)).encode())]
+        message = None if error is None else str(error)
+        if error is not None and not isinstance(error, UserError):
+            message = f"another process failed with {type(error).__name__}: {describe_error(error)}"
+        messages = [json.loads(raw) for raw in all_gather_bytes(json.dumps(message).encode())]
         first_message = next((message for message in messages if message is not None), None)
         if error is None and first_message is not None:
             raise UserError(first_message)
     if error is not None:
         raise error
-
-
-def _error_message(error: Exception | None) -> str | None:
-    """Return the message of an error for the other processes."""
-    if error is None or isinstance(error, UserError):
-        return None if error is None else str(error)
-    return f"another process failed with {type(error).__name__}: {describe_error(error)}"
 
 
 def all_gather_bytes(raw: bytes) -> list[bytes]:

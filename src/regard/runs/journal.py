@@ -66,7 +66,6 @@ class Journal:
         return name in self._entries
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of an entry."""
         return self._entries[name]
 
     def __len__(self) -> int:

@@ -80,7 +80,6 @@ class Option:
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:
-        """Return the option of a field with this type."""
         types = [part for part in get_args(hint) if part is not type(None)]
         optional = type(None) in get_args(hint)
         kind, declared = types[0] if optional else hint, dict(field.metadata)
@@ -113,7 +112,6 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """The allowed values in words."""
         none_word = self.declared["none_word"] if self.optional else ""
         return f"{self._values()} or {none_word}" if none_word else self._values()
 
@@ -142,11 +140,9 @@ class Option:
         return limits if has_lower or self.kind is not int else {"minimum": 1, **limits}
 
     def error(self, shown: object) -> UserError:
-        """Return the error of a value that it cannot have."""
         return UserError(f"{self.label}: expected {self.expected}, got {shown}")
 
     def validate(self, value: Any) -> Any:
-        """Return a value in the field's type. Raises UserError for one that it cannot have."""
         if value is None and self.optional:
             return None
         if not self.is_tuple:

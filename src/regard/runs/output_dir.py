@@ -138,7 +138,6 @@ def check_output_file(path: str | Path, *, overwrite: bool) -> None:
 
 
 def _check_writable(path: Path, option: str) -> None:
-    """Check that an entry can be made at a path."""
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent

@@ -20,6 +20,5 @@ def num_processes() -> int:
 
 
 def _process_group() -> Any:
-    """Return `torch.distributed` if it is imported and initialized."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

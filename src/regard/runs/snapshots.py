@@ -60,11 +60,14 @@ class Snapshots:
             raise UserError(
                 f"cannot write the state of {self.name} {index} to {self.folder}: {reason}; {self.describe_latest()}"
             ) from error
-        self._prune(index)
+        self.clear_unfinished()
+        past = [path for path in self.paths() if self.index_of(path) <= index]
+        for path in self.paths():
+            if path not in past[-self.keep :]:  # renamed first: no half of a state is left under its name
+                shutil.rmtree(path.rename(self._unfinished_path()), ignore_errors=True)
         return final
 
     def path(self, index: int) -> Path:
-        """Return the folder of the state of an index."""
         return self.folder / f"{self.name}-{index:08d}"
 
     def paths(self) -> list[Path]:
@@ -74,7 +77,6 @@ class Snapshots:
         return sorted((path for path in entries if pattern.fullmatch(path.name)), key=self.index_of)
 
     def index_of(self, path: Path) -> int:
-        """Return the index of the state in a folder."""
         return int(path.name.removeprefix(f"{self.name}-"))
 
     def latest_path(self) -> Path | None:
@@ -124,13 +126,6 @@ class Snapshots:
 
     def _unfinished_path(self) -> Path:
         return self.folder / f"{UNFINISHED}{secrets.token_hex(4)}"
-
-    def _prune(self, index: int) -> None:
-        self.clear_unfinished()
-        past = [path for path in self.paths() if self.index_of(path) <= index]
-        for path in self.paths():
-            if path not in past[-self.keep :]:  # renamed first: no half of a state is left under its name
-                shutil.rmtree(path.rename(self._unfinished_path()), ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -5,9 +5,8 @@ from regard.training.loop import Monitor, TrainResult, train
 from regard.training.metrics import METRICS, check_metric, score
 from regard.training.plan import TrainingConfig, learning_rate
 from regard.training.probes import KINDS, MaskedProbe, ProbeKind, SequenceProbe, TokenProbe, make_probe
-from regard.training.probing import ProbeConfig, batch_rows, fit_probe, predict
+from regard.training.probing import ProbeConfig, batch_rows, fit_probe, predict, train_through_encoder
 from regard.training.states import States, encode_states
-from regard.training.through import train_through_encoder
 
 __all__ = [
     "KINDS",

@@ -46,8 +46,6 @@ class SinkCallback(TrainerCallback):
     Args:
         rows: Token ids (sample, length) of held-out sequences.
         texts: Texts from which rows are made instead: `samples` windows of `length` tokens, by the `tokenizer`.
-        epsilon: Threshold of the sink rate.
-        batch_size: Rows of a forward pass.
         folder: Folder to which `history.parquet` and `sinks.parquet` are written at each checkpoint and at the end.
 
     Raises:
@@ -138,7 +136,6 @@ class SinkCallback(TrainerCallback):
         return table.where(table.notna(), None).values.tolist()
 
     def _measure(self, state: Any, control: Any, model: Any) -> None:
-        """Measure and log, once a step."""
         if any(entry["step"] == state.global_step and "sink_rate" in entry for entry in self._log):
             return
         metrics = self.watch(model, state.global_step)

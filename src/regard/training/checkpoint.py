@@ -51,7 +51,6 @@ def full_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over parameters, each once, and over persistent buffers."""
     stored = {_unwrap_name(name) for name in model.state_dict(keep_vars=True)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if _unwrap_name(name) in stored:
@@ -107,7 +106,6 @@ def _check_fits(path: Path, saved: Mapping[str, tuple[int, ...]], tensors: Mappi
 
 
 def _place_like(value: Tensor, like: Tensor) -> Tensor:
-    """Move a value to the device and sharding of another tensor."""
     if isinstance(like, DTensor):
         return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
     return value.to(like.device)

@@ -29,10 +29,9 @@ from regard.training.placement import (
     isolated_rng,
     make_accelerator,
     micro_batches,
+    move_rows,
     prepare_model,
     seed_step,
-    slice_batch,
-    to_device,
 )
 from regard.training.plan import TrainingConfig, learning_rate, set_rate
 
@@ -217,7 +216,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     seed_step(placed.device, run.plan.seed, step, placed.rank)
     with torch.no_grad(), placed.autocast():
         for row in range(share.start, share.stop):
-            value = run.loss(placed.bare, to_device(placed.device, slice_batch(rows, slice(row, row + 1))))
+            value = run.loss(placed.bare, move_rows(rows, slice(row, row + 1), placed.device))
             flags[row] = not bool(value.isfinite())
     return placed.any(flags).nonzero().flatten().tolist()
 
@@ -230,7 +229,6 @@ def _describe_row(rows: Rows, row: int) -> str:
 
 
 def _count_losses(run: _Run, rows: Rows, step: int) -> int:
-    """Return the number of losses of a batch, after checking its size."""
     lengths = {name: len(value) for name, value in rows.items()}
     if set(lengths.values()) != {run.plan.batch_size}:
         raise UserError(f"batch of step {step}: expected {run.plan.batch_size} rows in each tensor, got {lengths}")
@@ -249,7 +247,7 @@ def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
-                value = run.loss(placed.called, to_device(placed.device, slice_batch(rows, piece)))
+                value = run.loss(placed.called, move_rows(rows, piece, placed.device))
             (value * (placed.processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed
@@ -310,7 +308,6 @@ def _report(run: _Run, progress: _Progress) -> None:
 
 @contextlib.contextmanager
 def _run_trackers(run: _Run) -> Iterator[None]:
-    """Send rows of the history to the plan's trackers."""
     fields = {
         name: value if isinstance(value, (int, float, str)) else str(value) for name, value in vars(run.plan).items()
     }
@@ -341,7 +338,6 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
 
 
 def _restore_progress(run: _Run, resume: bool) -> _Progress:
-    """Restore the last checkpoint, or begin."""
     if run.snapshots is None:
         return _Progress()
     with raise_on_all_ranks():

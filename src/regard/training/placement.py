@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError, describe_error
+from regard.runs.rank import num_processes
 from regard.training.plan import TrainingConfig, adamw
 
 Rows = dict[str, Tensor]
@@ -32,10 +33,8 @@ class Placement:
     """A model on its device, and the processes that train it.
 
     Attributes:
-        bare: The module itself.
         wrapped: The module wrapped for several processes.
         called: `wrapped`, compiled if the plan says so. Losses are computed with it.
-        trained: Parameters that require gradients.
         sharded: Whether a process holds only a part of them.
     """
 
@@ -52,7 +51,6 @@ class Placement:
 
     @property
     def first(self) -> bool:
-        """Whether this is the main process."""
         return self.rank == 0
 
     def share(self, rows: Rows) -> slice:
@@ -62,7 +60,6 @@ class Placement:
         return slice(int(bounds[0]), int(bounds[-1]) + 1)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Compute in the plan's precision."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
     @contextmanager
@@ -78,7 +75,6 @@ class Placement:
             yield
 
     def total(self, value: Tensor) -> Tensor:
-        """Return the sum over processes."""
         return self._reduced(value, dist.ReduceOp.SUM)
 
     def any(self, flags: Tensor) -> Tensor:
@@ -146,8 +142,7 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
 
 
 def _check_processes(accelerator: Accelerator) -> None:
-    """Check that all processes train together."""
-    expected = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    expected = num_processes()
     if accelerator.num_processes != expected:
         raise UserError(
             f"processes: expected {expected} to train together, Accelerate sees {accelerator.num_processes}; "
@@ -168,7 +163,11 @@ def prepare_model(
 ) -> Placement:
     """Put a model on its device, with its optimizer (`adamw`), for all processes."""
     _check_model(model)
-    _check_shares(plan, accelerator.num_processes, equal=accelerator.is_fsdp2 or _sharded(model))
+    processes, rows = accelerator.num_processes, plan.batch_size
+    if rows < processes:
+        raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {rows}")
+    if (accelerator.is_fsdp2 or _sharded(model)) and rows % processes:
+        raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {rows}")
     if _sharded(model):  # by the caller
         wrapped, optimizer = model, adamw(model, plan, times)
     else:
@@ -184,7 +183,7 @@ def prepare_model(
         trained=tuple(parameter for parameter in model.parameters() if parameter.requires_grad),
         sharded=_sharded(model),
         device=accelerator.device,
-        processes=accelerator.num_processes,
+        processes=processes,
         rank=accelerator.process_index,
         precision=plan.precision,
     )
@@ -203,13 +202,6 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
-    if plan.batch_size < processes:
-        raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {plan.batch_size}")
-    if equal and plan.batch_size % processes:
-        raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {plan.batch_size}")
-
-
 def check_same_start(placed: Placement, folder: Path, step: int) -> None:
     """Check that all processes begin at the same step; otherwise all raise UserError, so that none waits."""
     minimum, maximum = placed.least_and_most(step)
@@ -220,11 +212,6 @@ def check_same_start(placed: Placement, folder: Path, step: int) -> None:
         )
 
 
-def slice_batch(rows: Rows, part: slice) -> Rows:
-    """Return some rows of a batch."""
-    return {name: value[part] for name, value in rows.items()}
-
-
 def micro_batches(share: slice, size: int | None) -> list[slice]:
     """Split rows into micro-batches of at most `size` rows and about equal sizes."""
     count = share.stop - share.start
@@ -232,9 +219,9 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
     return [slice(int(chunk[0]), int(chunk[-1]) + 1) for chunk in chunks]
 
 
-def to_device(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
-    """Move rows to a device."""
-    return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
+def move_rows(rows: Rows, part: slice, device: torch.device) -> Rows:
+    """Return some rows of a batch on a device."""
+    return {name: value[part].to(device, non_blocking=True) for name, value in rows.items()}
 
 
 @contextmanager

@@ -26,7 +26,6 @@ class TokenStates:
     rows: int
 
     def to(self, device: torch.device) -> TokenStates:
-        """Return the states on a device."""
         return TokenStates(self.states.to(device), self.row.to(device), self.position.to(device), self.rows)
 
     @classmethod

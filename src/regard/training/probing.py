@@ -1,30 +1,25 @@
-"""Fitting a probe to stored hidden states, and predicting with it."""
+"""Fitting a probe to stored hidden states or through a frozen encoder, and predicting with it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.model_files import eval_mode
 from regard.runs.config import Config, config_field
-from regard.training.probes import (
-    IGNORE_INDEX,
-    MaskedProbe,
-    Probe,
-    ProbeKind,
-    SequenceProbe,
-    TokenStates,
-    make_probe,
-)
-from regard.training.states import States
+from regard.training.probes import IGNORE_INDEX, MaskedProbe, Probe, ProbeKind, SequenceProbe, TokenStates, make_probe
+from regard.training.states import States, get_encoder, hidden_states
 
 OnEpoch = Callable[[int, int, float], None]
+Batch = tuple[Mapping[str, Tensor], Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +153,9 @@ def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch
         MLM probe log-likelihoods of the labels in nats, (sample, position), 0 at other tokens.
     """
     assert labels is not None or not isinstance(probe, MaskedProbe), "an MLM probe says how likely the labels are"
-    device, training = next(probe.parameters()).device, probe.training
-    probe.eval()
-    try:
-        batches = torch.arange(len(states)).split(batch_size)
+    device, batches = next(probe.parameters()).device, torch.arange(len(states)).split(batch_size)
+    with eval_mode(probe):
         return torch.cat([_predict_batch(probe, states, rows, labels, device) for rows in batches])
-    finally:
-        probe.train(training)
 
 
 def _predict_batch(probe: Probe, states: States, rows: Tensor, labels: Tensor | None, device: torch.device) -> Tensor:
@@ -182,3 +173,61 @@ def _predict_batch(probe: Probe, states: States, rows: Tensor, labels: Tensor | 
         result = values.new_full((len(rows), states.length), IGNORE_INDEX)
     result[tokens.row, tokens.position] = values
     return result
+
+
+def train_through_encoder(
+    model: PreTrainedModel,
+    probe: Probe,
+    batches_of: Callable[[int, int], Iterable[Batch]],
+    parameters: Iterable[nn.Parameter],
+    settings: ProbeConfig,
+    seed: int,
+    *,
+    parameters_rate: float | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> list[float]:
+    """Train a probe and parameters inside the model together, and return the mean loss of each epoch.
+
+    The model runs in evaluation mode, and its other weights are frozen meanwhile. Without parameters this is
+    `fit_probe` with states computed again in each epoch.
+
+    `batches_of` returns, for a seed and an epoch, batches of model inputs, mask (row, position) of tokens that are no
+    padding, and labels as in `fit_probe`. `parameters_rate` is by default the learning rate of the probe.
+    """
+    trained_parameters = list({id(parameter): parameter for parameter in parameters}.values())
+    encoder = get_encoder(model)
+    probe.to(model.device).train()
+
+    def losses(epoch: int) -> Iterator[Tensor]:
+        for inputs, mask, labels in batches_of(seed, epoch):
+            token_mask = (mask.bool() if isinstance(probe, SequenceProbe) else labels != IGNORE_INDEX).to(model.device)
+            if bool(token_mask.any()):
+                states = hidden_states(encoder, {name: value.to(model.device) for name, value in inputs.items()})
+                yield loss_of(probe, TokenStates.select(states, token_mask), labels)
+
+    groups: list[dict[str, object]] = [{"params": list(probe.parameters())}]
+    if trained_parameters:
+        rate = parameters_rate or settings.learning_rate
+        groups.append({"params": trained_parameters, "lr": rate, "weight_decay": 0.0})
+    optimizer = make_adam(groups, settings)
+    with eval_mode(model), only_trainable(model, trained_parameters):
+        history = optimize(optimizer, losses, settings.epochs, seed, model.device, on_epoch)
+        optimizer.zero_grad(set_to_none=True)
+    probe.eval()
+    return history
+
+
+@contextlib.contextmanager
+def only_trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let only these parameters require gradients for a while."""
+    trained = list(parameters)
+    previous = [(parameter, parameter.requires_grad) for parameter in (*model.parameters(), *trained)]
+    try:
+        for parameter, _ in previous:
+            parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, required in previous:
+            parameter.requires_grad_(required)

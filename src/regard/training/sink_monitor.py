@@ -42,7 +42,6 @@ class _PeriodicMonitor:
     every: int
 
     def due(self, step: int, last: bool) -> bool:
-        """Return whether to measure after this step."""
         return last or step % self.every == 0
 
 
@@ -63,7 +62,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
-        batch_size: Rows of a forward pass.
         minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
     """
@@ -102,7 +100,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     @property
     def uniform(self) -> float:
-        """α_1 of uniform causal attention, H_T / T."""
         length = self.samples.shape[1]
         return math.fsum(1 / n for n in range(1, length + 1)) / length
 
@@ -122,7 +119,6 @@ class SinkMonitor(_PeriodicMonitor):
         return self._metrics(by_name, virtual)
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Restore `rows` of a resumed run."""
         self.rows = [list(row) for row in rows]
 
     def frame(self) -> pd.DataFrame:
@@ -135,9 +131,11 @@ class SinkMonitor(_PeriodicMonitor):
         observer = _VirtualSinkObserver(length)
         first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
+        one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
+        options = {"logits_to_keep": 1} if one_logit else {}
         with evaluation_mode(model, device), watching(model, statistics) as watch, observing(model, observer):
             for batch in self.samples.split(self.batch_size):
-                model(input_ids=batch.to(device), use_cache=False, **_logits_option(model))
+                model(input_ids=batch.to(device), use_cache=False, **options)
         return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink
 
     def _metrics(self, by_name: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> dict[str, float]:
@@ -160,11 +158,6 @@ class SinkMonitor(_PeriodicMonitor):
 def sink_table(rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
     """Convert rows of a monitor to the table of sinks.parquet."""
     return make_table(rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
-
-
-def _logits_option(model: nn.Module) -> dict[str, int]:
-    """Return the option with which a model computes logits of one token only, if it has one."""
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _select_rows(by_name: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> Iterator[StatisticRow]:
@@ -233,7 +226,6 @@ class ValidationLoss(_PeriodicMonitor):
         return losses | {f"valid_loss.{name}": sums[name] / counts[name] for name in self.domains}
 
     def _sum(self, model: nn.Module, rows: Tensor, device: torch.device) -> float:
-        """Return the sum of the losses of all targets."""
         target_mask = self._targets(rows).to(device)
         config: Any = model.config
         vocab_size = config.get_text_config().vocab_size
@@ -248,7 +240,6 @@ class ValidationLoss(_PeriodicMonitor):
         return float(total)
 
     def _targets(self, rows: Int[Tensor, "row length"]) -> Bool[Tensor, " target"]:
-        """Return the mask of targets among the second to last tokens of a row."""
         return torch.tensor([position not in self.uncounted for position in range(1, rows.shape[1])], dtype=torch.bool)
 
 

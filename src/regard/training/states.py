@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.model_files import eval_mode
 from regard.runs.output_dir import read_json, readable_errors, write_file
 from regard.training.probes import TokenStates
 
@@ -50,7 +50,6 @@ class States:
 
     @property
     def length(self) -> int:
-        """Positions of a sample, with padding."""
         return self.mask.shape[1]
 
     @property
@@ -102,7 +101,6 @@ class States:
 
     @staticmethod
     def remove(folder: str | Path, key: str) -> None:
-        """Delete the states stored under a key, if any."""
         path, metadata_file = _paths(folder, key)
         for file in (metadata_file, path, path.with_suffix(".part")):
             file.unlink(missing_ok=True)
@@ -156,7 +154,6 @@ def _encode(
     writer: _Writer,
     on_batch: Callable[[int, int], None] | None,
 ) -> None:
-    """Run all batches through the encoder and write the states of their tokens."""
     encoder, num_done, samples = get_encoder(model), 0, len(writer.mask)
     with eval_mode(model), torch.no_grad():
         for batch in batches:
@@ -227,7 +224,6 @@ class _Writer:
 
 
 def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:
-    """Return the paths of the states and of their metadata."""
     assert re.fullmatch(r"[A-Za-z0-9_-]+", key), "a key is part of a file's name"
     return Path(folder) / f"states-{key}.bin", Path(folder) / f"states-{key}.json"
 
@@ -241,15 +237,3 @@ def get_encoder(model: Any) -> Any:
 def hidden_states(encoder: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the hidden states (row, layer, position, width) of a forward pass, embeddings first."""
     return torch.stack(encoder(**inputs, output_hidden_states=True).hidden_states, dim=1)
-
-
-@contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode for a while, then restore the modes of all modules."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -33,11 +33,11 @@ from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
+from regard.models.model_files import eval_mode
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
 from regard.runs.rank import is_main_process
-from regard.training.states import eval_mode
 
 TASK_END = "learnt"
 """Phase reported when a task is done and saved."""

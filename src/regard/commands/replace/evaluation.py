@@ -28,14 +28,14 @@ from regard.data import Encoded, Task
 from regard.errors import UserError
 from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.operation import parse_attention
+from regard.models.model_files import eval_mode
 from regard.runs.journal import Journal
 from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
 from regard.training import ProbeConfig, States, batch_rows
 from regard.training.probes import IGNORE_INDEX
-from regard.training.probing import make_adam, optimize
-from regard.training.states import eval_mode, get_encoder, hidden_states
-from regard.training.through import only_trainable
+from regard.training.probing import make_adam, only_trainable, optimize
+from regard.training.states import get_encoder, hidden_states
 
 TIMED = 5
 EVALUATION_TOKENS = 2048

@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, each under guard: how they are begun, how they are stopped, how they ended."""
+"""Jobs as processes, each under guard; run several at once with a launcher, and retry those that fail."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 from regard.errors import UserError
 
 TERMINATE_TIMEOUT = 30.0
 """Seconds that a process has to keep what it has done, once it is asked to end."""
+MOST_LOST = 20
+"""Machines that a job may lose before that counts as a failure."""
 _TAIL = 8192
 
 
@@ -48,17 +52,14 @@ class StartedJob:
     offset: int
 
     def ended(self) -> JobResult | None:
-        """Return the result, None while the job runs."""
         code = self.guard.poll()
         return None if code is None else JobResult(self.job.key, _error(code, self.job.log, self.offset))
 
     def ask_to_end(self) -> None:
-        """Close the pipe that the guard watches."""
         if self.guard.stdin is not None:
             self.guard.stdin.close()
 
     def wait(self) -> None:
-        """Ask the job to end, wait for it, and kill it in the end."""
         self.ask_to_end()
         try:
             self.guard.wait(timeout=self.job.grace + 5)
@@ -171,3 +172,83 @@ class Local:
             if result.key in self._device:
                 self._free.append(self._device.pop(result.key))
         return results
+
+
+class Launcher(Protocol):
+    """Where jobs run: a context, at whose end no job is at work."""
+
+    patience: float
+    """Seconds until a file that a job wrote is seen in this process."""
+
+    def __enter__(self) -> Launcher: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def places(self) -> int:
+        """Return how many jobs may run at once, at least 1."""
+
+    def start(self, job: Job) -> None:
+        """Start a job."""
+
+    def ended(self) -> list[JobResult]:
+        """Wait for a job to end, and return all that have ended since."""
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """Something that happened to a job: `failed` is followed by another attempt, `given up` is not."""
+
+    kind: Literal["started", "finished", "failed", "given up"]
+    key: str
+    attempt: int
+    error: str = ""
+    seconds: float = 0.0
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    engine: Launcher,
+    *,
+    finished: Callable[[str], bool],
+    retries: int = 2,
+    on_event: Callable[[JobEvent], None] = lambda event: None,
+) -> dict[str, str]:
+    """Run jobs, and return the errors of those that failed for good, by key.
+
+    A job that failed is started again up to `retries` times, after the others; if its machine was lost, without that
+    being counted. A job whose results are there, as `finished` tells by its key, is done whatever its process did.
+    """
+    waiting, running = deque(jobs), dict[str, tuple[Job, float]]()
+    attempts, lost, errors = Counter[str](), Counter[str](), dict[str, str]()
+    with engine:
+        while waiting or running:
+            while waiting and len(running) < engine.places():
+                job = waiting.popleft()
+                attempts[job.key] += 1
+                running[job.key] = job, time.monotonic()
+                on_event(JobEvent("started", job.key, attempts[job.key]))
+                engine.start(job)
+            for ended in engine.ended():
+                job, began = running.pop(ended.key)
+                lost[job.key] += ended.lost
+                error = "" if finished(job.key) else ended.error or _missing(job.key, finished, engine.patience)
+                failures = attempts[job.key] - min(lost[job.key], MOST_LOST)
+                kind: Literal["finished", "failed", "given up"] = "finished"
+                if error:
+                    kind = "failed" if failures <= retries else "given up"
+                if kind == "failed":
+                    waiting.append(job)
+                elif kind == "given up":
+                    errors[job.key] = error
+                on_event(JobEvent(kind, job.key, attempts[job.key], error, time.monotonic() - began))
+    return errors
+
+
+def _missing(key: str, finished: Callable[[str], bool], patience: float) -> str:
+    """Return the error of a job that ended well but whose results are not seen in time; empty if they are."""
+    until = time.monotonic() + patience
+    while not finished(key):
+        if time.monotonic() >= until:
+            return "ended well, but its results cannot be read"
+        time.sleep(min(1.0, patience))
+    return ""

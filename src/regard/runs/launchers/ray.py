@@ -136,7 +136,6 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Restore the handlers of SIGTERM and SIGINT afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
