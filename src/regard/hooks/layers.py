@@ -181,7 +181,9 @@ def _run_small_forward(model: Any) -> None:
 
 def _smallest_input(model: Any) -> dict[str, Any]:
     """Return the smallest input that goes through all layers."""
-    inner = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if inner is None:
+        raise ValueError("it is no Hugging Face model")
     config, device = inner.config, inner.device
     if inner.main_input_name == "pixel_values":
         size = config.image_size
