@@ -20,7 +20,8 @@ LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "
 class Stack:
     """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower.
 
-    It is of Transformers, or calls `scaled_dot_product_attention` itself. Hidden states are between its `blocks`; one that is used again stands there once.
+    It is of Transformers, or calls `scaled_dot_product_attention` itself. Hidden states are between its `blocks`; one
+    that is used again stands there once.
     """
 
     path: str

@@ -111,7 +111,7 @@ def route_permanently(model: nn.Module) -> None:
     """
     for host in find_intercepted(model):
         raise UserError(
-            f"cannot replace heads of {type(host).__name__} for good: it does not call its attention through "
+            "cannot replace heads of this model for good: it does not call its attention through "
             "Transformers' AttentionInterface; use regard.hooks.replacing"
         )
     register(attention_function)
