@@ -71,7 +71,10 @@ class OwnModel(PreTrainedModel):
 
 
 def test_refusals() -> None:
-    with pytest.raises(UserError, match="pass a Hugging Face PreTrainedModel"), watching(nn.Linear(2, 2)):
+    linear = nn.Linear(2, 2)
+    with pytest.raises(UserError, match="neither through Transformers' AttentionInterface nor"), watching(linear):
+        linear(torch.zeros(1, 2))
+    with pytest.raises(UserError, match="pass a PyTorch module"), watching("gpt2"):  # type: ignore[arg-type]
         pass
     config = transformers.MambaConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, state_size=4)
     with (
@@ -80,7 +83,7 @@ def test_refusals() -> None:
     ):
         pass
     model = OwnModel(OwnConfig())
-    with pytest.raises(UserError, match="does not call its attention through"), watching(model):
+    with pytest.raises(UserError, match="calls its attention neither through"), watching(model):
         model(torch.zeros(1, 4, dtype=torch.long))
     model(torch.zeros(1, 4, dtype=torch.long))
 

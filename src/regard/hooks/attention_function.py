@@ -39,6 +39,9 @@ EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 """The only observer that is told of calls, if there is one."""
 
 
+IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
+"""Whether a call that came through `AttentionInterface` is being computed."""
+
 OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "softcap")
 """Options of a host that say what its attention computes."""
 IGNORED = (
@@ -78,7 +81,11 @@ def attention_function(
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
     if dropout:
         call = replace(call, dropout=dropout)
-    return dispatch(module, call).transpose(1, 2).contiguous(), None
+    token = IN_INTERFACE.set(True)
+    try:
+        return dispatch(module, call).transpose(1, 2).contiguous(), None
+    finally:
+        IN_INTERFACE.reset(token)
 
 
 def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
@@ -147,7 +154,7 @@ def _read_call(
     if causal and keys > queries:
         key, value = key[:, :, :queries], value[:, :, :queries]
         keys = queries
-    masks = _read_mask(mask, keys)
+    masks = read_mask(mask, keys)
     if options.get("indices") is not None:  # of the keys that each query (batch, query) selects
         selected = torch.zeros(len(query), queries, keys, dtype=torch.bool, device=query.device)
         selected = selected.scatter(-1, options["indices"].long(), True)[:, None]
@@ -168,7 +175,7 @@ def _read_call(
     )
 
 
-def _read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
+def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
     """Return a mask as fields of a call: in short if our mask function left a hint, else entry by entry."""
     if mask is None:
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 @dataclass
@@ -43,6 +44,8 @@ class ForwardContext:
         offset = _cached_tokens(arguments.get("past_key_values"))
         mask = arguments.get("attention_mask")
         tokens = arguments.get("input_ids")
+        if tokens is None and not isinstance(module, PreTrainedModel):
+            tokens = next((value for value in arguments.values() if _are_ids(value)), None)
         is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
@@ -66,6 +69,10 @@ def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
             bound.update(value)
     return dict(bound)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and value.dtype != torch.bool
 
 
 def _cached_tokens(cache: Any) -> int:

@@ -17,7 +17,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
-from regard.hooks.modules import Stack, attention_kind, find_stacks
+from regard.hooks.modules import Stack, attention_kind, cross_site, find_stacks
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 
@@ -139,7 +139,7 @@ class _Tracer(Observer):
 
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         stack, path = self.locations[module]
-        kind = attention_kind(path)
+        kind = attention_kind(path, module)
         position = self._counters[stack.path].locate(module, kind, call)
         if position.part:
             raise UserError(
@@ -155,7 +155,7 @@ class _Tracer(Observer):
             if kind == "self"
             else self._roles.get(stack.path, "decoder")
         )
-        site = "cross" + role.removeprefix("decoder") if kind == "cross" else role
+        site = cross_site(role) if kind == "cross" else role
         self.layers.append(
             AttentionLayer(
                 site=site,
@@ -196,7 +196,9 @@ def _run_small_forward(model: Any) -> None:
 
 def _smallest_input(model: Any) -> dict[str, Any]:
     """Return the smallest input that goes through all layers."""
-    inner = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if inner is None:
+        raise ValueError("it is no Hugging Face model")
     config, device = inner.config, inner.device
     if inner.main_input_name == "pixel_values":
         size = config.image_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,16 +21,22 @@ LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "
 class Stack:
     """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower.
 
-    Hidden states are between its `blocks`; one that is used again stands there once.
+    It is of Transformers, or calls `scaled_dot_product_attention` itself. Hidden states are between its `blocks`; one
+    that is used again stands there once.
     """
 
     path: str
-    module: PreTrainedModel
+    module: nn.Module
     blocks: list[nn.Module]
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
-    """Return the innermost models that hold layers, in the order of the model's modules."""
+    """Return the innermost models that hold layers, in the order of the model's modules.
+
+    Without a model of Transformers it is the whole model, if it has a list of alike blocks.
+    """
+    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        return [Stack("", model, _find_alike_blocks(model))]
     stacks = []
     for path, module in model.named_modules():
         if not isinstance(module, PreTrainedModel):
@@ -76,16 +83,28 @@ def _is_attention(module: nn.Module) -> bool:
     return "attention" in type(module).__name__.lower()
 
 
+def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the longest list or sequence of blocks of one class with children; the model itself if there is none."""
+    lists = [list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
+    return max(alike, key=len, default=[model])
+
+
 def num_blocks(stack: Stack) -> int:
     """Return how many layers a stack has at most: those it holds, or as many as its config says."""
-    config = stack.module.config.get_text_config()
+    config = stack.module.config.get_text_config() if isinstance(stack.module, PreTrainedModel) else None
     counts = [getattr(config, name, None) for name in LAYER_COUNT_FIELDS]
     return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
 
 
-def attention_kind(path: str) -> str:
-    """Return `cross` if a module's name is one of attention from a decoder to an encoder, else `self`."""
-    return "cross" if CROSS.search(path) else "self"
+def attention_kind(path: str, module: nn.Module) -> str:
+    """Return `cross` if a module's name, or its `is_cross_attention`, says that it reads other tokens, else `self`."""
+    return "cross" if CROSS.search(path) or getattr(module, "is_cross_attention", False) is True else "self"
+
+
+def cross_site(site: str) -> str:
+    """Return the site of the cross-attention in a stack whose self-attention has this site."""
+    return "cross" + (site.removeprefix("decoder") if site.startswith("decoder") else f"@{site}")
 
 
 def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear | Conv1D | None:
@@ -95,11 +114,16 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     candidates = [getattr(module, name, None) for name in PROJECTIONS]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in PROJECTIONS]
     for layer in candidates:
-        if type(layer) is not nn.Linear and type(layer) is not Conv1D:
+        is_known = type(layer) in (nn.Linear, Conv1D) or _is_of_transformers(layer)
+        if not is_known or not isinstance(layer, (nn.Linear, Conv1D)):
             continue  # what an adapter or a quantized layer multiplies by is not its weight alone
         if output_weight(layer).shape[1] == width:
             return layer
     return None
+
+
+def _is_of_transformers(module: Any) -> bool:
+    return type(module).__module__.startswith("transformers.models.")
 
 
 def output_weight(projection: nn.Linear | Conv1D) -> Float[Tensor, "model_width width"]:

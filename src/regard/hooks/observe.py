@@ -212,7 +212,7 @@ class Watch(Observer):
         forward = sequences.forward
         if forward is None:
             return None
-        kind = attention_kind(path)
+        kind = attention_kind(path, module)
         position = sequences.locate(module, kind, call)
         forward.calls[kind] += 1
         if kind == "self" and forward.calls[kind] == 1:
@@ -238,7 +238,7 @@ class Watch(Observer):
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
         sequences, path = self.locations[module]
-        kind = attention_kind(path)
+        kind = attention_kind(path, module)
         position = sequences.counter.position(kind)
         layer = sequences.layer(kind, position.layer, position.part)
         step = AttentionStep(call, output.detach(), reductions)

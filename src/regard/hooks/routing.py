@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
+from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import find_configs, register
 
@@ -22,30 +23,18 @@ from regard.hooks.registration import find_configs, register
 def check_observable(model: nn.Module) -> None:
     """Raise a UserError if the attention of a model cannot be reached."""
     name = type(model).__name__
-    if not isinstance(model, nn.Module) or not any(isinstance(m, PreTrainedModel) for m in model.modules()):
-        raise UserError(f"cannot observe {name}; pass a Hugging Face PreTrainedModel, or a module around one")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and not _accepts_attention_function(module):
-            raise no_attention_interface(module)
 
 
 def no_attention_interface(model: nn.Module) -> UserError:
     """Return the error of a model whose attention does not go through Transformers' interface."""
     return UserError(
-        f"cannot observe {type(model).__name__}: it does not call its attention through Transformers' "
-        "AttentionInterface"
+        f"cannot observe {type(model).__name__}: it calls its attention neither through Transformers' "
+        "AttentionInterface nor by torch.nn.functional.scaled_dot_product_attention"
     )
-
-
-def _accepts_attention_function(model: PreTrainedModel) -> bool:
-    """Return False for a model of Transformers that no attention function can be put into."""
-    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
-    is_of_transformers = type(model).__module__.startswith("transformers.models.")
-    if not is_of_transformers or model_type in deberta.MODEL_TYPES:
-        return True
-    return bool(type(model)._can_set_attn_implementation())
 
 
 class ModuleHook(NamedTuple):
@@ -76,7 +65,7 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = ()) -> Iterator[None]
         UserError: Another thread is inside a block on this model.
     """
     register(attention_function)
-    with _owned_by_this_thread(model), patched(_routing_attributes(model)), ExitStack() as stack:
+    with _owned_by_this_thread(model), patched(_routing_attributes(model)), intercepting(model), ExitStack() as stack:
         for hook in hooks:
             stack.callback(hook.register().remove)
         yield
@@ -115,7 +104,16 @@ def observing(
 
 
 def route_permanently(model: nn.Module) -> None:
-    """Send the model's attention calls through Regard from now on."""
+    """Send the model's attention calls through Regard from now on.
+
+    Raises:
+        UserError: The calls of a part of it can only be intercepted while a block lasts.
+    """
+    if find_intercepted(model):
+        raise UserError(
+            "cannot replace heads of this model for good: it does not call its attention through "
+            "Transformers' AttentionInterface; use regard.hooks.replacing"
+        )
     register(attention_function)
     for target, name, value in _routing_attributes(model):
         setattr(target, name, value)
@@ -123,7 +121,11 @@ def route_permanently(model: nn.Module) -> None:
 
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
-    configs = [(config, "_attn_implementation_internal", name) for config, name in find_configs(model)]
+    intercepted = {id(host.config) for host in find_intercepted(model) if needs_sdpa(host)}
+    configs = [
+        (config, "_attn_implementation_internal", SDPA if id(config) in intercepted else name)
+        for config, name in find_configs(model)
+    ]
     forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
     return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]
 

@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import REDUCTIONS, LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.modules import Stack
+from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.statistics import Observation
 
@@ -84,6 +84,12 @@ class Sequences:
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
         """Return the position of an attention call. Raise a UserError for samples that are not whole sequences."""
         assert self.forward is not None
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        if kind == "self" and keys < queries and not self.forward.offset:
+            raise UserError(
+                f"cannot observe {self._name}: the {queries} queries of {type(module).__name__} are not its {keys} "
+                "keys, and no name says that it is cross-attention"
+            )
         position = self.counter.locate(module, kind, call)
         is_encoder = kind == "self" and self.role == "encoder"
         if position.part and (not is_encoder or self.forward.offset or self.forward.token_mask is not None):
@@ -222,7 +228,7 @@ class Sequences:
                 if tokens is not None and tokens.shape != (self._batch, layer.keys):
                     tokens = None
             yield Observation(
-                site="cross" + site.removeprefix("decoder") if kind == "cross" else site,
+                site=cross_site(site) if kind == "cross" else site,
                 layer=index,
                 causal=kind == "self" and self.role == "decoder",
                 length=queries.length,

@@ -301,7 +301,7 @@ class HeadEvaluation:
         costs = []
         for fraction in fractions:
             self.step(f"timing {fraction:g} dynamic")
-            with self._replaced(constants, order.constant(fraction)), eval_mode(model):
+            with self._replaced(constants, order.constant(fraction)), eval_mode(model), torch.no_grad():
                 costs.append((fraction, _milliseconds(model, inputs), _flops(model, inputs)))
         return costs
 

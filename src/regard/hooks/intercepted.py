@@ -1,0 +1,119 @@
+"""Models that call `scaled_dot_product_attention` themselves: their calls are intercepted while a block lasts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from regard.attention.call import AttentionCall
+from regard.errors import UserError
+from regard.hooks import deberta
+from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+
+SDPA = "sdpa"
+"""The attention that a host of Transformers is told to use, so that it makes the call at all."""
+
+
+class _Thread(threading.local):
+    """The modules of intercepted hosts that are computing now in a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+
+
+_RUNNING = _Thread()
+
+
+def accepts_attention_function(model: PreTrainedModel) -> bool:
+    """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known."""
+    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
+    is_of_regard = type(model).__module__.startswith("regard.")
+    return is_of_regard or model_type in deberta.MODEL_TYPES or bool(type(model)._can_set_attn_implementation())
+
+
+def find_intercepted(model: nn.Module) -> list[nn.Module]:
+    """Return the parts of a model whose attention has to be intercepted: all of it, if it is not of Transformers."""
+    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    return [host for host in hosts if not accepts_attention_function(host)] if hosts else [model]
+
+
+def needs_sdpa(host: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Return whether a host computes its attention by itself unless its config says `sdpa`."""
+    return isinstance(host, PreTrainedModel) and type(host).__module__.startswith("transformers.models.")
+
+
+@contextmanager
+def intercepting(model: nn.Module) -> Iterator[None]:
+    """Send the calls of the intercepted parts of a model to Regard inside the block."""
+    modules = dict.fromkeys(module for host in find_intercepted(model) for module in host.modules())
+    if not modules:
+        yield
+        return
+    handles = [module.register_forward_pre_hook(_enter) for module in modules]
+    handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
+    try:
+        with _Interception():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _enter(module: nn.Module, _args: Any) -> None:
+    _RUNNING.modules.append(module)
+
+
+def _leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+    _RUNNING.modules.pop()
+
+
+class _Interception(TorchFunctionMode):
+    """Has no state, so that blocks may end in any order."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is scaled_dot_product_attention and _RUNNING.modules and not IN_INTERFACE.get():
+            module = _RUNNING.modules[-1]
+            return dispatch(module, _read_call(module, *args, **kwargs or {}))
+        return function(*args, **kwargs or {})
+
+
+def _read_call(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """Read the arguments of `scaled_dot_product_attention`."""
+    if query.ndim != 4:
+        raise UserError(
+            f"cannot observe {type(module).__name__}: it calls scaled_dot_product_attention with {query.ndim} "
+            "dimensions; expected (batch, head, token, width)"
+        )
+    queries, keys = query.shape[2], key.shape[2]
+    if is_causal and queries != keys:
+        attn_mask, is_causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), False
+    if attn_mask is not None:
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)].expand(-1, -1, queries, keys)
+    return AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        dropout=dropout_p,
+        **{"causal": is_causal, **read_mask(attn_mask, keys)},
+    )
