@@ -54,9 +54,10 @@ class BlockCounter:
         self.begin()
 
     def hooks(self) -> list[ModuleHook]:
-        """Return the hooks that call `begin` and `enter`."""
+        """Return the hooks that call `begin`, `enter` and `end`."""
+        stack = self._stack.module
         blocks = [ModuleHook(block, self.enter) for block in self._stack.blocks]
-        return [ModuleHook(self._stack.module, self.begin), *blocks]
+        return [ModuleHook(stack, self.begin), *blocks, ModuleHook(stack, self.end, is_after=True)]
 
     def begin(self, *_arguments: Any) -> None:
         """Begin a forward."""
@@ -107,9 +108,12 @@ class BlockCounter:
         """Return the position of the latest attention call of a kind."""
         return self._latest[kind].position
 
-    def end(self) -> None:
-        """End a forward."""
+    def end(self, *_arguments: Any) -> None:
+        """End a forward. Raise a UserError if it executed more blocks than there are, and did not loop over all."""
         self._latest.clear()
+        count = num_blocks(self._stack)
+        if self.entered > count and self.entered % len(self._indices):
+            raise UserError(f"cannot number the layers of {self._name}: it executed {self.entered} of {count} blocks")
 
     @property
     def _name(self) -> str:
