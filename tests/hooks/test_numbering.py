@@ -204,6 +204,21 @@ def test_attention_without_a_number_is_refused() -> None:
         llama(ids())
 
 
+@torch.no_grad()
+def test_more_layers_than_blocks_are_refused() -> None:
+    """A loop over all blocks has layers of its own; one more block is not one of the model."""
+    llama = model_of("Llama", num_hidden_layers=2)
+    options = {"position_embeddings": llama.model.rotary_emb(torch.randn(1), torch.arange(16)[None])}
+    first, second = llama.model.layers
+
+    handle = llama.model.norm.register_forward_pre_hook(lambda _module, args: (first(args[0], **options),))
+    with watching(llama, "column_mass"), pytest.raises(UserError, match="executed 3 of 2 blocks"):
+        llama(ids())
+    handle.remove()
+    llama.model.norm.register_forward_pre_hook(lambda _module, args: (second(first(args[0], **options), **options),))
+    assert layers_of(llama, "column_mass")["column_mass"] == [0, 1, 2, 3]
+
+
 # -- DiffLlama -------------------------------------------------------------------------------------------------------
 
 
@@ -268,9 +283,6 @@ def pixels(grids: Tensor) -> Tensor:
     return torch.randn(int(grids.prod(1).sum()), 96, generator=torch.Generator().manual_seed(2))
 
 
-STATISTICS = ["column_mass", "first_mass", "sink_rate", "entropy", "row_sum", "value_norm"]
-
-
 @contextmanager
 def recorded(tower: Any, name: str) -> Iterator[dict[nn.Module, list[Tensor]]]:
     """The weights of each call of eager attention, by module."""
@@ -298,9 +310,9 @@ def recorded(tower: Any, name: str) -> Iterator[dict[nn.Module, list[Tensor]]]:
 def test_images_in_a_loop_are_samples(name: str) -> None:
     tower, images = tower_of(name), pixels(GRIDS)
     sizes = GRIDS.prod(1).tolist()
-    with watching(tower, STATISTICS) as together:
+    with watching(tower, "all") as together:
         tower(images, grid_thw=GRIDS)
-    with watching(tower, STATISTICS) as alone:
+    with watching(tower, "all") as alone:
         for image, grid in zip(images.split(sizes), GRIDS, strict=True):
             tower(image, grid_thw=grid[None])
     assert together.samples == alone.samples == 3
@@ -330,7 +342,14 @@ def test_windows_of_an_image_are_one_sample(name: str) -> None:
 
 
 @torch.no_grad()
-def test_layers_of_towers_that_loop_are_not_replaced() -> None:
-    tower, grid = tower_of("qwen2_vl"), GRIDS[1:]
-    with watching(tower, "hidden_norm"), pytest.raises(UserError, match="cannot observe the hidden states"):
-        tower(pixels(grid), grid_thw=grid)
+def test_keys_that_are_no_tokens_are_refused() -> None:
+    """Reduced sequences: no position of a key is that of a token."""
+    config = transformers.SegformerConfig(
+        depths=[1, 1], num_encoder_blocks=2, sr_ratios=[2, 1], hidden_sizes=[16, 32], num_attention_heads=[2, 4],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16,
+    )  # fmt: skip
+    for reduction, message in ((2, "64 tokens attend to 16 keys"), (1, "some layers have 16 tokens, others 64")):
+        config.sr_ratios = [reduction, 1]
+        model = transformers.SegformerModel(config).eval()
+        with pytest.raises(UserError, match=message), watching(model, "column_mass"):
+            model(torch.randn(2, 3, 32, 32))

@@ -105,7 +105,7 @@ class LayerAccumulator:
 
     def append(self, part: LayerAccumulator, first: int, num_first_keys: int) -> None:
         """Add a part of a sample, whose tokens see each other alone and begin at position `first`."""
-        tensors = dict(part.tensors)
+        tensors = {name: tensor for name, tensor in part.tensors.items() if REDUCTIONS[name].source != "hidden"}
         if "first_mass" in tensors:
             mass = torch.nn.functional.pad(tensors["first_mass"], (min(first, num_first_keys), 0))
             tensors["first_mass"] = mass[..., :num_first_keys]
@@ -115,6 +115,13 @@ class LayerAccumulator:
         """Add the reductions of one step of hidden states; by sample they come as sums over its tokens."""
         for name, tensor in tensors.items():
             self._join(REDUCTIONS[name], tensor)
+
+    def add_hidden_rows(self, part: LayerAccumulator, rows: slice) -> None:
+        """Add the reductions of a sample's hidden states, which are rows of those of several samples."""
+        for name, tensor in part.tensors.items():
+            if REDUCTIONS[name].source == "hidden":
+                sample = tensor[:, rows]
+                self.tensors[name] = sample.sum(1) if REDUCTIONS[name].axis == "sample" else sample
 
     def _join(self, reduction: Reduction, tensor: Tensor) -> None:
         """Join a step of a reduction that has no axis of keys."""

@@ -22,14 +22,14 @@ HIDDEN_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reducti
 """Reductions of hidden states (batch, token, width), by name; those by sample are summed over its tokens."""
 
 
-def find_hidden_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "batch token width"] | None:
+def find_hidden_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "*batch token width"] | None:
     """Return the hidden states among the arguments of a layer; None if there are none."""
     hidden = args[0] if args else kwargs.get("hidden_states")
-    return hidden if isinstance(hidden, Tensor) and hidden.ndim == 3 else None
+    return hidden if isinstance(hidden, Tensor) and hidden.ndim in (2, 3) else None
 
 
-def find_hidden_output(output: Any) -> Float[Tensor, "batch token width"] | None:
+def find_hidden_output(output: Any) -> Float[Tensor, "*batch token width"] | None:
     """Return the hidden states in the result of a layer; None if there are none."""
     if isinstance(output, (tuple, list)) and output:
         output = output[0]
-    return output if isinstance(output, Tensor) and output.ndim == 3 else None
+    return output if isinstance(output, Tensor) and output.ndim in (2, 3) else None

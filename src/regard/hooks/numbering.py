@@ -47,16 +47,17 @@ class BlockCounter:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._indices = {block: index for index, block in enumerate(stack.blocks)}
-        self._owners: dict[nn.Module, set[int]] = {}
+        self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
             for module in block.modules():
-                self._owners.setdefault(module, set()).add(index)
+                self._owners.setdefault(module, []).append(index)
         self.begin()
 
     def hooks(self) -> list[ModuleHook]:
-        """Return the hooks that call `begin` and `enter`."""
+        """Return the hooks that call `begin`, `enter` and `end`."""
+        stack = self._stack.module
         blocks = [ModuleHook(block, self.enter) for block in self._stack.blocks]
-        return [ModuleHook(self._stack.module, self.begin), *blocks]
+        return [ModuleHook(stack, self.begin), *blocks, ModuleHook(stack, self.end, is_after=True)]
 
     def begin(self, *_arguments: Any) -> None:
         """Begin a forward."""
@@ -81,11 +82,11 @@ class BlockCounter:
         Raises:
             UserError: It is in no block, or its block has two attention layers of this kind.
         """
-        owners = self._owners.get(module, set())
+        owners = self._owners.get(module, ())
         if self._current in owners:
             layer = self.layer
         elif len(owners) == 1:
-            layer = next(iter(owners))
+            layer = owners[0]
         else:
             raise UserError(
                 f"cannot number the layers of {self._name}: {type(module).__name__} is in none of its "
@@ -107,9 +108,12 @@ class BlockCounter:
         """Return the position of the latest attention call of a kind."""
         return self._latest[kind].position
 
-    def end(self) -> None:
-        """End a forward."""
+    def end(self, *_arguments: Any) -> None:
+        """End a forward. Raise a UserError if it executed more blocks than there are, and did not loop over all."""
         self._latest.clear()
+        if self._is_looped and self.entered % len(self._indices) and self.entered > num_blocks(self._stack):
+            count = num_blocks(self._stack)
+            raise UserError(f"cannot number the layers of {self._name}: it executed {self.entered} of {count} blocks")
 
     @property
     def _name(self) -> str:

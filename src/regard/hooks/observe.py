@@ -49,7 +49,7 @@ def watching(
     Args:
         model: A Hugging Face model, or a module around one.
         statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
-        layers: Layers to measure, −1 for the embeddings; None: all.
+        layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
 
     Yields:
         The `Watch` that holds the statistics.
@@ -193,16 +193,18 @@ class Watch(Observer):
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         if not self._hidden:
             return
-        if hidden is None:
+        is_row = hidden is not None and hidden.ndim == 2
+        if hidden is None or (is_row and not sequences.take_row()):
             raise UserError(
                 f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
                 f"takes nor returns (batch, token, width); leave out statistics of {', '.join(self._hidden)}"
             )
-        hidden = to_acc_dtype(hidden.detach())
+        hidden = to_acc_dtype(hidden.detach()[None] if is_row else hidden.detach())
         tensors = {}
         for reduction in (REDUCTIONS[name] for name in self._hidden):
             tensor = reduction.compute(hidden)
-            tensors[reduction.name] = sequences.sum_tokens(tensor) if reduction.axis == "sample" else tensor
+            is_sum = reduction.axis == "sample" and not is_row
+            tensors[reduction.name] = sequences.sum_tokens(tensor) if is_sum else tensor
         sequences.layer("self", index).add_hidden(tensors)
 
     # -- attention calls ---------------------------------------------------------------------------------------------

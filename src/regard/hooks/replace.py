@@ -88,7 +88,7 @@ def replacing(
             `log_length` lowers a row of scores by the logarithm of how many keys it sees.
         heads: Of constants: (layer, head) or (site, layer, head); or a fraction of all heads, those whose attention
             depends least on the input; None: all.
-        layers: Of an operation: indices or (site, layer); None: all.
+        layers: Of an operation: indices of blocks, or (site, layer); None: all.
         sites: Of an operation: `encoder`, `decoder`, `cross`; None: all self-attention.
         train: Make the matrices parameters.
         any_model: Allow constants of a model with other weights, if the shapes fit.

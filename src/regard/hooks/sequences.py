@@ -49,6 +49,8 @@ class Sequences:
     _lengths: dict[int, list[int]] = field(default_factory=dict)
     """The queries of each call of self-attention in the latest forward, by layer."""
     _latest: LayerAccumulator | None = None
+    _has_rows: bool = False
+    """Whether hidden states are (token, width), of one sample or of several."""
     _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
     _length: int = 0
@@ -80,6 +82,11 @@ class Sequences:
         if self._latest is not None:
             self._latest.close_step()
         self.forward = self._latest = None
+
+    def take_row(self) -> bool:
+        """Say that hidden states are (token, width), and return whether a forward has one row."""
+        self._has_rows = self._batch == 1 and self.forward is not None and not self.forward.offset
+        return self._has_rows
 
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
         """Return the position of an attention call. Raise a UserError for samples that are not whole sequences."""
@@ -127,7 +134,14 @@ class Sequences:
         self._key_entries = entries.clone(), dropped
 
     def first_key(self, call: AttentionCall) -> int:
-        """Return the position of a call's first key in its row: after 0 if a sliding cache has dropped keys."""
+        """Return the position of a call's first key in its row: after 0 if a sliding cache has dropped keys.
+
+        Raise a UserError if keys without a cache are not the tokens.
+        """
+        assert self.forward is not None
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        if self.role == "encoder" and not self.forward.offset and queries != keys:
+            raise UserError(f"cannot observe {self._name}: {queries} tokens attend to {keys} keys, which are others")
         return max(self._num_tokens(call) - call.key.shape[2], 0)
 
     def num_keys(self, call: AttentionCall) -> int:
@@ -182,6 +196,7 @@ class Sequences:
         self._layers, self._tokens, self.last, self._key_entries = {}, [], None, None
         self._batch = self._length = 0
         self.forward = self._latest = None
+        self._has_rows = False
         self.batches += bool(batches)
         return batches
 
@@ -191,28 +206,38 @@ class Sequences:
         Where layers are called for one sample after another, a sample ends where calls of all layers end: a layer with
         windows is called for each window of a sample.
         """
-        if all(len(lengths) == 1 for lengths in self._lengths.values()):
+        sums = sorted({sum(lengths) for lengths in self._lengths.values()})
+        if len(sums) > 1:
+            raise UserError(f"cannot observe {self._name}: some layers have {sums[0]} tokens, others {sums[-1]}")
+        if not self._has_rows and all(len(lengths) == 1 for lengths in self._lengths.values()):
             yield self._length, {key: parts[0] for key, parts in self._layers.items()}
             return
+        for part in (part for parts in self._layers.values() for part in parts):
+            hidden = [tensor for name, tensor in part.tensors.items() if REDUCTIONS[name].source == "hidden"]
+            if hidden and not (self._has_rows and all(tensor.shape[1] == sums[0] for tensor in hidden)):
+                raise UserError(
+                    f"cannot observe the hidden states of {self._name}, whose rows are several samples; leave out "
+                    "statistics of hidden states"
+                )
         ends = {layer: list(accumulate(lengths)) for layer, lengths in self._lengths.items()}
-        if len({layer_ends[-1] for layer_ends in ends.values()}) > 1:
-            raise UserError(f"cannot observe {self._name}: its layers attend several times, to different tokens")
         start = 0
         for end in sorted(set.intersection(*map(set, ends.values()))):
-            layers: dict[tuple[str, int], LayerAccumulator] = {}
-            for (kind, index), parts in self._layers.items():
-                if any(REDUCTIONS[name].source == "hidden" for part in parts for name in part.tensors):
-                    raise UserError(
-                        f"cannot observe the hidden states of {self._name}, whose rows are several samples; leave out "
-                        "statistics of hidden states"
-                    )
-                layers[kind, index] = LayerAccumulator()
-                firsts = [0, *ends[index][:-1]]
-                for part, first in zip(parts, firsts, strict=True):
-                    if start <= first < end:
-                        layers[kind, index].append(part, first - start, num_first_keys)
-            yield end - start, layers
+            yield end - start, self._select_sample(start, end, ends, num_first_keys)
             start = end
+
+    def _select_sample(
+        self, start: int, end: int, ends: dict[int, list[int]], num_first_keys: int
+    ) -> dict[tuple[str, int], LayerAccumulator]:
+        """Return the layers of one sample, whose tokens are those from `start` to `end`."""
+        layers: dict[tuple[str, int], LayerAccumulator] = {}
+        for (kind, index), parts in self._layers.items():
+            layer = layers[kind, index] = LayerAccumulator()
+            firsts = [0, *ends[index][:-1]] if index in ends else []
+            for part, first in zip(parts, firsts, strict=False):
+                if start <= first < end:
+                    layer.append(part, first - start, num_first_keys)
+            layer.add_hidden_rows(parts[0], slice(start, end))
+        return layers
 
     def _observations(
         self, site: str, length: int, layers: dict[tuple[str, int], LayerAccumulator]
