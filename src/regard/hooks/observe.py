@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -85,7 +86,7 @@ class Watch(Observer):
         self._layers = None if layers is None else _check_layers(layers, count)
         self.locations = {
             module: (sequences, path)
-            for sequences in self._stacks
+            for sequences in reversed(self._stacks)  # a module is of the innermost stack
             for path, module in sequences.stack.module.named_modules()
         }
 
@@ -113,7 +114,8 @@ class Watch(Observer):
         if sequences is self._stacks[-1]:
             self.samples += observations[0].length.shape[0]
         for statistic in self.statistics.values():
-            statistic.update(observations)
+            if sequences.unavailable.isdisjoint(_required_reductions([statistic])):
+                statistic.update(observations)
 
     def _site(self, sequences: Sequences) -> str:
         """Return `decoder` or `encoder`, with the path of the stack behind it if an earlier stack has that role."""
@@ -173,19 +175,32 @@ class Watch(Observer):
 
     @torch.no_grad()
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
-        if not self._hidden:
+        if not self._hidden or not sequences.unavailable.isdisjoint(self._hidden):
             return
         if hidden is None:
-            raise UserError(
-                f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
-                f"takes nor returns (batch, token, width); leave out statistics of {', '.join(self._hidden)}"
-            )
+            self._leave_out_hidden(sequences, index)
+            return
         hidden = to_acc_dtype(hidden.detach())
         tensors = {}
         for reduction in (REDUCTIONS[name] for name in self._hidden):
             tensor = reduction.compute(hidden)
             tensors[reduction.name] = sequences.sum_tokens(tensor) if reduction.axis == "sample" else tensor
         sequences.layer("self", index).add_hidden(tensors)
+
+    def _leave_out_hidden(self, sequences: Sequences, index: int) -> None:
+        """Leave statistics of hidden states out for a stack, with a warning. UserError if no other was selected."""
+        names = [name for name in self.statistics if not self._needs_no(self._hidden, name)]
+        reason = (
+            f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
+            "takes nor returns (batch, token, width)"
+        )
+        if len(names) == len(self.statistics):
+            raise UserError(f"{reason}; leave out {', '.join(names)}")
+        warnings.warn(f"{reason}; {', '.join(names)} are left out there", stacklevel=2)
+        sequences.unavailable = frozenset(self._hidden)
+
+    def _needs_no(self, reductions: Sequence[str], statistic: str) -> bool:
+        return set(reductions).isdisjoint(_required_reductions([self.statistics[statistic]]))
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
@@ -203,6 +218,8 @@ class Watch(Observer):
             if self._is_observed(EMBEDDING_LAYER):
                 self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
+        elif kind == "self":
+            sequences.check_batch(call)
         if not self._is_observed(index):
             return None
         call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))

@@ -31,6 +31,7 @@ class Sequences:
         encoder_tokens: Token ids of the encoder, for cross-attention.
         offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
         batches: Batches finished so far.
+        unavailable: Reductions that this stack does not allow.
     """
 
     stack: Stack
@@ -40,6 +41,7 @@ class Sequences:
     encoder_tokens: Tensor | None = None
     offered: Tensor | None = None
     batches: int = 0
+    unavailable: frozenset[str] = frozenset()
     _layers: dict[tuple[str, int], LayerAccumulator] = field(default_factory=dict)
     _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
@@ -65,6 +67,12 @@ class Sequences:
         """Take rows, length and packing from a forward's first self-attention. UserError for rows of another batch."""
         assert self.forward is not None
         batch, _, queries, _ = call.query.shape
+        encoder_tokens = self.forward.encoder_tokens
+        if encoder_tokens and call.key.shape[2] - self.forward.offset == queries + encoder_tokens:
+            raise UserError(
+                f"cannot observe {type(self.stack.module).__name__}: its self-attention and cross-attention are one "
+                "softmax over the tokens of both"
+            )
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if self.forward.segments is not None and len(self.forward.segments) == 1:
@@ -74,6 +82,15 @@ class Sequences:
         self._batch = batch
         self._length = self.forward.offset + queries
         self._check_rows(call)
+
+    def check_batch(self, call: AttentionCall) -> None:
+        """Raise a UserError if a later layer has other rows than the first, as windows folded into the batch."""
+        rows = call.query.shape[0]
+        if rows != self._batch:
+            raise UserError(
+                f"cannot observe {type(self.stack.module).__name__}: its layers attend in batches of {self._batch} and "
+                f"of {rows} rows, as models do that fold windows or groups of tokens into the batch"
+            )
 
     def _check_rows(self, call: AttentionCall) -> None:
         """Raise a UserError if the keys of the forward before are no longer in their rows."""
