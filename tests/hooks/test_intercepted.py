@@ -252,6 +252,6 @@ def test_cross_attention_is_told_by_its_attribute_or_refused(monkeypatch: pytest
         (site, layer) for site in ("encoder", "cross@encoder") for layer in range(3)
     }
     monkeypatch.setattr(CrossAttention, "is_cross_attention", False)
-    message = "12 queries of CrossAttention are not its 5 keys"
+    message = "several attention layers"
     with pytest.raises(UserError, match=message), watching(model, "first_mass"):
         model(ids())

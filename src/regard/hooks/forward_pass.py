@@ -24,6 +24,7 @@ class ForwardContext:
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
         calls: Attention calls so far, by kind.
+        encoder_tokens: Tokens of the encoder whose states it is passed.
         embeddings: Input of the first layer, until the first attention call has told how tokens belong together.
     """
 
@@ -32,6 +33,7 @@ class ForwardContext:
     token_mask: Bool[Tensor, "batch token"] | None = None
     segments: Int[Tensor, "batch query"] | None = None
     encoder_mask: Bool[Tensor, "batch key"] | None = None
+    encoder_tokens: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     embeddings: Float[Tensor, "batch token width"] | None = None
 
@@ -46,12 +48,14 @@ class ForwardContext:
         tokens = arguments.get("input_ids")
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
+        encoder_states = arguments.get("encoder_hidden_states")
         is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
             tokens=tokens if isinstance(tokens, Tensor) else None,
             token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
+            encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
         )
 

@@ -17,7 +17,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
-from regard.hooks.modules import Stack, attention_kind, cross_site, find_stacks
+from regard.hooks.modules import Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 
@@ -122,7 +122,7 @@ class _Tracer(Observer):
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self.layers: list[AttentionLayer] = []
-        self.locations = {module: (stack, path) for stack in stacks for path, module in stack.module.named_modules()}
+        self.locations = locate_modules(stacks)
         self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "
 
 @dataclass
 class Stack:
-    """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower.
+    """A model within a model, whose layers follow each other: an encoder, a decoder, a vision tower.
 
     It is of Transformers, or calls `scaled_dot_product_attention` itself. Hidden states are between its `blocks`; one
     that is used again stands there once.
@@ -31,37 +32,40 @@ class Stack:
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
-    """Return the innermost models that hold layers, in the order of the model's modules.
+    """Return the models within a model that hold layers of their own, each after those that it contains.
 
     Without a model of Transformers it is the whole model, if it has a list of alike blocks.
     """
     if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
         return [Stack("", model, _find_alike_blocks(model))]
-    stacks = []
+    stacks: list[Stack] = []
     for path, module in model.named_modules():
-        if not isinstance(module, PreTrainedModel):
-            continue
-        is_innermost = not any(p and isinstance(m, PreTrainedModel) for p, m in module.named_modules())
-        blocks = _find_blocks(module)
-        if is_innermost and blocks:
-            stacks.append(Stack(path, module, blocks))
+        if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module)):
+            containers = [n for n, stack in enumerate(stacks) if module in set(stack.module.modules())]
+            stacks.insert(containers[0] if containers else len(stacks), Stack(path, module, blocks))
     return stacks
 
 
+def locate_modules(stacks: Sequence[Stack]) -> dict[nn.Module, tuple[Stack, str]]:
+    """Return the innermost stack of each module, and the module's path in it."""
+    return {module: (stack, path) for stack in reversed(stacks) for path, module in stack.module.named_modules()}
+
+
 def _find_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the entries of the outermost lists of layers with attention, those of the largest list first."""
+    """Return the entries of the outermost lists of layers with attention, those of the largest list first.
+
+    Models within the module have stacks of their own.
+    """
     lists: list[nn.ModuleList] = []
     pending = list(module.children())
     while pending:
         child = pending.pop(0)
         if isinstance(child, nn.ModuleList):
             lists.append(child)
-        else:
+        elif not isinstance(child, PreTrainedModel):
             pending.extend(child.children())
     with_attention = [
-        [block for entry in entries for block in _split_stage(entry)]
-        for entries in lists
-        if any(map(_is_attention, entries.modules()))
+        [block for entry in entries for block in _split_stage(entry)] for entries in lists if _has_attention(entries)
     ]
     largest_first = sorted(with_attention, key=len, reverse=True)
     return list(dict.fromkeys(block for blocks in largest_first for block in blocks))
@@ -88,6 +92,13 @@ def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     lists = [list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
     return max(alike, key=len, default=[model])
+
+
+def _has_attention(blocks: nn.ModuleList) -> bool:
+    """Return whether layers have attention by the names of their parts, and are no models themselves."""
+    if any(isinstance(module, PreTrainedModel) for module in blocks.modules()):
+        return False
+    return any("attention" in type(m).__name__.lower() or "self_attn" in path for path, m in blocks.named_modules())
 
 
 def num_blocks(stack: Stack) -> int:

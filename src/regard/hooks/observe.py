@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,7 +93,7 @@ class Watch(Observer):
         self._layers = None if layers is None else _check_layers(layers, count)
         self.locations = {
             module: (sequences, path)
-            for sequences in self._stacks
+            for sequences in reversed(self._stacks)  # a module is of the innermost stack
             for path, module in sequences.stack.module.named_modules()
         }
 
@@ -126,7 +127,8 @@ class Watch(Observer):
             if sequences is self._stacks[-1]:
                 self.samples += observations[0].length.shape[0]
             for statistic in self.statistics.values():
-                statistic.update(observations)
+                if sequences.unavailable.isdisjoint(_required_reductions([statistic])):
+                    statistic.update(observations)
 
     def _site(self, sequences: Sequences) -> str:
         """Return `decoder` or `encoder`, with the path of the stack behind it if an earlier stack has that role."""
@@ -191,14 +193,12 @@ class Watch(Observer):
 
     @torch.no_grad()
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
-        if not self._hidden:
+        if not self._hidden or not sequences.unavailable.isdisjoint(self._hidden):
             return
         is_row = hidden is not None and hidden.ndim == 2
         if hidden is None or (is_row and not sequences.take_row()):
-            raise UserError(
-                f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
-                f"takes nor returns (batch, token, width); leave out statistics of {', '.join(self._hidden)}"
-            )
+            self._leave_out_hidden(sequences, index)
+            return
         hidden = to_acc_dtype(hidden.detach()[None] if is_row else hidden.detach())
         tensors = {}
         for reduction in (REDUCTIONS[name] for name in self._hidden):
@@ -206,6 +206,21 @@ class Watch(Observer):
             is_sum = reduction.axis == "sample" and not is_row
             tensors[reduction.name] = sequences.sum_tokens(tensor) if is_sum else tensor
         sequences.layer("self", index).add_hidden(tensors)
+
+    def _leave_out_hidden(self, sequences: Sequences, index: int) -> None:
+        """Leave statistics of hidden states out for a stack, with a warning. UserError if no other was selected."""
+        names = [name for name in self.statistics if not self._needs_no(self._hidden, name)]
+        reason = (
+            f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
+            "takes nor returns (batch, token, width)"
+        )
+        if len(names) == len(self.statistics):
+            raise UserError(f"{reason}; leave out {', '.join(names)}")
+        warnings.warn(f"{reason}; {', '.join(names)} are left out there", stacklevel=2)
+        sequences.unavailable = frozenset(self._hidden)
+
+    def _needs_no(self, reductions: Sequence[str], statistic: str) -> bool:
+        return set(reductions).isdisjoint(_required_reductions([self.statistics[statistic]]))
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
@@ -225,6 +240,8 @@ class Watch(Observer):
             if self._is_observed(EMBEDDING_LAYER):
                 self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
+        elif kind == "self":
+            sequences.check_batch(call)
         if not self._is_observed(position.layer) or (position.is_repeat and not (self._vectors or self._projected)):
             return None
         call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))

@@ -34,6 +34,7 @@ class Sequences:
         offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
         counter: Which block the forward is in.
         batches: Batches finished so far.
+        unavailable: Reductions that this stack does not allow.
     """
 
     stack: Stack
@@ -43,6 +44,7 @@ class Sequences:
     encoder_tokens: Tensor | None = None
     offered: Tensor | None = None
     batches: int = 0
+    unavailable: frozenset[str] = frozenset()
     counter: BlockCounter = field(init=False)
     _layers: dict[tuple[str, int], list[LayerAccumulator]] = field(default_factory=dict)
     """The parts of each layer, by kind and number: one unless the layer is called for several samples."""
@@ -91,12 +93,6 @@ class Sequences:
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
         """Return the position of an attention call. Raise a UserError for samples that are not whole sequences."""
         assert self.forward is not None
-        queries, keys = call.query.shape[2], call.key.shape[2]
-        if kind == "self" and keys < queries and not self.forward.offset:
-            raise UserError(
-                f"cannot observe {self._name}: the {queries} queries of {type(module).__name__} are not its {keys} "
-                "keys, and no name says that it is cross-attention"
-            )
         position = self.counter.locate(module, kind, call)
         is_encoder = kind == "self" and self.role == "encoder"
         if position.part and (not is_encoder or self.forward.offset or self.forward.token_mask is not None):
@@ -112,6 +108,12 @@ class Sequences:
         """Take rows, length and packing from a forward's first self-attention. UserError for rows of another batch."""
         assert self.forward is not None
         batch, _, queries, _ = call.query.shape
+        encoder_tokens = self.forward.encoder_tokens
+        if encoder_tokens and call.key.shape[2] - self.forward.offset == queries + encoder_tokens:
+            raise UserError(
+                f"cannot observe {type(self.stack.module).__name__}: its self-attention and cross-attention are one "
+                "softmax over the tokens of both"
+            )
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if self.forward.segments is not None and len(self.forward.segments) == 1:
@@ -121,6 +123,15 @@ class Sequences:
         self._batch = batch
         self._length = self.forward.offset + queries
         self._check_rows(call)
+
+    def check_batch(self, call: AttentionCall) -> None:
+        """Raise a UserError if a later layer has other rows than the first, as windows folded into the batch."""
+        rows = call.query.shape[0]
+        if rows != self._batch:
+            raise UserError(
+                f"cannot observe {type(self.stack.module).__name__}: its layers attend in batches of {self._batch} and "
+                f"of {rows} rows, as models do that fold windows or groups of tokens into the batch"
+            )
 
     def _check_rows(self, call: AttentionCall) -> None:
         """Raise a UserError if the keys of the forward before are no longer in their rows."""

@@ -84,6 +84,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
     Args:
         model: A model, a `regard.models.Loaded`, or a name.
         task: One of `regard.data.TASKS`, a file of your own, or a `regard.data.Task`.
+        others: Not used; refused with a hint.
         tokenizer: The model's tokenizer, if `model` is a model.
         data: Folder with the task's files; None for the hub.
         constants_from: Source of the averages, if not the task's inputs: another task, a file, or constants.

@@ -1,0 +1,1 @@
+"""Which models of Transformers are measured exactly, and which are refused."""
