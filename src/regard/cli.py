@@ -1,7 +1,5 @@
 """The command line: one sub-command per file, heavy imports inside."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The exception for mistakes of the user, two checks that raise it, and the text of any error."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared attention: routes examples to adapters by their input embeddings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """LoRA adapters of a layer and their mix: one product with all A, the weights on the hidden, one product with all B."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A pool of LoRA adapters beside the layers of a model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

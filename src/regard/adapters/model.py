@@ -1,7 +1,5 @@
 """A model with adapters for many tasks, mixed for each example by a shared attention (SAPT)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

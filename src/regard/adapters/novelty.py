@@ -7,8 +7,6 @@ from every known task; no correction for their number is needed (intersection-un
 24, 1982).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Export and import of adapters in the format of PEFT, one LoRA adapter a folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

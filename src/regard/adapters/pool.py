@@ -1,7 +1,5 @@
 """What pools of LoRA adapters and of soft prompts share."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

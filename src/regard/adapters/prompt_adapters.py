@@ -1,7 +1,5 @@
 """Soft prompts: trained vectors in place of words, one prompt for each task."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

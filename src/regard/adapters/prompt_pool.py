@@ -1,7 +1,5 @@
 """Soft prompts before the inputs of any Transformers model, in place."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

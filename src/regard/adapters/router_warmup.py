@@ -3,8 +3,6 @@
 An adapter begins with B = 0, so its weight changes nothing, the loss does not ask for more of it, and it never learns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Hooks that compute the weights of adapters where a model reads its tokens, and keep them as long as they hold."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

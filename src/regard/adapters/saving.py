@@ -1,7 +1,5 @@
 """Saving and loading adapters, their attention and metadata: safetensors and JSON, without training state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

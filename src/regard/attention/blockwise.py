@@ -3,8 +3,6 @@
 A block is computed again in the backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ What earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Ka
 al. 2022), which begins with the prefix. Σ_j A_ij is the output of a column of ones; backward computes matrices again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The weights of a constant head are `L1-row-normalize(C ∘ visible)`; a row of z
 that C·V is one product with the samples side by side as columns; padding takes a second, thin product.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -4,8 +4,6 @@ A weighting f ≥ 0 goes through softmax: softmax of log f(s) times the sum of i
 exp(log-normalizer), which has a gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

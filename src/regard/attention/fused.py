@@ -8,8 +8,6 @@
 * A window folds the sequence into blocks of queries, each with its own keys and those before.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Weights of each score alone (sigmoid: Ramapuram et al. 2024; elu + 1: Gu et al. 
 Softmax and softpick are relative to the maximum of a row, which must be whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

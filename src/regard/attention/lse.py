@@ -1,7 +1,5 @@
 """Reductions that need no more than the log-normalizer of each query, which fused kernels return beside the output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

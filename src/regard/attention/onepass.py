@@ -1,7 +1,5 @@
 """Output and reductions of softmax attention from the same tiles."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

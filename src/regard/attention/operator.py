@@ -1,7 +1,5 @@
 """The attention operator: which backend computes the output of a call, and which its reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Positions of tokens: in queries and keys (rotary), in the input (sinusoidal), or in the scores (by distance)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

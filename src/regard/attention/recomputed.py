@@ -5,8 +5,6 @@ each other in its buffers. Keys are in reverse order, so that pairs of one dista
 distance is a view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Attention with its whole matrix: the definition that every other backend is tested against."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Some heads of a call at a time: contiguous, in float32 at least, with the queries of a shared key together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Which tiles of a causal matrix are computed under a window and a prefix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from regard.attention.call import slices

@@ -1,7 +1,5 @@
 """The largest eigenvalue of Aᵀ(I − 11ᵀ/n)A without A: Lanczos steps, each one pass over tiles."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

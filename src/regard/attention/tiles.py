@@ -4,8 +4,6 @@ A tile is some samples × some heads × 128 queries × the keys that those may s
 that are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

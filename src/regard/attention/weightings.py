@@ -3,8 +3,6 @@
 What `keep` hides has weight zero. To add one, write a function and enter it in the table at the end of its kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

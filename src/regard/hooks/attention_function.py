@@ -1,7 +1,5 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention weights of a model's forward with their gradient, for losses that are made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

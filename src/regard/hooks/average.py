@@ -1,7 +1,5 @@
 """Averages of a model's attention over data, position by position (PAPA, section 3.1)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """DeBERTa v1 and v2, which compute attention by themselves: forwards that send it through Regard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

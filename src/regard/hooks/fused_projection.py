@@ -1,7 +1,5 @@
 """Projections that hold queries, keys and values in one matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

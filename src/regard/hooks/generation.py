@@ -1,7 +1,5 @@
 """`generate` while it is observed: rows of a batch may grow, but neither move nor shrink."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager

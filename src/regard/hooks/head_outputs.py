@@ -3,8 +3,6 @@
 Some hosts gate or normalize the output of attention before they project it. So the output of a call is not enough.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reductions of hidden states, and where a layer's arguments and results have them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that call `scaled_dot_product_attention` themselves: their calls are intercepted while a block lasts."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

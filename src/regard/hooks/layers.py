@@ -1,7 +1,5 @@
 """The attention layers of a model, found in one small forward, so that no family needs to be known."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

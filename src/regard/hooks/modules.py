@@ -1,7 +1,5 @@
 """Where in a model attention happens: stacks of layers, the kind of a layer, and its output projection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Numbers of attention calls: a call has the number of the block that it is in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Another operation instead of a trained model's softmax."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

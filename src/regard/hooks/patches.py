@@ -1,7 +1,5 @@
 """Attributes of models and configurations that are replaced while any block needs them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

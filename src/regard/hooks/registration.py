@@ -1,7 +1,5 @@
 """Regard's attention functions and mask functions, registered in Transformers under two names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`replacing`: constants or another operation instead of attention; `mixing`: constants beside attention."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

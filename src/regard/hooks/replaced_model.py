@@ -1,7 +1,5 @@
 """`replaced`: a model with constant heads for good, to be saved, shared and loaded as any other."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Blocks in which a model's attention calls go through Regard, and those in which they are observed as well."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

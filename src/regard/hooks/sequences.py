@@ -1,7 +1,5 @@
 """The sequences that a stack works on, over as many forwards as a cache strings together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate

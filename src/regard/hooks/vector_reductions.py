@@ -1,7 +1,5 @@
 """Reductions of queries, keys, values and outputs, computed in time and memory linear in the number of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The configuration of our decoder: its sizes, its attention, feed-forward layers and norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decoder to pre-train: Llama's shape, the attention and everything around it by names (Gu et al. 2025)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

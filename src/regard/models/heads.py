@@ -1,7 +1,5 @@
 """Classification heads on hidden states: linear, pre-scaling (which weights tokens), and by the labels' words."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """The layers of our decoder: attention, feed-forward layers and norms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any

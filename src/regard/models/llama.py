@@ -1,7 +1,5 @@
 """Conversion between Llama's weights and our decoder's; with the default choices both compute the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

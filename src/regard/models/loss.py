@@ -1,7 +1,5 @@
 """Cross-entropy of a linear layer's output, computed a few rows at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """How a statistic, a number and a token are written for people."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 `Maps` with Vega-Lite; a command with other charts adds data and a script, which finds the boxes by their keys.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

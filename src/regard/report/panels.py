@@ -1,7 +1,5 @@
 """Panels of lines that a page's script draws, and the columns they are made of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the summaries for a terminal of 80 columns share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

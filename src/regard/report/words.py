@@ -1,7 +1,5 @@
 """Numbers, times and amounts as a page words them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of command lines: those of a configuration's fields, and those that several commands have."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import re

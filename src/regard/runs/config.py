@@ -1,7 +1,5 @@
 """Configurations of commands: frozen records whose fields are options, checked when they are made."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

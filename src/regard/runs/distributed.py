@@ -1,7 +1,5 @@
 """Several processes that share the samples and merge their results."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Confidence intervals, paired tests, and the correction of p-values for several comparisons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Entries of what a long run has finished, from which it goes on after being killed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

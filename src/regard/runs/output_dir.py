@@ -1,7 +1,5 @@
 """Folders and files that are written whole or not at all, and take the place of nothing but their own kind."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

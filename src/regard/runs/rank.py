@@ -1,7 +1,5 @@
 """Rank and number of processes, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Complete states of a run, of which the last few are kept: each is whole or not there, and checked when read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

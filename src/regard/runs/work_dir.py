@@ -1,7 +1,5 @@
 """The folder in which a long run keeps what it needs to go on: locked, marked, checked, and never anybody else's."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

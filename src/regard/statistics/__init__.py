@@ -1,7 +1,5 @@
 """Statistics: pure functions, and a mergeable accumulator for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

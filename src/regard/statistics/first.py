@@ -1,7 +1,5 @@
 """Statistics of the first token, and of the sink beside the tokens, of sequences of known length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Statistics of keys, values and hidden states by position."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from jaxtyping import Bool, Float

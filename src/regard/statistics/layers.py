@@ -1,7 +1,5 @@
 """Statistics of the hidden states of a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

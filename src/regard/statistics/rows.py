@@ -1,7 +1,5 @@
 """Statistics of the weights of each query."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from jaxtyping import Bool, Float

@@ -1,7 +1,5 @@
 """Statistics of attention sinks: keys that receive attention whatever they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

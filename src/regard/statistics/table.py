@@ -1,7 +1,5 @@
 """The tidy table of all results: its columns, and the selection of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a checkpoint of the training loop holds: the weights of model and optimizer, and the state of the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

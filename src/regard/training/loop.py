@@ -1,7 +1,5 @@
 """Training loop of pretraining and continual learning, on one device or several processes, resumable."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Metrics of tasks by name. All take labels, predictions and class names."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Device, processes and random state of a training run."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

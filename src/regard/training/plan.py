@@ -1,7 +1,5 @@
 """Configuration of a training run, and the optimizer and learning rates that it states."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

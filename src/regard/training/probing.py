@@ -1,7 +1,5 @@
 """Fitting a probe to stored hidden states or through a frozen encoder, and predicting with it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Sinks of a model during training, and the step at which they emerge (Gu et al. 2025, arXiv 2410.10781)."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Panels of a continual-learning report: curves over tasks, dots for runs and methods."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

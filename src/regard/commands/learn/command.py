@@ -1,7 +1,5 @@
 """`regard learn` as a sweep repeats it: one method a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cost of learning: totals and peaks of a run, averaged over runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Diagnostics before and after each task by layer, and forgetting over them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

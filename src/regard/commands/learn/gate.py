@@ -1,7 +1,5 @@
 """Routing of adapters: weights by task, sharpness, and scores by adapter."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

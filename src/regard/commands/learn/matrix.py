@@ -1,7 +1,5 @@
 """Data of the page's accuracy matrices and gradient interference: nested lists by method and run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One run of a comparison: a method over a stream, with diagnostics."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Report on continual-learning runs as one self-contained HTML file."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Differences between a stream's protocols: a row per task that differs, and their sum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quality of pseudo samples: similarity to real rows, privacy, and forgetting over them."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Restoring a model as it was after one of its tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`regard rollback`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

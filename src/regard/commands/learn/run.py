@@ -1,7 +1,5 @@
 """Comparison of methods on a stream, task after task, and its work folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables of a continual-learning run: required columns, runs, task names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

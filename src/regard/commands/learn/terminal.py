@@ -1,7 +1,5 @@
 """Terminal summary of continual-learning runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

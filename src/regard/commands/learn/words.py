@@ -1,7 +1,5 @@
 """Sentences and key figures of a report on continual learning, computed from its tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

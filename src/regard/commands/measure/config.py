@@ -1,7 +1,5 @@
 """What a measurement is made of."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

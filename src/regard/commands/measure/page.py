@@ -1,7 +1,5 @@
 """Report pages, of one measurement and of several side by side, and the data that their script reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measurement of a model's attention on text."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import time

@@ -1,7 +1,5 @@
 """Key figures of a measurement, and the summary for a terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

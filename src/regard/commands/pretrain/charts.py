@@ -1,7 +1,5 @@
 """Panels and maps of a report on pre-training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

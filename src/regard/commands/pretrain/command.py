@@ -1,7 +1,5 @@
 """`regard pretrain` as a sweep repeats it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Report on a pre-training run as one self-contained HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Result of `regard pretrain`, and its files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sentences and key figures of a report on pre-training, and the summary for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

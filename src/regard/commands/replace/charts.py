@@ -1,7 +1,5 @@
 """Panels, maps and images of a report on replaced heads."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Hashable, Mapping

@@ -1,7 +1,5 @@
 """Configuration of `regard replace`, and its two scales."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal

@@ -3,8 +3,6 @@
 A model in its current state is scored by a probe, or by the likelihood it gives to text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import statistics

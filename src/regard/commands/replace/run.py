@@ -1,7 +1,5 @@
 """Replacement of attention by constants (PAPA, arXiv 2211.03495) or another operation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace as changed

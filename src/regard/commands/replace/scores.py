@@ -1,7 +1,5 @@
 """Scores of models with constant heads: means with intervals, relative drops, curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction

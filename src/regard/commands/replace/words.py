@@ -1,7 +1,5 @@
 """Sentences and key figures of a report on replaced heads, and the summary for a terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

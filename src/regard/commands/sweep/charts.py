@@ -1,7 +1,5 @@
 """Panels of a report on a sweep: curves over steps, a line for each combination."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Report on a sweep as one self-contained HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

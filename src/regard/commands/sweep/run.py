@@ -1,7 +1,5 @@
 """Run a command for every combination of some fields and every seed, each in a process of its own, none twice."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

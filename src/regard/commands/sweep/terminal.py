@@ -1,7 +1,5 @@
 """Terminal summary of a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

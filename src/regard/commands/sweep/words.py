@@ -1,7 +1,5 @@
 """Sentences and key figures of a report on a sweep."""
 
-from __future__ import annotations
-
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Comparison, Difference, format_mean
 from regard.report import labels

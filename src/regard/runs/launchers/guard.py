@@ -5,8 +5,6 @@ the command is asked to end, and killed after GRACE seconds. Meanwhile the log i
 the same trial waits for the first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
