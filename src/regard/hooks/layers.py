@@ -183,7 +183,7 @@ class _Tracer(Observer):
 def _run_small_forward(model: Any) -> None:
     """Run the smallest forward. Raise a UserError if the model needs inputs of another kind."""
     try:
-        model(**_smallest_input(model))
+        model(**smallest_input(model))
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         reason = describe_error(error)[:200]
         raise UserError(
@@ -192,7 +192,7 @@ def _run_small_forward(model: Any) -> None:
         ) from error
 
 
-def _smallest_input(model: Any) -> dict[str, Any]:
+def smallest_input(model: Any) -> dict[str, Any]:
     """Return the smallest input that goes through all layers."""
     inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if inner is None:

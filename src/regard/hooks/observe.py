@@ -20,6 +20,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
 from regard.hooks.accumulate import REDUCTIONS, AttentionStep
 from regard.hooks.attention_function import Observer, is_causal_layer
+from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.head_outputs import HeadOutputs, ProjectionInputs
@@ -41,6 +42,7 @@ def watching(
     statistics: str | Iterable[str | Statistic] = "default",
     *,
     layers: int | Sequence[int] | None = None,
+    verify: bool = True,
 ) -> Iterator[Watch]:
     """Measure every forward and `generate` of a model inside the block.
 
@@ -48,18 +50,22 @@ def watching(
     may overlap. A forward without a cache, or with an empty one, begins new samples; one with a cache continues them.
 
     Args:
-        model: A Hugging Face model, or a module around one.
+        model: A Hugging Face model, a module around one, or one that calls `scaled_dot_product_attention` itself.
         statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
+        verify: Compare the model's layers with themselves outside of the block first, in at most six forwards of a few
+            tokens, once for each configuration in a process.
 
     Yields:
         The `Watch` that holds the statistics.
 
     Raises:
-        UserError: The attention of the model cannot be reached, or a forward cannot be observed (beam search, assisted
-            generation); or another thread is inside a block on this model.
+        UserError: The attention of the model cannot be reached, or is not the same inside the block; or a forward
+            cannot be observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
     check_observable(model)
+    if verify:
+        verify_routing(model)
     watch = Watch(model, select_statistics(statistics), layers)
     with check_generation(model), observing(model, watch, list(watch.locations), hooks=watch.hooks()):
         try:

@@ -131,7 +131,11 @@ class SinkMonitor(_PeriodicMonitor):
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
         one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
         options = {"logits_to_keep": 1} if one_logit else {}
-        with evaluation_mode(model, device), watching(model, statistics) as watch, observing(model, observer):
+        with (
+            evaluation_mode(model, device),
+            watching(model, statistics, verify=False) as watch,
+            observing(model, observer),
+        ):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **options)
         return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink

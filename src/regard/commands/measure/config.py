@@ -51,6 +51,9 @@ class MeasureConfig(Config):
         none_word="all",
     )
     batch_size: int | None = config_field(None, "windows a forward (default: auto)", none_word="auto")
+    skip_verification: bool = config_field(
+        False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
+    )
     seed: int = config_field(0, "of the choice of windows and of fresh weights", minimum=0, maximum=MAX_SEED)
 
     def check(self) -> None:

@@ -49,6 +49,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     epsilon: float | Sequence[float] | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
     batch_size: int | Unset | None = UNSET,
+    skip_verification: bool | Unset = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
     """Measure a model's attention on windows of text.
@@ -78,7 +79,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         started = time.perf_counter()
         _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
         windows = _make_windows(loaded, texts, config)
-        observing = watching(loaded.model, _make_statistics(config, loaded), layers=config.layer_ids)
+        selected, verify = _make_statistics(config, loaded), not config.skip_verification
+        observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
         with eval_mode(loaded.model), observing as observer:
             _run_batches(loaded.model, observer, local_shard(windows.input_ids), config.batch_rows, on_progress)
     merge(observer.statistics.values())

@@ -1,0 +1,190 @@
+"""Whether a model computes inside a block what it computes by itself: compared once for each configuration."""
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import ReductionRequest
+from regard.errors import UserError, describe_error
+from regard.hooks.attention_function import Observer
+from regard.hooks.intercepted import SDPA
+from regard.hooks.layers import eval_mode, smallest_input
+from regard.hooks.patches import patched
+from regard.hooks.registration import EAGER_NAME, NAME, find_configs
+from regard.hooks.routing import observing
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Largest ‖a − b‖/‖a‖ of the output of a layer, by the dtype of the model."""
+HALF_TOLERANCE = 0.05
+"""The same in half precision."""
+PADDED_TOKENS = 2
+"""Padding at the end of the second row of the forward with a mask."""
+
+_VERIFIED: set[str] = set()
+"""The configurations compared so far in this process."""
+
+
+@dataclass
+class _Pass:
+    """One small forward: inputs and outputs of the layers that may have attention, by module and call, and of all."""
+
+    calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    output: Tensor | None = None
+
+
+class _Tracer(Observer):
+    """Notes which modules attend."""
+
+    def __init__(self) -> None:
+        self.modules: dict[nn.Module, None] = {}
+
+    def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
+        self.modules[module] = None
+        return None
+
+
+def verify_routing(model: nn.Module) -> None:
+    """Compare a model's attention layers inside a block with those outside, in small forwards.
+
+    A few tokens, or one image, are read with and without a mask. This is done once for each configuration; models that
+    take neither, that are no Hugging Face models, or that go through Regard anyway are not compared.
+
+    Raises:
+        UserError: A layer returns something else.
+    """
+    key = _key(model)
+    if key is None or key in _VERIFIED:
+        return
+    tracer = _Tracer()
+    with eval_mode(model):
+        for inputs in _small_inputs(model):
+            own_passes = _own_passes(model, inputs)
+            if not own_passes:
+                return
+            with observing(model, tracer, exclusive=True):
+                try:
+                    routed = _run(model, inputs)
+                except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+                    raise UserError(
+                        f"cannot observe {type(model).__name__}: its attention through Regard ends in "
+                        f"{type(error).__name__}: {describe_error(error)[:200]}"
+                    ) from error
+            differences = [_find_difference(model, own, routed, tracer, inputs) for own in own_passes]
+            if all(differences):
+                raise UserError(
+                    f"cannot observe {type(model).__name__}: {differences[0]}. Please report this model; verify=False "
+                    "(--skip-verification) measures it nevertheless"
+                )
+    _VERIFIED.add(key)
+
+
+def _key(model: nn.Module) -> str | None:
+    """Return what tells the configuration of a model from others; None for a model that cannot be compared."""
+    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    names = [getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)]
+    if not hosts or any(name in (NAME, EAGER_NAME) for name in names):
+        return None
+    parts = [(type(host).__qualname__, host.config.to_json_string(use_diff=False), str(host.dtype)) for host in hosts]
+    return hashlib.sha256(repr((names, parts)).encode()).hexdigest()
+
+
+def _small_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Iterate over the smallest input, and one of two rows with a mask if the model takes one."""
+    try:
+        inputs = smallest_input(model)
+    except (ValueError, AttributeError, TypeError):
+        return
+    yield inputs
+    if "input_ids" in inputs and "attention_mask" in inspect.signature(model.forward).parameters:
+        rows = {name: value.expand(2, -1) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        mask = torch.ones_like(rows["input_ids"])
+        mask[1, -PADDED_TOKENS:] = 0
+        yield {**rows, "attention_mask": mask}
+
+
+def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> list[_Pass]:
+    """Return the model's own forward, and that with SDPA, which some models compute in another way."""
+    passes = []
+    for implementation in (None, SDPA):
+        with _implementation(model, implementation):
+            try:
+                passes.append(_run(model, inputs))
+            except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, NotImplementedError):
+                continue  # it does not take a few tokens, or has no SDPA
+    return passes
+
+
+@contextmanager
+def _implementation(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Let the model compute its attention by this implementation inside the block; None: by its own."""
+    configs = [config for config, _ in find_configs(model)] if name is not None else []
+    with patched([(config, "_attn_implementation_internal", name) for config in configs]):
+        yield
+
+
+def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
+    """Run a forward, and note what goes into and out of the modules that have attention by their names."""
+    result = _Pass()
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        read = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        written = _first_tensor(output)
+        if read is not None and written is not None:
+            result.calls.setdefault(module, []).append((read.detach().clone(), written.detach().clone()))
+
+    named = [module for path, module in model.named_modules() if "att" in (path + type(module).__name__).lower()]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(named)]
+    try:
+        result.output = _first_tensor(model(**inputs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return result
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
+    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+
+
+def _find_difference(
+    model: nn.Module, own: _Pass, routed: _Pass, tracer: _Tracer, inputs: Mapping[str, Any]
+) -> str | None:
+    """Return where two forwards differ first though they read the same; None if they do nowhere."""
+    paths = {module: path for path, module in model.named_modules()}
+    mask, is_compared = inputs.get("attention_mask"), False
+    for module in tracer.modules:
+        for (own_input, own_output), (read, written) in zip(
+            own.calls.get(module, ()), routed.calls.get(module, ()), strict=False
+        ):
+            tolerance = TOLERANCE.get(own_output.dtype, HALF_TOLERANCE)
+            if _distance(own_input, read, mask) > tolerance / 4:
+                continue  # what came before it differs by rounding that a router or the like made larger
+            is_compared = True
+            distance = _distance(own_output, written, mask)
+            if not distance <= tolerance:
+                return f"{paths[module]} returns {distance:.1%} other values through Regard than by itself"
+    if not is_compared and own.output is not None and routed.output is not None:
+        distance = _distance(own.output, routed.output, mask)
+        if not distance <= TOLERANCE.get(own.output.dtype, HALF_TOLERANCE):
+            return f"its output through Regard is {distance:.1%} another one"
+    return None
+
+
+def _distance(expected: Tensor, actual: Tensor, mask: Tensor | None) -> float:
+    """Return ‖a − b‖/‖a‖ over real tokens."""
+    if expected.shape != actual.shape:
+        return float("inf")
+    if mask is not None and expected.shape[:2] == mask.shape:
+        expected, actual = expected[mask.bool()], actual[mask.bool()]
+    expected, actual = expected.double(), actual.double()
+    norm, difference = float(expected.norm()), float((expected - actual).norm())
+    return 0.0 if difference == 0 else difference / norm if norm else float("inf")

@@ -1,0 +1,124 @@
+"""A block whose attention is not that of the model is refused before anything is measured."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.hooks import attention_function, fidelity, watching
+from regard.hooks.fidelity import verify_routing
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "initializer_range": 0.3, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fidelity, "_VERIFIED", set())
+
+
+def model_of(name: str, implementation: str = "sdpa", **sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SMALL, **sizes)
+    return getattr(transformers, f"{name}Model")._from_config(config, attn_implementation=implementation).eval()
+
+
+def misread(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let every call be read with these fields."""
+    read = attention_function._read_call
+
+    def read_otherwise(*args: Any) -> Any:
+        return attention_function.replace(read(*args), **changes)
+
+    monkeypatch.setattr(attention_function, "_read_call", read_otherwise)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["Llama", "Bert", "Qwen3Moe"])
+def test_what_is_the_same_is_verified_once(name: str, implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(name, implementation).train()
+    forwards = []
+    model.register_forward_hook(lambda *args: forwards.append(args))
+    state = torch.get_rng_state()
+    verify_routing(model)
+    assert 0 < len(forwards) <= 6
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    forwards.clear()
+    verify_routing(copy.deepcopy(model))
+    assert not forwards
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("Bert", {"causal": True}),
+        ("Llama", {"scale": 0.2}),
+        ("Llama", {"softcap": 1.0}),
+        ("Llama", {"causal": False, "keep": None, "key_mask": None}),
+    ],
+)
+def test_what_is_not_the_same_is_refused(name: str, changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(name)
+    misread(monkeypatch, **changes)
+    message = r"cannot observe \w+Model: .*(attention|self|attn) returns [\d.]+% other values"
+    with pytest.raises(UserError, match=message), watching(model, "first_mass"):
+        pass
+    with watching(model, "first_mass", verify=False):
+        model(torch.arange(4, 12)[None])
+
+
+def test_a_mask_that_is_dropped_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It matters in the second forward alone."""
+    model = model_of("Bert")
+    verify_routing(model)
+    monkeypatch.setattr(fidelity, "_VERIFIED", set())
+    misread(monkeypatch, keep=None, key_mask=None)
+    with pytest.raises(UserError, match="other values"):
+        verify_routing(model)
+
+
+def test_a_layer_that_reads_other_states_is_not_blamed() -> None:
+    model = model_of("Llama")
+    first, second = (layer.self_attn for layer in model.layers)
+    states, tracer = torch.randn(2, 1, 6, 32), fidelity._Tracer()
+    tracer.modules = dict.fromkeys([first, second])
+    own = fidelity._Pass({first: [(states[0], states[0])], second: [(states[0], states[1])]})
+    routed = fidelity._Pass({first: [(states[0], states[0])], second: [(states[1], states[0])]})
+    assert fidelity._find_difference(model, own, routed, tracer, {}) is None
+    routed.calls[second] = [(states[0], states[0])]
+    assert "layers.1.self_attn returns" in str(fidelity._find_difference(model, own, routed, tracer, {}))
+
+
+@pytest.mark.parametrize(
+    "expected, actual, distance",
+    [([3.0, 4.0], [3.0, 4.0], 0.0), ([3.0, 4.0], [3.0, 4.5], 0.1), ([0.0, 0.0], [0.0, 1.0], float("inf"))],
+)
+def test_distances_are_relative(expected: list[float], actual: list[float], distance: float) -> None:
+    assert fidelity._distance(torch.tensor(expected), torch.tensor(actual), None) == pytest.approx(distance)
+
+
+def test_padding_has_no_distance() -> None:
+    expected, mask = torch.ones(2, 3, 4), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    actual: Tensor = expected.clone()
+    actual[1, 2] = 7
+    assert fidelity._distance(expected, actual, mask) == 0
+    assert fidelity._distance(expected, actual, None) > 1
+
+
+def test_a_model_that_takes_no_tokens_is_watched_all_the_same() -> None:
+    """Nothing can be compared, and nothing is said to be wrong."""
+    model = model_of("Llama")
+    with watching(model, "first_mass"):
+        model(torch.arange(4, 12)[None])
+    assert len(fidelity._VERIFIED) == 1
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    verify_routing(plain)
+    assert len(fidelity._VERIFIED) == 1
