@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +27,9 @@ HALF_TOLERANCE = 0.05
 PADDED_TOKENS = 2
 """Padding at the end of the second row of the forward with a mask."""
 
+EAGER = "eager"
+_FAILURES = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
+"""What a forward may end in."""
 _VERIFIED: set[str] = set()
 """The configurations compared so far in this process."""
 
@@ -67,20 +69,23 @@ def verify_routing(model: nn.Module) -> None:
     with eval_mode(model):
         for inputs in _small_inputs(model):
             own_passes = _own_passes(model, inputs)
-            if not own_passes:
+            own = next(own_passes, None)
+            if own is None:
                 return
             with observing(model, tracer, exclusive=True):
                 try:
                     routed = _run(model, inputs)
-                except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+                except _FAILURES as error:
+                    if isinstance(error, UserError):
+                        raise
                     raise UserError(
                         f"cannot observe {type(model).__name__}: its attention through Regard ends in "
                         f"{type(error).__name__}: {describe_error(error)[:200]}"
                     ) from error
-            differences = [_find_difference(model, own, routed, tracer, inputs) for own in own_passes]
-            if all(differences):
+            difference = _find_difference(model, own, routed, tracer, inputs)
+            if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
                 raise UserError(
-                    f"cannot observe {type(model).__name__}: {differences[0]}. Please report this model; verify=False "
+                    f"cannot observe {type(model).__name__}: {difference}. Please report this model; verify=False "
                     "(--skip-verification) measures it nevertheless"
                 )
     _VERIFIED.add(key)
@@ -110,24 +115,23 @@ def _small_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
         yield {**rows, "attention_mask": mask}
 
 
-def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> list[_Pass]:
-    """Return the model's own forward, and that with SDPA, which some models compute in another way."""
-    passes = []
-    for implementation in (None, SDPA):
-        with _implementation(model, implementation):
+def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
+    """Iterate over the model's own forward, and that with SDPA, which some models compute in another way.
+
+    Implementations that are compiled or take half precision alone are not run. Models without SDPA have eager attention
+    in its place.
+    """
+    configs = find_configs(model)
+    loaded = {config._attn_implementation_internal for config, _ in configs}
+    plain = [(config, "_attn_implementation_internal", SDPA if name == NAME else EAGER) for config, name in configs]
+    patches: list[list[tuple[Any, str, Any]]] = [] if loaded == {SDPA} else [plain]
+    for attributes in [[], *patches] if loaded <= {SDPA, EAGER, None} else patches:
+        with patched(attributes):
             try:
-                passes.append(_run(model, inputs))
-            except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, NotImplementedError):
+                own = _run(model, inputs)
+            except _FAILURES:
                 continue  # it does not take a few tokens, or has no SDPA
-    return passes
-
-
-@contextmanager
-def _implementation(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Let the model compute its attention by this implementation inside the block; None: by its own."""
-    configs = [config for config, _ in find_configs(model)] if name is not None else []
-    with patched([(config, "_attn_implementation_internal", name) for config in configs]):
-        yield
+        yield own
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:

@@ -1,6 +1,7 @@
 """The attention layers of a model, found in one small forward, so that no family needs to be known."""
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -206,7 +207,7 @@ def smallest_input(model: Any) -> dict[str, Any]:
     vocabulary = config.get_text_config().vocab_size
     ids = (torch.arange(4, 10, device=device) % vocabulary)[None]
     arguments: dict[str, Any] = {"input_ids": ids}
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(inner.forward).parameters:
         arguments["decoder_input_ids"] = ids
     if hasattr(config, "use_cache"):
         arguments["use_cache"] = False

@@ -281,6 +281,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "epsilon": [0.3],
         "layer_ids": None,
         "batch_size": SAMPLES,
+        "skip_verification": False,
         "seed": 2,
     }
     assert (record["data"]["samples"], record["data"]["tokens"]) == (SAMPLES, SAMPLES * LENGTH)
