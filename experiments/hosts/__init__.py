@@ -1,1 +1,1 @@
-"""Which models of Transformers are measured exactly, and which are refused."""
+"""Hosts: how near Regard comes to the eager attention of every model type of Transformers."""

@@ -1,225 +1,293 @@
-"""Whether Regard computes what a model's own eager attention computes: one row of the table of hosts."""
+"""Compare one host's own eager attention with what Regard computes and measures of it."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.hosts.tiny import make_inputs, make_model
-from regard.errors import UserError, describe_error
+from experiments.hosts.catalog import Host
+from experiments.hosts.inputs import Inputs, candidates, make_ids
+from experiments.hosts.shrink import make_config, make_model, sharpen
+from regard.errors import UserError
 from regard.hooks import Watch, watching
-from regard.statistics import DEFAULT
+from regard.hooks.fidelity import verify_routing
 
-TOLERANCE = 2e-4
-"""Largest difference from eager attention: of outputs relative to the largest entry, of mean masses absolute."""
-STATISTICS = [*DEFAULT, *({"column_mass"} - set(DEFAULT))]
-SINK_OUTSIDE = ("granite_swa", "granitemoe_swa")
-"""Models whose eager weights leave out the learned sink, by which they scale the output afterwards."""
-EXACT, REFUSED, UNBUILT, SILENT, CRASHED = "exact", "refused", "not buildable", "silent", "crashed"
+TOLERANCE = 1e-4
+WEIGHTS_WITHOUT_SINKS = ("granite_swa", "granitemoe_swa")
+"""Types whose eager attention returns its weights as they are before its sinks have taken their share."""
+PADDED = 7
+"""Tokens of padding behind the second sample."""
+Row = dict[str, Any]
 
 
-class WrongNumbersError(Exception):
-    """Regard ran, and its numbers are not those of eager attention."""
+class Difference(Exception):
+    """Regard and the host differ, or a number is impossible."""
 
 
 @torch.no_grad()
-def check_host(model_type: str, class_name: str, is_causal_lm: bool = False) -> dict[str, Any]:
-    """Return the row of one model: its state, and the largest difference or the reason."""
+def check_host(host: Host) -> Row:
+    """Return the row of a host: its state, the largest difference, and why it is not exact."""
+    row: Row = {"kind": host.kind, "type": host.model_type, "class": host.class_name}
     try:
-        model, inputs = _build(model_type, class_name)
-    except Exception as error:  # whatever a host raises is why it cannot be built
-        return {"state": UNBUILT, "why": _describe(error)}
+        config = make_config(host.model_type)
+        if host.kind == "causal" and hasattr(config, "is_decoder"):
+            config.is_decoder = True
+        try:
+            model = make_model(host.class_name, config)
+        except Exception:
+            if host.kind != "causal":
+                raise
+            model = make_model(host.class_name, config.get_text_config())
+    except Exception as error:
+        return row | {"state": "not buildable", "why": _describe(error)}
     try:
-        return {"state": EXACT, **_compare(model, inputs, is_causal_lm)}
+        with watching(model, "column_mass", verify=False):
+            pass
     except UserError as error:
-        return {"state": REFUSED, "why": describe_error(error)}
-    except WrongNumbersError as error:
-        return {"state": SILENT, "why": str(error)}
-    except Exception as error:  # a raw error is a finding
-        return {"state": CRASHED, "why": _describe(error)}
-
-
-def _build(model_type: str, class_name: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return a tiny model and inputs for it; fields that are None are given sizes if it does not run otherwise."""
+        return row | {"state": "refused", "why": _describe(error)}
+    inputs, why = _find_inputs(model, host.kind)
+    if inputs is None:
+        return row | {"state": "not buildable", "why": f"no input fits: {why}"}
     try:
-        model = make_model(model_type, class_name)
-        return model, _find_inputs(model)
-    except Exception:
-        model = make_model(model_type, class_name, fill=True)
-        return model, _find_inputs(model)
+        return row | _check_all(host, model, inputs)
+    except UserError as error:
+        return row | {"state": "refused", "why": _describe(error)}
+    except Difference as difference:
+        return row | {"state": "silent", "why": str(difference)}
+    except Exception as error:
+        return row | {"state": "error", "why": _describe(error)}
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {describe_error(error)}"[:200]
+    text = " ".join(str(error).split())
+    return text[:240] if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:200]
 
 
-def _find_inputs(model: Any) -> dict[str, Tensor]:
-    """Return the first inputs that a model accepts; raise what it said to the first of them."""
-    first_error: Exception | None = None
-    for inputs in make_inputs(model):
+def _find_inputs(model: Any, kind: str) -> tuple[Inputs | None, str]:
+    """Return the first inputs with which the model runs, with sharpened weights if its output stays finite."""
+    why = ""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for inputs in candidates(model, kind):
         try:
-            _forward(model, inputs)
+            _run(model, inputs)
         except Exception as error:
-            first_error = first_error or error
-        else:
-            return inputs
-    raise first_error or ValueError("no inputs")
+            why = why or _describe(error)
+            continue
+        for factor in (1.5, 0.7):
+            sharpen(model, factor)
+            try:
+                if all(bool(tensor.isfinite().all()) for tensor in _tensors(_run(model, inputs))):
+                    return inputs, ""
+            except Exception:  # a host that selects by its weights
+                pass
+        model.load_state_dict(state)
+        return inputs, ""
+    return None, why
 
 
-def _forward(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    torch.manual_seed(3)  # for models that draw in a forward
-    return model(**inputs, **options)
-
-
-def _compare(model: Any, inputs: dict[str, Tensor], is_causal_lm: bool) -> dict[str, Any]:
-    """Return the largest difference of all checks, and what was checked. Raise WrongNumbersError if it is too large."""
-    expected = _forward(model, inputs)
-    noise = _difference(expected, _forward(model, inputs))
-    with watching(model, STATISTICS) as watch:
-        output = _forward(model, inputs)
-    worst = _difference(expected, output)
-    of_sdpa = _sdpa_difference(model, inputs, output) if worst > max(TOLERANCE, 2 * noise) else None
-    if of_sdpa is not None and of_sdpa <= TOLERANCE:
-        return {
-            "difference": float(f"{of_sdpa:.1e}"),
-            "checks": ["output of SDPA, which is not eager's"],
-        }
-    worst = _checked("outputs", worst, noise)
-    if not watch["column_mass"].result():
-        raise WrongNumbersError("no attention layer was seen")
-    checks = ["output"]
-    mass = None if model.config.model_type in SINK_OUTSIDE else _mass_difference(model, inputs, watch)
-    if mass is not None:
-        worst = max(worst, _checked("mean masses of keys", mass, noise))
-        checks.append("masses")
-    if set(inputs) <= {"input_ids", "decoder_input_ids"}:
-        padded = _padded_difference(model, inputs)
-        if padded is not None:
-            worst = max(worst, _checked("outputs of a padded batch", padded, noise))
-            checks.append("padding")
-    if is_causal_lm:
-        step = _cached_difference(model, inputs)
-        if step is not None:
-            worst = max(worst, _checked("outputs of a cached step", step, noise))
-            checks.append("cache")
-    return {"difference": float(f"{worst:.1e}"), "checks": checks}
-
-
-def _sdpa_difference(model: Any, inputs: dict[str, Tensor], output: Any) -> float | None:
-    """Return the largest difference from the host with SDPA; None if it has none."""
-    try:
-        model.set_attn_implementation("sdpa")
-        return _difference(_forward(model, inputs), output)
-    except Exception:
-        return None
-    finally:
-        model.set_attn_implementation("eager")
-
-
-def _checked(name: str, difference: float, noise: float) -> float:
-    if not difference <= max(TOLERANCE, 2 * noise):
-        raise WrongNumbersError(f"{name} differ by {difference:.1e}")
-    return difference
+def _run(model: Any, inputs: Inputs, **options: Any) -> Any:
+    torch.manual_seed(3)
+    return model(**{name: value.clone() for name, value in inputs.items()}, **options)
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of floats in an output, without caches."""
+    """Return the tensors of an output, without caches and weights."""
     if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
+        return [output.float()] if output.is_floating_point() else []
     if hasattr(output, "items"):
-        return [t for name, value in output.items() if "past" not in name and "cache" not in name
-                for t in _tensors(value)]  # fmt: skip
-    return [t for value in output for t in _tensors(value)] if isinstance(output, (list, tuple)) else []
+        names = [name for name in output if not any(word in name for word in ("past", "cache", "attentions"))]
+        return [tensor for name in names for tensor in _tensors(output[name])]
+    if isinstance(output, (list, tuple)):
+        return [tensor for part in output for tensor in _tensors(part)]
+    return []
 
 
-def _difference(expected: Any, output: Any, keep: Tensor | None = None) -> float:
-    """Return the largest difference of two outputs, relative to the largest entry of each tensor."""
-    worst = 0.0
-    pairs = list(zip(_tensors(expected), _tensors(output), strict=True))
-    for a, b in pairs:
-        if a.shape != b.shape:
-            raise WrongNumbersError(f"an output has the shape {tuple(b.shape)} instead of {tuple(a.shape)}")
-        if keep is not None and a.shape[:2] == keep.shape:
-            a, b = a[keep], b[keep]
-        finite = torch.isfinite(a)
-        if not bool(torch.isfinite(b[finite]).all()):
-            raise WrongNumbersError("an output is not finite where eager attention's is")
-        if finite.any():
-            scale = float(a[finite].abs().max()) + 1e-6
-            worst = max(worst, float((a - b)[finite].abs().max()) / scale)
-    return worst
-
-
-def _mass_difference(model: Any, inputs: dict[str, Tensor], watch: Watch) -> float | None:
-    """Return the largest difference of mean masses from eager weights; None if the model returns no weights."""
-    if "output_attentions" not in inspect.signature(model.forward).parameters and not _takes_options(model.forward):
-        return None
+def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
+    """Compare a plain batch, one with padding and a cached step; the last two where the host runs them."""
+    differences, checks, notes = [], ["plain"], list[str]()
+    compare = host.model_type not in WEIGHTS_WITHOUT_SINKS
+    if not compare:
+        notes.append("outputs alone: its eager weights are those before its sinks")
+    plain, has_weights = _check_batch(model, inputs, compare, notes)
+    differences.append(plain)
+    if "input_ids" in inputs and "pixel_values" not in inputs:
+        mask = torch.ones_like(inputs["input_ids"])
+        mask[1, -PADDED:] = 0
+        padded = inputs | {"attention_mask": mask}
+        if _runs(lambda: _run(model, padded)):
+            differences.append(_check_batch(model, padded, compare, notes)[0])
+            checks.append("padded")
+    if host.kind == "causal" and _runs(lambda: list(_cached_steps(model))):
+        differences.append(_check_cached(model))
+        checks.append("cached")
     try:
-        output = _forward(model, inputs, output_attentions=True)
-    except Exception:  # many hosts do not return weights
-        return None
-    frame = watch.frame("column_mass")
-    worst = None
-    names = {"encoder_attentions": "encoder", "decoder_attentions": "decoder", "cross_attentions": "cross"}
-    for name, site in {**names, "attentions": None}.items():
-        layers = [w for w in (getattr(output, name, None) or ()) if _are_weights(w)]
-        sites = [site] if site else [s for s in frame["site"].unique() if s.partition("@")[0] in ("encoder", "decoder")]
-        if not layers or len(sites) != 1:
-            continue
-        rows = frame[frame["site"] == sites[0]]
-        numbers = sorted(rows["layer"].unique())
-        if len(numbers) != len(layers):
-            raise WrongNumbersError(f"{len(numbers)} layers in {sites[0]} instead of {len(layers)}")
-        for weights, number in zip(layers, numbers, strict=True):
-            values = torch.tensor(rows[rows["layer"] == number]["value"].to_numpy())
-            mean = weights.double().mean((0, 2)).flatten()
-            if len(weights) != watch.samples or len(mean) != len(values):
-                return worst  # windows, blocks or joined images: weights of another shape
-            worst = max(worst or 0.0, float((values - mean).abs().max()))
-    return worst
+        with watching(model, verify=False):
+            _run(model, inputs)
+    except UserError as error:
+        notes.append(f"default statistics: {_describe(error)}")
+    try:
+        verify_routing(model)
+    except UserError as error:
+        raise Difference(f"verification: {_describe(error)}") from error
+    return {
+        "state": "exact",
+        "difference": float(f"{max(differences):.1e}"),
+        "weights": has_weights,
+        "checks": checks,
+        **({"why": "; ".join(dict.fromkeys(notes))} if notes else {}),
+    }
 
 
-def _are_weights(weights: Any) -> bool:
-    """Return whether this is a matrix of attention, not what a layer of another kind returns in its place."""
-    if not isinstance(weights, Tensor) or weights.ndim != 4:
+def _runs(function: Callable[[], Any]) -> bool:
+    """Whether the host itself can do this."""
+    try:
+        function()
+    except Exception:
         return False
-    return bool((weights >= 0).all()) and bool((weights.sum(-1) <= 1 + 1e-3).all())
+    return True
 
 
-def _takes_options(forward: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
-
-
-def _padded_difference(model: Any, inputs: dict[str, Tensor]) -> float | None:
-    """Return the largest difference at real tokens of a batch with padding on the right; None if the host fails."""
-    mask = torch.ones_like(inputs["input_ids"])
-    mask[-1, 13:] = 0
-    padded = {**inputs, "attention_mask": mask}
+def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str]) -> tuple[float, bool]:
+    """Return the largest difference of outputs and masses in one forward, and whether masses were compared."""
     try:
-        expected = _forward(model, padded)
-    except Exception:
-        return None
-    with watching(model, "column_mass"):
-        output = _forward(model, padded)
-    return _difference(expected, output, mask.bool())
+        expected = _run(model, inputs, output_attentions=True)
+    except Exception:  # a host without this option
+        expected = _run(model, inputs)
+    again = _run(model, inputs)
+    with watching(model, ["column_mass", "row_sum"], verify=False) as watch:
+        actual = _run(model, inputs)
+    mask = inputs.get("attention_mask")
+    if mask is not None and bool(mask.all()):
+        mask = None
+    noise = _output_difference(expected, again, mask)
+    difference = _output_difference(expected, actual, mask)
+    if difference > max(TOLERANCE, 2 * noise):
+        sdpa = _sdpa_difference(model, inputs, actual, mask)
+        if sdpa <= TOLERANCE:
+            notes.append("compared with its own SDPA, from which its eager attention differs")
+            return sdpa, False
+        raise Difference(f"output differs by {difference:.1e}")
+    _check_possible(watch)
+    masses = _mass_difference(expected, watch, mask, "decoder_input_ids" in inputs) if compare else None
+    return max(difference, masses or 0.0), masses is not None
 
 
-def _cached_difference(model: Any, inputs: dict[str, Tensor]) -> float | None:
-    """Return the largest difference of a forward of one token behind a cache; None if the model has none."""
-    ids = inputs["input_ids"]
+def _sdpa_difference(model: Any, inputs: Inputs, actual: Any, mask: Tensor | None) -> float:
+    """Return the difference from the host with SDPA, for hosts that differ from their own eager attention."""
+    model.set_attn_implementation("sdpa")
+    expected = _run(model, inputs)
+    model.set_attn_implementation("eager")
+    return _output_difference(expected, actual, mask)
 
-    def last_step() -> Any:
-        first = model(input_ids=ids[:, :-1], use_cache=True)
-        return model(input_ids=ids[:, -1:], past_key_values=first.past_key_values, use_cache=True)
 
-    try:
-        expected = last_step()
-    except Exception:
-        return None
-    with watching(model, STATISTICS):
-        output = last_step()
-    return _difference(expected, output)
+def _output_difference(expected: Any, actual: Any, mask: Tensor | None) -> float:
+    """Return the largest difference of two outputs at real tokens, relative to the largest entry of a tensor."""
+    worst = 0.0
+    for a, b in zip(_tensors(expected), _tensors(actual), strict=False):
+        if a.shape != b.shape or not a.numel():
+            continue
+        if mask is not None and a.shape[:2] == mask.shape:
+            a, b = a[mask.bool()], b[mask.bool()]
+        finite = a.isfinite() & b.isfinite()
+        if bool(finite.any()):
+            worst = max(worst, float((a - b)[finite].abs().max()) / max(float(a[finite].abs().max()), 1e-6))
+    return worst
+
+
+def _check_possible(watch: Watch) -> None:
+    """Raise a Difference for numbers that no attention has."""
+    frame = watch.frame("column_mass")
+    if not len(frame):
+        raise Difference("nothing was measured")
+    if frame["value"].max() > 1 + 1e-4 or frame["value"].min() < -1e-4:
+        raise Difference(f"a mean weight of {frame['value'].max():.3g}")
+
+
+def _mass_difference(expected: Any, watch: Watch, mask: Tensor | None, both: bool) -> float | None:
+    """Return the largest difference between the mean mass of keys and that of eager weights; None without weights."""
+    frame = watch.frame("column_mass")
+    sites: dict[str, Any] = {}
+    for field, site in (("encoder_attentions", "encoder"), ("decoder_attentions", "decoder"),
+                        ("cross_attentions", "cross")):  # fmt: skip
+        if (weights := _weights(getattr(expected, field, None))) and both:
+            sites[site] = weights
+    if not sites and (weights := _weights(getattr(expected, "attentions", None))):
+        names = [name for name in dict.fromkeys(frame["site"]) if not name.startswith("cross")]
+        if len(names) != 1:
+            return None
+        sites[names[0]] = weights
+    worst = None
+    for site, weights in sites.items():
+        rows = frame[frame["site"].isin([site, f"encoder@{site}", f"encoder@model.{site}"])]
+        layers = sorted(set(rows["layer"]))
+        if site == "cross" and not layers:
+            continue  # deformable attention, which samples points and has no keys
+        if len(layers) != len(weights):
+            raise Difference(f"{len(layers)} layers ({site}) where the host has {len(weights)}")
+        for layer, matrix in zip(layers, weights, strict=True):
+            query_mask = mask if site == "encoder" or not both else None
+            key_mask = mask if site in ("encoder", "cross") or not both else None
+            mass = _mean_mass(matrix, query_mask, key_mask)
+            values = rows[rows["layer"] == layer].sort_values(["head", "position"])["value"].to_numpy()
+            if values.size != mass.numel():
+                return worst
+            difference = float((torch.tensor(values) - mass.flatten()).abs().max())
+            if difference > TOLERANCE:
+                raise Difference(f"weights of {site} layer {layer} differ by {difference:.1e}")
+            worst = max(worst or 0.0, difference)
+    return worst
+
+
+def _weights(attentions: Any) -> list[Tensor]:
+    """Return the weights (batch, head, query, key) of the layers that have any."""
+    if not isinstance(attentions, (list, tuple)):
+        return []
+    tensors = [tensor for tensor in attentions if isinstance(tensor, Tensor) and _are_shares(tensor)]
+    return tensors if all(tensor.ndim == 4 for tensor in tensors) else []
+
+
+def _are_shares(weights: Tensor) -> bool:
+    """Whether these can be weights of a softmax: layers of linear attention return other matrices."""
+    return bool(weights.min() >= 0) and bool(weights.sum(-1).max() <= 1 + 1e-3)
+
+
+def _mean_mass(weights: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """Return the mean over queries and samples of the weight of each key, (head, position)."""
+    batch, heads, queries, keys = weights.shape
+    total, count = torch.zeros(heads, keys, dtype=torch.float64), torch.zeros(keys, dtype=torch.float64)
+    for sample in range(batch):
+        matrix = weights[sample].double()
+        if query_mask is not None and query_mask.shape[1] == queries:
+            matrix = matrix[:, query_mask[sample].bool()]
+        if key_mask is not None and key_mask.shape[1] == keys:
+            matrix = matrix[:, :, key_mask[sample].bool()]
+        length = matrix.shape[-1]
+        total[:, :length] += matrix.mean(1)
+        count[:length] += 1
+    return total / count.clamp(min=1)
+
+
+def _cached_steps(model: Any) -> Iterator[Tensor]:
+    """Return the logits of a prefix and of one more token behind its cache."""
+    ids = make_ids()
+    output = model(input_ids=ids[:, :-1], use_cache=True)
+    yield output.logits.float()
+    cache = getattr(output, "past_key_values", None)
+    if cache is None:
+        raise ValueError("the host returns no cache")
+    yield model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits.float()
+
+
+def _check_cached(model: Any) -> float:
+    """Return the largest difference of logits with a cache."""
+    expected = list(_cached_steps(model))
+    with watching(model, "column_mass", verify=False) as watch:
+        actual = list(_cached_steps(model))
+    difference = _output_difference(expected, actual, None)
+    if difference > TOLERANCE:
+        raise Difference(f"output with a cache differs by {difference:.1e}")
+    _check_possible(watch)
+    return difference

@@ -1,51 +1,62 @@
-"""docs/models.md: the table of hosts, from docs/results/hosts.json."""
+"""The page of the hosts, made from their rows."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from experiments.hosts.check import CRASHED, EXACT, REFUSED, SILENT, UNBUILT
+from experiments.hosts.catalog import KINDS
 
-STATES = (EXACT, REFUSED, SILENT, CRASHED, UNBUILT)
+PAGE = Path("docs/models.md")
+STATES = ("exact", "refused", "not buildable", "silent", "error")
 INTRODUCTION = """\
 # Models
 
-Every model type of Transformers {transformers}, as a tiny random model in float32 (torch {torch}): what Regard computes
-against the model's own eager attention. Made by `make hosts`.
+Every model type of Transformers, tiny and with random weights: its own eager attention against a forward that Regard
+watches. Made by `make hosts`.
 
-* **{exact}**: outputs are equal to rounding, and so are the mean masses of keys where the model returns its weights.
-  Models of text are also checked with padding, causal ones with a cache. The number is the largest difference.
-* **{refused}**: Regard says in one line that it does not observe this model.
-* **{silent}**: outputs or masses are wrong. Do not measure these models.
-* **{crashed}**: an error that is not Regard's own, or no end.
-* **{unbuilt}**: no tiny model or no inputs for it; nothing is known.
+* **exact**: outputs differ by at most 1e-4 of the largest entry. Where the model returns its attention weights, the
+  mean weight of every key differs by at most 1e-4 (column *weights*: yes). Compared are a plain batch, one with padding
+  and, for causal language models, a step with a cache, wherever the model itself can do it.
+  Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
+  The verification of `watching` is run as well: an exact model that it refuses is silent.
+* **refused**: Regard raises one `UserError`.
+* **not buildable**: no small model could be made, or no input for it.
+* **silent**: a difference without an error. **error**: an error other than `UserError`.
 """
 
 
-def make_page(results: dict[str, Any]) -> str:
-    """Return the page: counts, then a table of every kind."""
-    names = dict(zip(("exact", "refused", "silent", "crashed", "unbuilt"), STATES, strict=True))
-    versions = {name: results[name] for name in ("transformers", "torch")}
-    hosts = results["hosts"]
-    kinds = list(dict.fromkeys(host["kind"] for host in hosts))
-    lines = [INTRODUCTION.format(**names, **versions), _row(["kind", *STATES]), "|---" * (len(STATES) + 1) + "|"]
-    for kind in kinds:
-        counts = Counter(host["state"] for host in hosts if host["kind"] == kind)
-        lines.append(_row([kind, *(str(counts[state]) for state in STATES)]))
-    for kind in kinds:
-        lines += ["", f"## {kind.capitalize()}", "", "| type | result | |", "|---|---|---|"]
-        rows = sorted((host for host in hosts if host["kind"] == kind), key=lambda host: host["type"])
-        lines += [_row([f"`{host['type']}`", host["state"], _detail(host)]) for host in rows]
+def make_page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page: counts, then the hosts of each kind."""
+    parts = [INTRODUCTION, _summary(rows)]
+    for kind in KINDS:
+        selected = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["type"])
+        if not selected:
+            continue
+        lines = [
+            f"## {kind.capitalize()}",
+            "",
+            "| type | result | difference | weights | note |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in selected]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| kind | hosts | " + " | ".join(STATES) + " |", "|---|" + "---|" * (len(STATES) + 1)]
+    for kind in (*KINDS, "all"):
+        counts = Counter(row["state"] for row in rows if kind in (row["kind"], "all"))
+        numbers = [sum(counts.values()), *(counts[state] for state in STATES)]
+        lines.append(f"| {kind} | " + " | ".join(map(str, numbers)) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _detail(host: dict[str, Any]) -> str:
-    """Return the largest difference with what was compared, or the reason."""
-    if host["state"] == EXACT:
-        return f"{host['difference']:.0e}; {', '.join(host['checks'])}"
-    return host["why"].replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("[", "\\[")
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _line(row: dict[str, Any]) -> str:
+    difference = f"{row['difference']:.0e}" if "difference" in row else ""
+    weights = "yes" if row.get("weights") else ""
+    why = str(row.get("why", "")).replace("|", "\\|").replace("<", "&lt;")
+    return f"| `{row['type']}` | {row['state']} | {difference} | {weights} | {why} |"

@@ -1,9 +1,8 @@
-"""Check every model type of the installed Transformers and write docs/results/hosts.json and docs/models.md.
+"""Check every host, one process each, and keep the rows.
 
-    python -m experiments.hosts.run [--type NAME …] [--kind NAME …] [--redo [STATE …]] [--page]
+    python -m experiments.hosts.run [KIND/TYPE…] [--again STATE…] [--limit SECONDS]
 
-Types that are in the file already are not checked again, unless they are named, or their state is behind --redo (alone:
-any state). With --page only the page is written. Every type runs in a process of its own, for at most a minute.
+Hosts that have a row are left out, unless they are named, or their state is. The page is made by the last step.
 """
 
 from __future__ import annotations
@@ -12,107 +11,89 @@ import argparse
 import json
 import logging
 import multiprocessing
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto import modeling_auto
 
-from experiments.hosts.check import CRASHED, check_host
-from experiments.hosts.page import STATES, make_page
+from experiments.hosts.catalog import Host, find_hosts
+from experiments.hosts.check import Row, check_host
+from experiments.hosts.page import PAGE, make_page
+from regard.runs.output_dir import write_file
 
-FILE = Path("docs/results/hosts.json")
-PAGE = Path("docs/models.md")
-SECONDS = 60
-MAPPINGS = {
-    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "encoder-decoder": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "vision-language": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-}
-VISION, AUDIO, OTHER = "vision", "audio", "other"
+RESULTS = Path(__file__).with_name("results.json")
+LIMIT = 60.0
+"""Seconds for one host."""
 
 
-def list_hosts() -> Iterator[tuple[str, str, str]]:
-    """Yield kind, model type and class of every model; base models only of types that have no other kind."""
-    used = set()
-    for kind, mapping in MAPPINGS.items():
-        for model_type, names in getattr(modeling_auto, mapping).items():
-            used.add(model_type)
-            yield kind, model_type, names if isinstance(names, str) else names[0]
-    for model_type, names in modeling_auto.MODEL_MAPPING_NAMES.items():
-        if model_type not in used:
-            name = names if isinstance(names, str) else names[0]
-            yield _kind_of(name), model_type, name
+def load_rows(path: Path = RESULTS) -> dict[str, Row]:
+    """Return the rows by kind and type."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return {f"{row['kind']}/{row['type']}": row for row in rows}
 
 
-def _kind_of(class_name: str) -> str:
-    """Return the kind of a base model by its main input."""
-    inputs = {"pixel_values": VISION, "input_values": AUDIO, "input_features": AUDIO}
-    try:
-        return inputs.get(str(getattr(transformers, class_name).main_input_name), OTHER)
-    except (ImportError, AttributeError):  # of a package that it needs, or its class is not public
-        return OTHER
+def load_version(path: Path = RESULTS) -> str:
+    """Return the version of Transformers that the rows are of."""
+    return str(json.loads(path.read_text(encoding="utf-8"))["transformers"])
 
 
-def check_in_process(kind: str, model_type: str, class_name: str) -> dict[str, Any]:
-    """Check a type in a process of its own, which may crash or hang."""
+def save_rows(rows: dict[str, Row], path: Path = RESULTS) -> None:
+    """Write the rows, one a line."""
+    lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
+    text = f'{{"transformers": "{transformers.__version__}", "torch": "{torch.__version__}", "rows": [\n{lines}\n]}}\n'
+    write_file(path, text)
+
+
+def check_guarded(host: Host, limit: float = LIMIT) -> Row:
+    """Check a host in a process of its own, that may crash or hang."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_row, args=(sender, model_type, class_name, kind == "causal"))
+    process = context.Process(target=_send_row, args=(host, sender))
     process.start()
     sender.close()
+    row: Row = {"kind": host.kind, "type": host.model_type, "class": host.class_name, "state": "not buildable"}
     try:
-        row = receiver.recv() if receiver.poll(SECONDS) else {"state": CRASHED, "why": f"not done in {SECONDS} s"}
+        row = receiver.recv() if receiver.poll(limit) else row | {"why": f"more than {limit:.0f} seconds"}
     except EOFError:
-        row = {"state": CRASHED, "why": "its process ended"}
+        row |= {"why": "its process ended"}
     process.kill()
     process.join()
-    return {"kind": kind, "type": model_type, "class": class_name, **row}
+    return row
 
 
-def _send_row(sender: Connection, model_type: str, class_name: str, is_causal_lm: bool) -> None:
+def _send_row(host: Host, sender: Connection) -> None:
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    sender.send(check_host(model_type, class_name, is_causal_lm))
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    sender.send(check_host(host))
 
 
-def save(rows: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """Write the rows, a line for each, and the page."""
-    lines = ",\n".join(json.dumps(row) for row in rows.values())
-    FILE.write_text(
-        f'{{"transformers": "{transformers.__version__}", "torch": "{torch.__version__}", "hosts": [\n{lines}\n]}}\n',
-        encoding="utf-8",
-    )
-    PAGE.write_text(make_page(json.loads(FILE.read_text(encoding="utf-8"))), encoding="utf-8")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Check what is not in the file yet, and write file and page after each type."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the hosts that lack a row, and make the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--type", nargs="+", default=[], help="check these types, also if they are in the file")
-    parser.add_argument("--kind", nargs="+", help="check types of these kinds only")
-    parser.add_argument("--redo", nargs="*", metavar="STATE", help="check again what is in the file with these states")
-    parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("hosts", nargs="*", metavar="KIND/TYPE", help="check these anew (default: all without a row)")
+    parser.add_argument("--again", nargs="*", default=[], metavar="STATE", help="check hosts of these states anew")
+    parser.add_argument("--processes", type=int, default=1, help="hosts at once")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one host")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if FILE.exists():
-        rows = {(row["kind"], row["type"]): row for row in json.loads(FILE.read_text(encoding="utf-8"))["hosts"]}
-    for kind, model_type, class_name in () if options.page else list_hosts():
-        row = rows.get((kind, model_type))
-        is_again = row is None or (options.redo is not None and row["state"] in (options.redo or STATES))
-        is_selected = model_type in options.type if options.type else is_again
-        if is_selected and (not options.kind or kind in options.kind):
-            row = rows[kind, model_type] = check_in_process(kind, model_type, class_name)
-            print(f"{kind:16}{model_type:32}{row['state']:14}{row.get('why', '')}", flush=True)
-            save(rows)
-    save(rows)
+    rows, hosts = load_rows(), find_hosts()
+    again = {key for key, row in rows.items() if row["state"] in options.again}
+    pending = options.hosts or [key for key in hosts if key not in rows or key in again]
+    with ThreadPoolExecutor(options.processes) as pool:
+        checked = pool.map(lambda key: check_guarded(hosts[key], options.limit), pending)
+        for key, row in zip(pending, checked, strict=True):
+            rows[key] = row
+            print(f"{row['state']:14}{key}  {row.get('why', '')}", flush=True)
+            save_rows(rows)
+    write_file(PAGE, make_page(list(rows.values())))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

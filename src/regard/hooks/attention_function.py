@@ -43,7 +43,8 @@ IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
 OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "softcap")
 """Options of a host that say what its attention computes."""
 IGNORED = (
-    "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "labels",
+    "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "decoder_input_ids", "deterministic",
+    "input_features", "input_ids", "labels",
     "max_length_k", "max_length_q", "num_items_in_batch", "position_ids", "seq_idx",
 )  # fmt: skip
 """Options that do not: the mask says it already, or they are meant for other parts of the model."""

@@ -52,7 +52,7 @@ class ForwardContext:
         is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
-            tokens=tokens if isinstance(tokens, Tensor) else None,
+            tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
             token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,

@@ -92,6 +92,7 @@ class Watch(Observer):
         self._vectors, self._hidden = by_source["vectors"], by_source["hidden"]
         self._projected = by_source["projection"]
         self.projection_inputs = ProjectionInputs()
+        self._calls, self._calls_before = 0, dict[str, int]()
         self._stacks = [Sequences(stack) for stack in find_stacks(model)]
         if not self._stacks:
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
@@ -165,6 +166,7 @@ class Watch(Observer):
             sequences.encoder_tokens = self._take_offered_tokens(sequences)
         self.projection_inputs.clear()
         sequences.begin(forward)
+        self._calls_before[sequences.stack.path] = self._calls
 
     def _take_offered_tokens(self, sequences: Sequences) -> Tensor | None:
         """Return token ids that another stack has just read; each are taken once."""
@@ -177,7 +179,7 @@ class Watch(Observer):
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
         forward, sequences.forward = sequences.forward, None
         sequences.end()
-        if forward is not None and not forward.calls:
+        if forward is not None and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
         self.projection_inputs.check()
 
@@ -202,7 +204,8 @@ class Watch(Observer):
         if not self._hidden or not sequences.unavailable.isdisjoint(self._hidden):
             return
         is_row = hidden is not None and hidden.ndim == 2
-        if hidden is None or (is_row and not sequences.take_row()):
+        is_folded = hidden is not None and not is_row and not sequences.has_rows(len(hidden))
+        if hidden is None or is_folded or (is_row and not sequences.take_row()):
             self._leave_out_hidden(sequences, index)
             return
         hidden = to_acc_dtype(hidden.detach()[None] if is_row else hidden.detach())
@@ -238,6 +241,7 @@ class Watch(Observer):
         kind = attention_kind(path, module)
         position = sequences.locate(module, kind, call)
         forward.calls[kind] += 1
+        self._calls += 1
         if kind == "self" and forward.calls[kind] == 1:
             if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
                 sequences.role = "decoder"

@@ -119,11 +119,11 @@ def route_permanently(model: nn.Module) -> None:
 
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
-    intercepted = {id(host.config) for host in find_intercepted(model) if needs_sdpa(host)}
-    configs = [
-        (config, "_attn_implementation_internal", SDPA if id(config) in intercepted else name)
-        for config, name in find_configs(model)
-    ]
+    names: dict[int, str | None] = {id(config): name for config, name in find_configs(model)}
+    for host in find_intercepted(model):
+        if needs_sdpa(host):  # the others compute by themselves, and are refused
+            names[id(host.config)] = SDPA if host._supports_sdpa else host.config._attn_implementation_internal
+    configs = [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
     forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
     return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -122,14 +123,23 @@ class Sequences:
         self._length = self.forward.offset + queries
         self._check_rows(call)
 
+    def has_rows(self, count: int) -> bool:
+        """Return whether hidden states of so many rows may be those of the batch. UserError if attention has more."""
+        if count < self._batch:
+            self._refuse_rows(count, self._batch)
+        return self._batch in (0, count)
+
     def check_batch(self, call: AttentionCall) -> None:
         """Raise a UserError if a later layer has other rows than the first, as windows folded into the batch."""
         rows = call.query.shape[0]
         if rows != self._batch:
-            raise UserError(
-                f"cannot observe {type(self.stack.module).__name__}: its layers attend in batches of {self._batch} and "
-                f"of {rows} rows, as models do that fold windows or groups of tokens into the batch"
-            )
+            self._refuse_rows(self._batch, rows)
+
+    def _refuse_rows(self, rows: int, others: int) -> NoReturn:
+        raise UserError(
+            f"cannot observe {self._name}: its layers work on {rows} and on {others} rows, as models do that fold "
+            "windows or groups of tokens into the batch"
+        )
 
     def _check_rows(self, call: AttentionCall) -> None:
         """Raise a UserError if the keys of the forward before are no longer in their rows."""
