@@ -40,7 +40,7 @@ def check_host(host: Host) -> Row:
         except Exception:
             if host.kind != "causal":
                 raise
-            model = make_model(host.class_name, config.get_text_config())
+            model = make_model(host.class_name, config.get_text_config(decoder=True))
     except Exception as error:
         return row | {"state": "not buildable", "why": _describe(error)}
     try:

@@ -11,6 +11,7 @@ from experiments.hosts.catalog import KINDS
 
 PAGE = Path("docs/models.md")
 STATES = ("exact", "refused", "not buildable", "silent", "error")
+WITHOUT_ATTENTION, NO_LAYERS = ("rwkv",), "it has no stack of attention layers"
 INTRODUCTION = """\
 # Models
 
@@ -30,7 +31,7 @@ watches. Made by `make hosts`.
 
 def make_page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page: counts, then the hosts of each kind."""
-    parts = [INTRODUCTION, _summary(rows)]
+    parts = [INTRODUCTION, _summary(rows), _count_causal(rows)]
     for kind in KINDS:
         selected = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["type"])
         if not selected:
@@ -53,6 +54,17 @@ def _summary(rows: Sequence[dict[str, Any]]) -> str:
         numbers = [sum(counts.values()), *(counts[state] for state in STATES)]
         lines.append(f"| {kind} | " + " | ".join(map(str, numbers)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _count_causal(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many causal models with attention are exact, of those that could be built."""
+    built = [row for row in rows if row["kind"] == "causal" and row["state"] != "not buildable"]
+    without = [row for row in built if row["type"] in WITHOUT_ATTENTION or NO_LAYERS in row.get("why", "")]
+    exact, count = sum(row["state"] == "exact" for row in built), len(built) - len(without)
+    return (
+        f"Of the {count} causal types that could be built and have attention, {exact} are exact ({exact / count:.0%}). "
+        f"{len(without)} have none: {', '.join(row['type'] for row in without)}.\n"
+    )
 
 
 def _line(row: dict[str, Any]) -> str:

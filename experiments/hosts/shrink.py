@@ -12,6 +12,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from experiments.hosts.configs import CONFIGS
+
 WIDTH, HEADS, HEAD_WIDTH, LAYERS, VOCABULARY = 32, 4, 8, 2, 100
 MAX_PARAMETERS = 20_000_000
 SIZES = {
@@ -51,13 +53,6 @@ LISTS: dict[str, Any] = {
     "mrope_section": [1, 1, 2], "cross_attention_layers": [1], "conv_dim": [16, 16], "conv_stride": [5, 4],
     "conv_kernel": [10, 4], "attn_type_list": [0, 1], "intermediate_layers_indices": [0],
 }  # fmt: skip
-BY_TYPE: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "layers_block_type": ["mamba", "attention"]},
-    "xmod": {"default_language": "en_XX"},
-    "kimi_linear": {"num_experts_per_token": 2},
-}
-"""Fields of a type beside the others."""
 _LAYERS = re.compile(r"(^|_)(n_)?(layers?|blocks?|depth)$|^num_hidden_layers|layers$")
 _HEADS = re.compile(r"heads?$")
 _WIDTH = re.compile(r"(hidden|embed|model|dim|width|channels|ffn|_ff|inner|intermediate|size|units|n_embd)")
@@ -66,10 +61,10 @@ _KEEP = re.compile(r"token|kernel|stride|index|range|max_|position|chunk|context
 
 def make_config(model_type: str) -> Any:
     """Return the smallest config of a type that still goes through all kinds of its layers."""
+    if model_type in CONFIGS:
+        return CONFIG_MAPPING[model_type](**CONFIGS[model_type])
     config = CONFIG_MAPPING[model_type]()
     _shrink(config, set())
-    for name, value in BY_TYPE.get(model_type, {}).items():
-        setattr(config, name, value)
     return config
 
 

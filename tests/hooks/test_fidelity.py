@@ -122,3 +122,22 @@ def test_a_model_that_takes_no_tokens_is_watched_all_the_same() -> None:
     plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
     verify_routing(plain)
     assert len(fidelity._VERIFIED) == 1
+
+
+def test_what_is_no_number_in_the_model_itself_is_left_to_the_measurement() -> None:
+    expected = torch.tensor([1.0, float("nan"), 2.0])
+    assert fidelity._distance(expected, torch.tensor([1.0, 5.0, 2.0]), None) == 0
+    assert not fidelity._distance(expected, torch.tensor([float("nan"), 5.0, 2.0]), None) <= 1
+
+
+def test_a_difference_without_effect_refuses_nothing() -> None:
+    """Queries that see no key have other outputs in each implementation, which nobody reads."""
+    model = model_of("Llama")
+    module, states = model.layers[0].self_attn, torch.randn(2, 1, 6, 32)
+    tracer = fidelity._Tracer()
+    tracer.modules = {module: None}
+    own = fidelity._Pass({module: [(states[0], states[0])]}, states[0])
+    routed = fidelity._Pass({module: [(states[0], states[1])]}, states[0])
+    assert fidelity._find_difference(model, own, routed, tracer, {}) is None
+    routed = fidelity._Pass({module: [(states[0], states[1])]}, states[1])
+    assert "layers.0.self_attn" in str(fidelity._find_difference(model, own, routed, tracer, {}))

@@ -18,7 +18,7 @@ from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import eval_mode, smallest_input
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs
-from regard.hooks.routing import observing
+from regard.hooks.routing import no_attention_interface, observing
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Largest ‖a − b‖/‖a‖ of the output of a layer, by the dtype of the model."""
@@ -78,12 +78,16 @@ def verify_routing(model: nn.Module) -> None:
                 except _FAILURES as error:
                     if isinstance(error, UserError):
                         raise
+                    if not tracer.modules:
+                        raise no_attention_interface(model) from error
                     raise UserError(
                         f"cannot observe {type(model).__name__}: its attention through Regard ends in "
                         f"{type(error).__name__}: {describe_error(error)[:200]}"
                     ) from error
             difference = _find_difference(model, own, routed, tracer, inputs)
             if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
+                if not tracer.modules:
+                    raise no_attention_interface(model)
                 raise UserError(
                     f"cannot observe {type(model).__name__}: {difference}. Please report this model; verify=False "
                     "(--skip-verification) measures it nevertheless"
@@ -162,9 +166,13 @@ def _first_tensor(output: Any) -> Tensor | None:
 def _find_difference(
     model: nn.Module, own: _Pass, routed: _Pass, tracer: _Tracer, inputs: Mapping[str, Any]
 ) -> str | None:
-    """Return where two forwards differ first though they read the same; None if they do nowhere."""
+    """Return where two forwards differ first though they read the same; None if they come to the same."""
     paths = {module: path for path, module in model.named_modules()}
-    mask, is_compared = inputs.get("attention_mask"), False
+    mask, is_compared, distance = inputs.get("attention_mask"), False, float("inf")
+    if own.output is not None and routed.output is not None:
+        distance = _distance(own.output, routed.output, mask)
+        if distance <= TOLERANCE.get(own.output.dtype, HALF_TOLERANCE):
+            return None  # what differs on the way has no effect, such as queries that see no key
     for module in tracer.modules:
         for (own_input, own_output), (read, written) in zip(
             own.calls.get(module, ()), routed.calls.get(module, ()), strict=False
@@ -173,22 +181,19 @@ def _find_difference(
             if _distance(own_input, read, mask) > tolerance / 4:
                 continue  # what came before it differs by rounding that a router or the like made larger
             is_compared = True
-            distance = _distance(own_output, written, mask)
-            if not distance <= tolerance:
-                return f"{paths[module]} returns {distance:.1%} other values through Regard than by itself"
-    if not is_compared and own.output is not None and routed.output is not None:
-        distance = _distance(own.output, routed.output, mask)
-        if not distance <= TOLERANCE.get(own.output.dtype, HALF_TOLERANCE):
-            return f"its output through Regard is {distance:.1%} another one"
-    return None
+            change = _distance(own_output, written, mask)
+            if not change <= tolerance:
+                return f"{paths[module]} returns {change:.1%} other values through Regard than by itself"
+    return None if is_compared else f"its output through Regard is {distance:.1%} another one"
 
 
 def _distance(expected: Tensor, actual: Tensor, mask: Tensor | None) -> float:
-    """Return ‖a − b‖/‖a‖ over real tokens."""
+    """Return ‖a − b‖/‖a‖ over real tokens, where a is finite."""
     if expected.shape != actual.shape:
         return float("inf")
     if mask is not None and expected.shape[:2] == mask.shape:
         expected, actual = expected[mask.bool()], actual[mask.bool()]
-    expected, actual = expected.double(), actual.double()
+    finite = expected.isfinite()
+    expected, actual = expected[finite].double(), actual[finite].double()
     norm, difference = float(expected.norm()), float((expected - actual).norm())
     return 0.0 if difference == 0 else difference / norm if norm else float("inf")

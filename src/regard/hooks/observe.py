@@ -254,7 +254,14 @@ class Watch(Observer):
             sequences.check_batch(call)
         if not self._is_observed(position.layer) or (position.is_repeat and not (self._vectors or self._projected)):
             return None
-        call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))
+        queries = call.query.shape[2]
+        query_mask = forward.query_mask(queries)
+        if query_mask is not None and query_mask.shape[-1] != queries:
+            raise UserError(
+                f"cannot observe padding in {type(sequences.stack.module).__name__}: the attention mask has "
+                f"{query_mask.shape[-1]} tokens where {queries} attend; leave out padding, one sequence per batch"
+            )
+        call = replace(call, query_mask=query_mask)
         if kind == "cross":
             return replace(call, starts=_find_starts(forward.encoder_mask, call, 0)), self._request
         dropped = sequences.first_key(call)
