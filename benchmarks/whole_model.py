@@ -26,9 +26,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, L
 
 import regard
 from benchmarks.timing import parser, prepared, race, row, show, write
-from regard.statistics import ColumnMass, FirstMass, SinkDeviation
-from regard.statistics.keys import KeyNorm
-from regard.statistics.rows import Entropy
+from regard.statistics import STATISTICS, ColumnMass, FirstMass, SinkDeviation
 
 LAYERS, HEADS, FIRST = 12, 12, 4
 MOST_MEMORY = 6 * 2**30
@@ -103,9 +101,9 @@ class Case:
         """Everybody who can run here."""
         found: dict[str, Callable[[], object]] = {
             "plain": self.plain,
-            "regard": lambda: self.watched(ColumnMass, SinkDeviation, Entropy, lambda: FirstMass(FIRST)),
+            "regard": lambda: self.watched(ColumnMass, SinkDeviation, STATISTICS["entropy"], lambda: FirstMass(FIRST)),
             "first": lambda: self.watched(lambda: FirstMass(FIRST)),
-            "norms": lambda: self.watched(KeyNorm),
+            "norms": lambda: self.watched(STATISTICS["key_norm"]),
         }
         matrix = self.batch * HEADS * self.length**2 * 4
         if LAYERS * matrix <= MOST_MEMORY:

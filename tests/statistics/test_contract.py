@@ -285,7 +285,8 @@ def test_what_a_model_gives_in_single_precision_is_enough(
 @everywhere
 def test_a_statistic_says_what_it_is(new: Callable[[], Statistic]) -> None:
     statistic = new()
-    assert STATISTICS[statistic.name] is type(statistic)
+    named = STATISTICS[statistic.name]()
+    assert (named.name, type(named)) == (statistic.name, type(statistic))
     assert statistic.needs
     assert statistic.info.title
     assert statistic.info.description

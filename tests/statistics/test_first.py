@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.statistics import HiddenNorm, Observation, SinkRate
+from regard.statistics import STATISTICS, Observation, SinkRate
 from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 
 
@@ -43,7 +43,7 @@ def test_what_stands_in_front_is_a_sink_and_no_position() -> None:
     """A token in front takes 1, 0.8 and 0.3 of three queries; of two given tokens the first gets 0.2 and 0.6."""
     weights = torch.tensor([[[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.3, 0.6, 0.1]]], dtype=torch.float64)
     layer = observed(weights, hidden_norm=torch.tensor([[9.0, 3.0, 2.0]]))
-    statistics = [TokenFirst(each, 2) for each in (FirstAlpha(), SinkRate([0.35], 2), HiddenNorm())]
+    statistics = [TokenFirst(each, 2) for each in (FirstAlpha(), SinkRate([0.35], 2), STATISTICS["hidden_norm"]())]
     found = {}
     for statistic in (*statistics, VirtualSink(0.5, 2)):
         statistic.update([layer])

@@ -8,23 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from regard.statistics import Observation, Statistic
-from regard.statistics.keys import HiddenNorm, KeyNorm, QKCosine, QKNorm, ValueNorm, ValueWeightedMass
+from regard.statistics import STATISTICS, Observation
 
 LENGTHS = ((1, 6), (2, 3), (3, 1))
 
 
-@pytest.mark.parametrize("statistic", [KeyNorm, ValueNorm])
+@pytest.mark.parametrize("name", ["key_norm", "value_norm"])
 def test_norms_by_position_and_of_the_first_against_the_rest(
-    statistic: Callable[[], Statistic],
+    name: str,
     random_sample: Callable[..., Any],
     observe: Callable[..., Observation],
     value_of: Callable[..., float],
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in LENGTHS]
-    measured = statistic()
+    measured = STATISTICS[name]()
     measured.update([observe(samples)])
-    rows, name = measured.result(), measured.name
+    rows = measured.result()
     norms = [s.tensors[name][0].tolist() for s in samples]
     for k in range(6):
         there = [n[k] for n in norms if k < len(n)]
@@ -38,7 +37,7 @@ def test_hidden_norms_have_no_head(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length, layer=-1) for seed, length in LENGTHS]
-    measured = HiddenNorm()
+    measured = STATISTICS["hidden_norm"]()
     measured.update([observe(samples)])
     rows = measured.result()
     norms = [[sum(x * x for x in h) ** 0.5 for h in s.hidden.tolist()] for s in samples]
@@ -52,16 +51,16 @@ def test_hidden_norms_have_no_head(
 
 def test_a_ratio_to_nothing_is_left_out(make: Callable[..., Any], observe: Callable[..., Observation]) -> None:
     values = {"value_norm": torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 6.0]]).double()}
-    measured = ValueNorm()
+    measured = STATISTICS["value_norm"]()
     measured.update([observe([make(torch.eye(3).double().repeat(2, 1, 1), tensors=values)])])
     ratios = [(row.head, row.value) for row in measured.result() if row.statistic.endswith("ratio")]
     assert ratios == [(1, 0.25)]
 
 
 @pytest.mark.parametrize("site", ["decoder", "encoder"])
-@pytest.mark.parametrize("statistic,name", [(QKCosine, "cosine_sum"), (QKNorm, "norm_sum")])
+@pytest.mark.parametrize("statistic,name", [("qk_cosine", "cosine_sum"), ("qk_norm", "norm_sum")])
 def test_products_are_averaged_over_the_queries_that_may_see_a_key(
-    statistic: Callable[[], Statistic],
+    statistic: str,
     name: str,
     site: str,
     make: Callable[..., Any],
@@ -76,7 +75,7 @@ def test_products_are_averaged_over_the_queries_that_may_see_a_key(
         pairs.append(values)
         sums = {name: values.sum(1), "pair_count": (values != 0).double().sum(1)}
         samples.append(make(torch.eye(length).double().repeat(2, 1, 1), site=site, tensors=sums))
-    measured = statistic()
+    measured = STATISTICS[statistic]()
     measured.update([observe(samples)])
     for head in range(2):
         for k in range(6):
@@ -92,7 +91,7 @@ def test_value_weighted_mass_is_the_mean_over_queries(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in LENGTHS]
-    measured = ValueWeightedMass()
+    measured = STATISTICS["value_weighted_mass"]()
     measured.update([observe(samples)])
     for head in range(2):
         for k in range(6):

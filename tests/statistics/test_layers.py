@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.statistics import Observation
-from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound, matrix_entropy
+from regard.statistics import STATISTICS, Observation
+from regard.statistics.layers import matrix_entropy
 
 
 def pairwise(hidden: np.ndarray) -> float:
@@ -32,7 +32,7 @@ def test_over_smoothing_is_the_mean_over_pairs(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 2), (3, 4), (4, 1))]
-    measured = OverSmoothing()
+    measured = STATISTICS["over_smoothing"]()
     measured.update([observe(samples)])
     expected = [pairwise(s.hidden.numpy()) for s in samples[:3]]
     rows = measured.result()
@@ -47,7 +47,7 @@ def test_over_smoothing_has_its_bounds(
     make: Callable[..., Any], observe: Callable[..., Observation], seed: int, length: int, width: int, shift: float
 ) -> None:
     hidden = torch.randn(length, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + shift
-    measured = OverSmoothing()
+    measured = STATISTICS["over_smoothing"]()
     measured.update([observe([make(torch.eye(length, dtype=torch.float64)[None], hidden=hidden)])])
     assert -1 / (length - 1) - 1e-12 <= measured.result()[0].value <= 1 + 1e-12
 
@@ -57,7 +57,7 @@ def test_over_smoothing_of_known_states(
 ) -> None:
     same, opposite = torch.ones(4, 3).double(), torch.tensor([[2.0, 0.0], [-3.0, 0.0]]).double()
     for hidden, expected in ((same, 1.0), (opposite, -1.0), (torch.eye(5).double(), 0.0)):
-        measured = OverSmoothing()
+        measured = STATISTICS["over_smoothing"]()
         measured.update([observe([make(torch.eye(len(hidden), dtype=torch.float64)[None], hidden=hidden)])])
         assert value_of(measured.result()) == pytest.approx(expected, abs=1e-12)
 
@@ -81,7 +81,7 @@ def test_matrix_entropy_is_that_of_the_gram_matrix(
         gram = unit @ unit.T / len(unit)
         assert np.trace(gram) == pytest.approx(1)
         entropies.append(-sum(x * math.log(x) for x in np.linalg.eigvalsh(gram) if x > 1e-14))
-    measured = MatrixEntropy()
+    measured = STATISTICS["matrix_entropy"]()
     measured.update([observe(samples)])
     assert value_of(measured.result()) == pytest.approx(sum(entropies) / 3)
 
@@ -97,7 +97,7 @@ def test_massive_activations_are_the_largest_and_the_median(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 1), (3, 4))]
-    measured = MassiveActivations()
+    measured = STATISTICS["massive_activations"]()
     measured.update([observe(samples)])
     rows = measured.result()
     ordered = [sorted(abs(x) for x in s.hidden.flatten().tolist()) for s in samples]
@@ -116,7 +116,7 @@ def test_spectral_bound_bounds_what_a_head_lets_through(
 ) -> None:
     """λ_max ≥ max_i Σ_k (a_ki − d_i)², and dist(AH) ≤ √λ_max dist(H)."""
     sample = random_sample(1, 8, 8, "encoder")
-    measured = SpectralBound()
+    measured = STATISTICS["spectral_bound"]()
     measured.update([observe([sample])])
     for head, a in enumerate(sample.matrix.numpy()):
         bound = value_of(measured.result(), head=head)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.statistics import Observation, Statistic
-from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
+from regard.statistics import STATISTICS, Observation
 
 
 def entropy(row: list[float], _i: int) -> float:
@@ -33,12 +32,12 @@ def virtual(row: list[float], _i: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "statistic,definition",
-    [(Entropy, entropy), (Distance, distance), (RowSum, row_sum), (VirtualSinkMass, virtual)],
+    "name,definition",
+    [("entropy", entropy), ("distance", distance), ("row_sum", row_sum), ("virtual_sink_mass", virtual)],
 )
 @pytest.mark.parametrize("site", ["decoder", "encoder"])
 def test_mean_over_queries_and_profile(
-    statistic: Callable[[], Statistic],
+    name: str,
     definition: Callable[[list[float], int], float],
     site: str,
     attention: Callable[..., Tensor],
@@ -49,7 +48,7 @@ def test_mean_over_queries_and_profile(
     """The mean over a sample's queries, then over samples; the profile over samples long enough. Rows sum to 0.9."""
     generator = torch.Generator().manual_seed(5)
     matrices = [0.9 * attention(generator, n, n, causal=site == "decoder") for n in (6, 2, 9)]
-    measured = statistic()
+    measured = STATISTICS[name]()
     measured.update([observe([make(m, site=site) for m in matrices])])
     rows = measured.result()
     for head in range(2):
@@ -72,7 +71,7 @@ def test_entropy_lies_between_zero_and_the_logarithm_of_the_keys(
     length: int,
     causal: bool,
 ) -> None:
-    measured = Entropy()
+    measured = STATISTICS["entropy"]()
     matrix = attention(torch.Generator().manual_seed(seed), length, length, causal=causal)
     measured.update([observe([make(matrix, site="decoder" if causal else "encoder")])])
     for row in measured.result():
@@ -89,20 +88,20 @@ def test_known_heads(
     previous = torch.diag(torch.ones(n - 1, dtype=torch.float64), -1)
     previous[0, 0] = 1
     both = observe([make(torch.stack([uniform, previous]), site="encoder")])
-    measured = {statistic: statistic() for statistic in (Entropy, Distance)}
+    measured = {name: STATISTICS[name]() for name in ("entropy", "distance")}
     for one in measured.values():
         one.update([both])
-    assert value_of(measured[Entropy].result(), head=0, position=None) == pytest.approx(math.log(n))
-    assert value_of(measured[Entropy].result(), head=1, position=None) == pytest.approx(0, abs=1e-12)
-    assert value_of(measured[Distance].result(), head=0, position=None) == pytest.approx((n * n - 1) / (3 * n))
-    assert value_of(measured[Distance].result(), head=1, position=None) == pytest.approx((n - 1) / n)
+    assert value_of(measured["entropy"].result(), head=0, position=None) == pytest.approx(math.log(n))
+    assert value_of(measured["entropy"].result(), head=1, position=None) == pytest.approx(0, abs=1e-12)
+    assert value_of(measured["distance"].result(), head=0, position=None) == pytest.approx((n * n - 1) / (3 * n))
+    assert value_of(measured["distance"].result(), head=1, position=None) == pytest.approx((n - 1) / n)
 
 
 def test_distance_means_nothing_between_two_sequences(
     random_sample: Callable[..., Any], observe: Callable[..., Observation]
 ) -> None:
     for site, expected in (("cross", False), ("cross@decoder.1", False), ("encoder", True)):
-        measured = Distance()
+        measured = STATISTICS["distance"]()
         measured.update([observe([random_sample(1, 4, 4, site)])])
         assert bool(measured.result()) == expected
 
@@ -111,7 +110,7 @@ def test_head_output_norm_is_that_of_each_query(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     samples = [random_sample(seed, length) for seed, length in ((1, 5), (2, 3))]
-    measured = HeadOutputNorm()
+    measured = STATISTICS["head_output_norm"]()
     measured.update([observe(samples)])
     for head in range(2):
         means = [sum(s.tensors["output_norm"][head].tolist()) / s.length for s in samples]

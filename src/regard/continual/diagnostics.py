@@ -23,7 +23,7 @@ from regard.statistics import (
     StatisticKey,
     StatisticRow,
 )
-from regard.statistics.layers import OverSmoothing, SpectralBound
+from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.sink_tokens import CommonSinkRatio
 from regard.statistics.sinks import topk_keys, topk_valid
 from regard.statistics.table import make_table
@@ -171,8 +171,8 @@ class _TokenDegrees(ColumnMass):
 _STATISTICS: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
     "sink_deviation": lambda top, common: SinkDeviation(top),
     "common_sink_ratio": lambda top, common: CommonSinkRatio(common, top=top),
-    "over_smoothing": lambda top, common: OverSmoothing(),
-    "spectral_bound": lambda top, common: SpectralBound(),
+    "over_smoothing": lambda top, common: LAYER_STATISTICS["over_smoothing"](),
+    "spectral_bound": lambda top, common: LAYER_STATISTICS["spectral_bound"](),
     "sink_degree": lambda top, common: _SinkDegree(top),
 }
 _SINK_STATISTICS = ("sink_deviation", "common_sink_ratio", "sink_degree")

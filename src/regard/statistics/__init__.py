@@ -5,9 +5,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.statistics.dependence import InputDependence
-from regard.statistics.keys import HiddenNorm, KeyNorm, QKCosine, QKNorm, ValueNorm, ValueWeightedMass
-from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound
-from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
+from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
@@ -28,21 +26,7 @@ STATISTICS: dict[str, Callable[[], Statistic]] = {
     "sink_deviation": SinkDeviation,
     "sink_tokens": SinkTokens,
     "common_sink_ratio": CommonSinkRatio,
-    "entropy": Entropy,
-    "distance": Distance,
-    "row_sum": RowSum,
-    "virtual_sink_mass": VirtualSinkMass,
-    "over_smoothing": OverSmoothing,
-    "spectral_bound": SpectralBound,
-    "hidden_norm": HiddenNorm,
-    "massive_activations": MassiveActivations,
-    "key_norm": KeyNorm,
-    "value_norm": ValueNorm,
-    "qk_cosine": QKCosine,
-    "qk_norm": QKNorm,
-    "value_weighted_mass": ValueWeightedMass,
-    "head_output_norm": HeadOutputNorm,
-    "matrix_entropy": MatrixEntropy,
+    **LAYER_STATISTICS,
     "input_dependence": InputDependence,
 }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.statistics.rows import mean_over_queries
+from regard.statistics.layers import mean_over_queries
 from regard.statistics.sinks import alpha_of_keys, sink_rate
 from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
 

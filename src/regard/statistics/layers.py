@@ -1,14 +1,91 @@
-"""Statistics of the hidden states of a layer."""
+"""Statistics of one layer: of the weights of each query, of keys and values by position, and of hidden states."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import BAI, GU, Observation, PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
+LayerFunction = Callable[[PerLayer, Observation, Tensor], Iterator[SampleValues]]
+
+
+class LayerStatistic(PerLayer):
+    """A statistic by a function of a layer and of the first reduction that it needs."""
+
+    def __init__(self, name: str, function: LayerFunction, needs: tuple[str, ...], info: StatisticInfo) -> None:
+        super().__init__()
+        self.name, self.function, self.info = name, function, info
+        self.reduction, self.needs = needs[0], frozenset(needs)
+
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
+        return self.function(self, layer, layer.tensors[self.reduction])
+
+
+def _define(function: LayerFunction, *needs: str, **info: str) -> Callable[[str], LayerStatistic]:
+    """Return what makes a statistic of a name, which needs the reduction of this name unless it names others."""
+    return lambda name: LayerStatistic(name, function, needs or (name,), StatisticInfo(**info))
+
+
+# -- queries --------------------------------------------------------------------------------------------
+
+
+def mean_over_queries(
+    values: Float[Tensor, "sample head query"], real: Bool[Tensor, "sample query"]
+) -> Float[Tensor, "sample head"]:
+    """Return the mean over the real queries of each sample."""
+    return values.double().masked_fill(~real[:, None], 0.0).sum(-1) / real.sum(-1)[:, None].clamp(min=1)
+
+
+def _per_query(statistic: PerLayer, layer: Observation, values: Tensor) -> Iterator[SampleValues]:
+    """Yield the mean over the queries of a sample, and the profile over query positions."""
+    real = layer.query_mask(values.shape[-1])
+    yield SampleValues(statistic.key(layer, "head"), mean_over_queries(values, real), layer.length > 0)
+    yield SampleValues(statistic.key(layer, "head", "position"), values, real)
+
+
+def _distance(statistic: PerLayer, layer: Observation, values: Tensor) -> Iterator[SampleValues]:
+    if not layer.site.startswith("cross"):
+        yield from _per_query(statistic, layer, values)
+
+
+# -- positions ------------------------------------------------------------------------------------------
+
+
+def first_to_rest_ratio(
+    norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
+) -> Float[Tensor, "sample ..."]:
+    """Return the norm at position 0 over the mean of the others; not finite if there are none, or all are zero."""
+    mask = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
+    others = norms.double().masked_fill(~mask, 0.0)[..., 1:].sum(-1) / (mask.sum(-1) - 1).clamp(min=1)
+    return norms[..., 0].double() / others
+
+
+def _norm(statistic: PerLayer, layer: Observation, norms: Tensor) -> Iterator[SampleValues]:
+    """Yield a norm at each position, and the ratio of the first to the mean of the others; by head if it has heads."""
+    real, axes = layer.key_mask(norms.shape[-1]), ("head",) * (norms.ndim - 2)
+    yield SampleValues(statistic.key(layer, *axes, "position"), norms, real)
+    ratio = first_to_rest_ratio(norms, real)
+    yield SampleValues(statistic.key(layer, *axes, suffix="_sink_ratio"), ratio, ratio.isfinite())
+
+
+def _per_pair(statistic: PerLayer, layer: Observation, sums: Tensor) -> Iterator[SampleValues]:
+    """Yield the mean of a value of pairs over the queries that see each key."""
+    pairs = layer.tensors["pair_count"]
+    present = layer.attended_keys(sums.shape[-1])[:, None] & (pairs > 0)
+    yield SampleValues(statistic.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
+
+
+def per_key(statistic: PerLayer, layer: Observation, sums: Tensor) -> Iterator[SampleValues]:
+    """Yield sums of each key over the queries as means over all queries."""
+    mean = sums / layer.length[:, None, None].clamp(min=1)
+    yield SampleValues(statistic.key(layer, "head", "position"), mean, layer.attended_keys(sums.shape[-1]))
+
+
+# -- hidden states --------------------------------------------------------------------------------------
 
 
 def over_smoothing(
@@ -27,73 +104,137 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     return torch.special.entr(values).sum().clamp(min=0)
 
 
-class OverSmoothing(PerLayer):
-    """The similarity of the tokens of a sample."""
+def _over_smoothing(statistic: PerLayer, layer: Observation, direction: Tensor) -> Iterator[SampleValues]:
+    yield SampleValues(statistic.key(layer), over_smoothing(direction, layer.length), layer.length > 1)
 
-    name = "over_smoothing"
-    info = StatisticInfo(
+
+def _matrix_entropy(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Iterator[SampleValues]:
+    values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
+    yield SampleValues(statistic.key(layer), torch.stack(values), layer.length > 0)
+
+
+def _massive_activations(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Iterator[SampleValues]:
+    flat = [states[:n].flatten() for states, n in zip(hidden.abs(), layer.length.tolist(), strict=True)]
+    samples = [values for values in flat if len(values) >= TOP]
+    if not samples:
+        return
+    tops = torch.stack([values.topk(TOP).values for values in samples])
+    medians = torch.stack([values.median() for values in samples])
+    for rank in range(TOP):
+        yield SampleValues(statistic.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
+    yield SampleValues(statistic.key(layer, suffix="_median"), medians)
+
+
+def _spectral_bound(statistic: PerLayer, layer: Observation, bound: Tensor) -> Iterator[SampleValues]:
+    yield SampleValues(statistic.key(layer, "head"), bound, layer.length > 0)
+
+
+_TABLE: dict[str, Callable[[str], LayerStatistic]] = {
+    "entropy": _define(
+        _per_query,
+        title="Entropy",
+        unit="nats",
+        description="−Σ_j A_ij log A_ij of a query's weights; log n if they are uniform over n keys. A virtual sink "
+        "is not a term of the sum.",
+        source="Shannon entropy of a row",
+    ),
+    "distance": _define(
+        _distance,
+        title="Attended distance",
+        unit="tokens",
+        description="Σ_j A_ij |i − j|: mean distance of the attended keys from the query.",
+        source="mean attention distance (Vig and Belinkov 2019)",
+    ),
+    "row_sum": _define(
+        _per_query,
+        title="Row sum",
+        description="Σ_j A_ij over the tokens: 1 for a softmax, less where a virtual sink takes part of it.",
+        source=f"{GU}, attention operations",
+    ),
+    "virtual_sink_mass": _define(
+        _per_query,
+        title="Virtual-sink mass",
+        description="1 − Σ_j A_ij: what a learned sink logit, an off-by-one softmax or a K/V bias takes.",
+        source=f"{GU}, K/V biases",
+    ),
+    "over_smoothing": _define(
+        _over_smoothing,
+        "direction",
         title="Over-smoothing",
         description="Mean cosine between the hidden states of different tokens of a sample.",
-        source="Bai et al. 2024 (arXiv 2410.05648), over-smoothing",
-    )
-    needs = frozenset({"direction"})
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        yield SampleValues(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
-
-
-class MatrixEntropy(PerLayer):
-    """The spread of the tokens of a sample over directions."""
-
-    name = "matrix_entropy"
-    info = StatisticInfo(
+        source=f"{BAI}, over-smoothing",
+    ),
+    "spectral_bound": _define(
+        _spectral_bound,
+        title="Spectral bound",
+        description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",
+        source=f"{BAI}, spectral bound",
+    ),
+    "hidden_norm": _define(
+        _norm,
+        title="Hidden norm",
+        description="L2 norm of hidden states by position; ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations (|h_1|/|h_t|)",
+    ),
+    "massive_activations": _define(
+        _massive_activations,
+        "hidden",
+        title="Massive activations",
+        description="The three largest |activations| of a sample's hidden states, and the median.",
+        source="Sun et al. 2024 (arXiv 2402.17762)",
+    ),
+    "key_norm": _define(
+        _norm,
+        title="Key norm",
+        description="L2 norm of keys (after RoPE) by position and key/value head; "
+        "ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations",
+    ),
+    "value_norm": _define(
+        _norm,
+        title="Value norm",
+        description="L2 norm of values by position and key/value head; ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations",
+    ),
+    "qk_cosine": _define(
+        _per_pair,
+        "cosine_sum",
+        "pair_count",
+        title="Query–key cosine",
+        description="cos(q_i, k_j), mean over the queries that may see key j.",
+        source=f"{GU}, split of q·k",
+    ),
+    "qk_norm": _define(
+        _per_pair,
+        "norm_sum",
+        "pair_count",
+        title="Query–key norm product",
+        description="|q_i||k_j|, mean over the queries that may see key j.",
+        source=f"{GU}, split of q·k",
+    ),
+    "value_weighted_mass": _define(
+        per_key,
+        "value_weighted_sum",
+        title="Value-weighted mass",
+        description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O; with a "
+        "gate g_i of the outputs (1/n) Σ_i A_ij‖W_O (g_i∘v_j)‖.",
+        source="Kobayashi et al. 2020 (arXiv 2004.10102)",
+    ),
+    "head_output_norm": _define(
+        _per_query,
+        "output_norm",
+        title="Head output norm",
+        description="‖W_O o_i‖ of each head's output, gated if the model gates it; mean over queries.",
+        source="dormant heads (Guo et al. 2024, arXiv 2410.13835)",
+    ),
+    "matrix_entropy": _define(
+        _matrix_entropy,
+        "hidden",
         title="Matrix entropy",
         unit="nats",
         description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
         source="Skean et al. 2025 (arXiv 2502.02013)",
-    )
-    needs = frozenset({"hidden"})
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        hidden = layer.tensors["hidden"]
-        values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
-        yield SampleValues(self.key(layer), torch.stack(values), layer.length > 0)
-
-
-class MassiveActivations(PerLayer):
-    """The largest magnitudes of a layer's activations, and their median."""
-
-    name = "massive_activations"
-    info = StatisticInfo(
-        title="Massive activations",
-        description="The three largest |activations| of a sample's hidden states, and the median.",
-        source="Sun et al. 2024 (arXiv 2402.17762)",
-    )
-    needs = frozenset({"hidden"})
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        hidden = layer.tensors["hidden"].abs()
-        flat = [states[:n].flatten() for states, n in zip(hidden, layer.length.tolist(), strict=True)]
-        samples = [values for values in flat if len(values) >= TOP]
-        if not samples:
-            return
-        tops = torch.stack([values.topk(TOP).values for values in samples])
-        medians = torch.stack([values.median() for values in samples])
-        for rank in range(TOP):
-            yield SampleValues(self.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
-        yield SampleValues(self.key(layer, suffix="_median"), medians)
-
-
-class SpectralBound(PerLayer):
-    """A bound of how much of the differences between tokens a head preserves."""
-
-    name = "spectral_bound"
-    info = StatisticInfo(
-        title="Spectral bound",
-        description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",
-        source="Bai et al. 2024 (arXiv 2410.05648), spectral bound",
-    )
-    needs = frozenset({"spectral_bound"})
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        yield SampleValues(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)
+    ),
+}
+LAYER_STATISTICS: dict[str, Callable[[], LayerStatistic]] = {name: partial(make, name) for name, make in _TABLE.items()}
+"""What makes each statistic of one layer, by name."""

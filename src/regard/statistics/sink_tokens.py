@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.statistics.sinks import BAI, PERCENT, strongest_keys
-from regard.statistics.statistic import Observation, PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
+from regard.statistics.sinks import PERCENT, strongest_keys
+from regard.statistics.statistic import BAI, Observation, PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
 
 
 class CommonSinkRatio(PerLayer):

@@ -7,9 +7,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo, StatisticKey
+from regard.statistics.layers import per_key
+from regard.statistics.statistic import (
+    BAI,
+    GU,
+    Average,
+    Observation,
+    PerLayer,
+    SampleValues,
+    StatisticInfo,
+    StatisticKey,
+)
 
-BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
 MAX_ALPHA = 1.001
 """α_k is an average of weights: it is above 1 by rounding only."""
@@ -152,9 +161,7 @@ class ColumnMass(PerLayer):
     needs = frozenset({"column_mass"})
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        mass = layer.tensors["column_mass"]
-        degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))
+        return per_key(self, layer, layer.tensors["column_mass"])
 
 
 class FirstMass(PerLayer):

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-GU = "Gu et al. 2025 (arXiv 2410.10781)"
+GU, BAI = "Gu et al. 2025 (arXiv 2410.10781)", "Bai et al. 2024 (arXiv 2410.05648)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from regard.hooks.observe import watching
 from regard.hooks.routing import observing
 from regard.statistics import SinkRate, StatisticRow
 from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
-from regard.statistics.keys import HiddenNorm
+from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.table import make_table
 
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
@@ -127,7 +127,7 @@ class SinkMonitor(_PeriodicMonitor):
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         observer = _VirtualSinkObserver(length)
-        first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
+        first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), LAYER_STATISTICS["hidden_norm"]())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
         one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
         options = {"logits_to_keep": 1} if one_logit else {}
