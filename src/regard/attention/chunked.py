@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.row_chunks import RowChunk, RowChunks
+from regard.attention.chunks import RowChunk, RowChunks
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64
@@ -27,11 +27,8 @@ def chunked(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch h
     """Return the output of a whole causal sequence whose weighting is linear, in the dtype of its queries."""
     assert operation.weighting == "linear"
     assert operation.window is None
-    plan = _Plan(
-        normalisation=operation.normalisation,
-        scale=call.scale,
-        prefix=min(operation.prefix, call.key.shape[2]),
-    )
+    prefix = min(operation.prefix, call.key.shape[2])
+    plan = _Plan(normalisation=operation.normalisation, scale=call.scale, prefix=prefix)
     output: Tensor = _Chunked.apply(call.query, call.key, call.value, plan)
     if operation.extra_value is None:
         return output

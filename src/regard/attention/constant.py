@@ -93,9 +93,11 @@ def _moved_output(call: AttentionCall, constant: ConstantHeadsInput, value: Tens
 
 def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: ConstantHeadsInput) -> Tensor:
     """Return C·V for the whole batch: one product a head, with the values of all samples side by side."""
-    batch, heads, _, width = value.shape
-    queries = matrices.shape[1]
-    product = torch.bmm(matrices, _side_by_side(value, call.key_mask))
+    batch, heads, keys, width = value.shape
+    queries, by_key = matrices.shape[1], value.permute(1, 2, 0, 3)
+    if call.key_mask is not None:
+        by_key = by_key * call.key_mask.mT[None, :, :, None]
+    product = torch.bmm(matrices, by_key.reshape(heads, keys, -1))
     output = product.view(heads, queries, batch, width).permute(2, 1, 0, 3)
     factor = _row_factor(call, matrices, constant)
     if factor is None:
@@ -103,15 +105,6 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
     if torch.is_grad_enabled() and (output.requires_grad or factor.requires_grad):
         return (output * factor).contiguous()
     return torch.mul(output, factor, out=value.new_empty(batch, queries, heads, width))
-
-
-def _side_by_side(value: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Return the values as (constant, key, batch × width), zero at padding."""
-    heads, keys = value.shape[1:3]
-    by_key = value.permute(1, 2, 0, 3)
-    if key_mask is not None:
-        by_key = by_key * key_mask.mT[None, :, :, None]
-    return by_key.reshape(heads, keys, -1)
 
 
 def _row_factor(call: AttentionCall, matrices: Tensor, constant: ConstantHeadsInput) -> Tensor | None:

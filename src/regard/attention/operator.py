@@ -16,10 +16,9 @@ from regard.attention.constant import constant_output
 from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
 from regard.attention.lse import attend_with_lse, first_mass, supports_lse
-from regard.attention.onepass import one_pass
+from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import WEIGHT_REDUCTIONS, Backend, ReductionRequest, reduce_dense
-from regard.attention.spectrum import spectral_bound
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operation_output,
@@ -50,8 +49,7 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
         return output + extra_value.to(output.dtype), reductions
     needs_graph = torch.is_grad_enabled() and call.requires_grad
     if not request.names or call.dropout or needs_graph or call.operation is not None:
-        output = compute_output(call)
-        return output, reduce(call, request)
+        return compute_output(call), reduce(call, request)
     if supports_lse(call, request):
         return attend_with_lse(call, request)
     if call.query.is_cuda:
@@ -78,7 +76,11 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
     if call.operation is not None:
         return BACKENDS[select_backend(call, call.operation)](call, call.operation)
     if call.softcap is None and call.sink is None:
-        return _scaled_dot_product_attention(call)
+        mask = _sdpa_mask(call)
+        is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
+        return sdpa(
+            call, visible_mask(call) if mask is None and call.causal and not is_causal else mask, is_causal=is_causal
+        )
     if _is_whole_sequence(call):
         return fused(call, Operation())
     if (torch.is_grad_enabled() and call.requires_grad) or call.dropout:
@@ -197,14 +199,6 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
 def _computed_by(backend: Backend) -> list[str]:
     """Return the names of the reductions that a backend computes."""
     return [name for name, reduction in WEIGHT_REDUCTIONS.items() if backend in reduction.backends]
-
-
-def _scaled_dot_product_attention(call: AttentionCall) -> Tensor:
-    mask = _sdpa_mask(call)
-    is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
-    if mask is None and call.causal and not is_causal:
-        mask = visible_mask(call)
-    return sdpa(call, mask, is_causal=is_causal)
 
 
 def _sdpa_mask(call: AttentionCall) -> Tensor | None:

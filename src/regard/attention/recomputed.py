@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
+from regard.attention.chunks import AttentionSpan, RowChunk, RowChunks, Tile
 from regard.attention.fused import column_score
 from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS
-from regard.attention.row_chunks import RowChunk, RowChunks
-from regard.attention.span import AttentionSpan, Tile
 
 ROWS, KEYS = 64, 1024
 """Queries in a tile, and most keys of a row that need not be whole."""
@@ -299,12 +298,8 @@ class _Recomputed(torch.autograd.Function):
                 if heads.column is not None and s is not None and column_grad is not None:
                     part = workspace.column_backward(heads.column, s, less, bases)
                     chunks.put(part, column_grad[..., None], chunk)
-        bias_grad = None if line_grad is None else _fold_line(line_grad.flatten(0, 1))
+        bias_grad = None
+        if line_grad is not None:  # the bias of the first distance is also that of all later keys
+            later, bias_grad = line_grad.flatten(0, 1).chunk(2, dim=1)
+            bias_grad[:, 0] += later.sum(1)
         return (*grads, bias_grad, column_grad, None, None)
-
-
-def _fold_line(line_grad: Tensor) -> Tensor:
-    """Return the gradient of biases by distance, the first of which is also that of all later keys."""
-    later, bias_grad = line_grad.chunk(2, dim=1)
-    bias_grad[:, 0] += later.sum(1)
-    return bias_grad

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from jaxtyping import Float
-from torch import Tensor
-
 from regard.statistics.layers import mean_over_queries
 from regard.statistics.sinks import alpha_of_keys, sink_rate
 from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
@@ -75,15 +72,12 @@ class VirtualSink(PerLayer):
         self.epsilon, self.tokens = epsilon, tokens
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        alpha, present = self._alpha(layer), layer.length > 0
-        yield SampleValues(self.key(layer, "head"), alpha, present)
-        rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
-        yield SampleValues(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)
-
-    def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
-        missing = layer.tensors["virtual_sink_mass"]
+        missing, present = layer.tensors["virtual_sink_mass"], layer.length > 0
         mean = mean_over_queries(missing, layer.query_mask(missing.shape[-1]))
         front = layer.tensors["column_mass"][..., : num_prepended_tokens(layer, self.tokens)].double().sum(-1)
         length = layer.length[:, None]
         alpha = mean + front / length
-        return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha
+        alpha = (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha
+        yield SampleValues(self.key(layer, "head"), alpha, present)
+        rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
+        yield SampleValues(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)

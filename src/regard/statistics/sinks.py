@@ -24,31 +24,21 @@ MAX_ALPHA = 1.001
 """α_k is an average of weights: it is above 1 by rounding only."""
 
 
-def mean_received_attention(
-    column_mass: Float[Tensor, "sample head key"], queries: Int[Tensor, "sample key"]
-) -> Float[Tensor, "sample head key"]:
-    """Return α_k, the attention to key k averaged over the queries that may see it (Gu et al. 2025, Sink_k^ε)."""
-    return column_mass / queries[:, None].clamp(min=1)
-
-
 def alpha_of_keys(
     layer: Observation, column_mass: Float[Tensor, "sample head key"]
 ) -> Float[Tensor, "sample head key"]:
-    """Return α_k of the first keys of a layer.
+    """Return α_k = Σ_i A_ik / n_k of the first keys of a layer, the attention to a key that a query may pay on average.
 
-    Args:
-        layer: The layer.
-        column_mass: Σ_i A_ik of its first keys.
-
-    Returns:
-        Σ_i A_ik / n_k, with n_k as `Observation.num_visible_queries` counts them: T − k + 1 for k from 1 in a causal
-        layer, and the number of all queries that see the key under a mask that lets earlier ones see it.
+    n_k is `Observation.num_visible_queries`, `column_mass` Σ_i A_ik.
 
     Raises:
         UserError: An α_k is above 1.
+
+    Source:
+        Gu et al. 2025, Sink_k^ε.
     """
     width = column_mass.shape[-1]
-    alpha = mean_received_attention(column_mass, layer.num_visible_queries(width))
+    alpha = column_mass / layer.num_visible_queries(width)[:, None].clamp(min=1)
     real_alpha = alpha.masked_fill(~layer.attended_keys(width)[:, None], 0.0)
     if bool((real_alpha > MAX_ALPHA).any()):
         raise UserError(

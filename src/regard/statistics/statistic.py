@@ -233,8 +233,8 @@ class RunningMoments:
         Chan, Golub and LeVeque (1983): merging is as exact as one pass over all samples.
     """
 
-    def __init__(self) -> None:
-        self.count = self.mean = self.deviation = torch.zeros(0, dtype=torch.float64)
+    def __init__(self, *parts: Tensor) -> None:
+        self.count, self.mean, self.deviation = parts or [torch.zeros(0, dtype=torch.float64)] * 3
 
     def add(self, values: Float[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None = None) -> None:
         """Add samples where `present`, which lacks trailing axes, or the axis of heads."""
@@ -244,20 +244,18 @@ class RunningMoments:
         count = mask.sum(0)
         mean = values.sum(0) / count.clamp(min=1)
         deviation = ((values - mean).square() * mask).sum(0)
-        self._merge(count, mean, deviation)
+        self.merge(RunningMoments(count, mean, deviation))
 
     def merge(self, other: RunningMoments) -> None:
         """Add the samples of other moments."""
-        self._merge(other.count, other.mean, other.deviation)
-
-    def _merge(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        parts = [other.count, other.mean, other.deviation]
         if self.count.numel() == 0:
-            self.count, self.mean, self.deviation = count.clone(), mean.clone(), deviation.clone()
+            self.count, self.mean, self.deviation = (part.clone() for part in parts)
             return
-        if count.numel() == 0:
+        if other.count.numel() == 0:
             return
-        count_a, mean_a, deviation_a = _pad_last_axis([self.count, self.mean, self.deviation], count)
-        count_b, mean_b, deviation_b = _pad_last_axis([count, mean, deviation], self.count)
+        count_a, mean_a, deviation_a = _pad_last_axis([self.count, self.mean, self.deviation], other.count)
+        count_b, mean_b, deviation_b = _pad_last_axis(parts, self.count)
         self.count = count_a + count_b
         share = count_b / self.count.clamp(min=1)
         difference = mean_b - mean_a
@@ -275,9 +273,7 @@ class RunningMoments:
 
     @classmethod
     def from_state(cls, state: Tensor) -> RunningMoments:
-        moments = cls()
-        moments.count, moments.mean, moments.deviation = (part.clone() for part in state)
-        return moments
+        return cls(*(part.clone() for part in state))
 
 
 def _expand_mask(present: Tensor, values: Tensor) -> Tensor:
