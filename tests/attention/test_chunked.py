@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import chunked as module
+from regard.attention import chunks
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.chunked import chunked
 from tests.attention.largest import Largest
@@ -53,7 +54,7 @@ def test_chunks_are_the_whole_matrix(
     operation = Operation(weighting="linear", normalisation=normalisation, prefix=prefix, extra_value=extra)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", chunk)
-        patch.setattr(module, "BYTES", {"cpu": size})
+        patch.setattr(chunks, "BYTES", {"cpu": size})
         output, gradients = both(chunked, call, operation)
     expected, expected_gradients = both(plain, call, operation)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)

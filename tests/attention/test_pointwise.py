@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.attention import chunks
 from regard.attention import recomputed as module
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.recomputed import recomputed
@@ -123,7 +124,7 @@ def test_tiles_are_the_whole_matrix(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS", rows)
         patch.setattr(module, "KEYS", keys)
-        patch.setattr(module, "BYTES", {"cpu": size})
+        patch.setattr(chunks, "BYTES", {"cpu": size})
         output, gradients = both(recomputed, call, operation)
     expected, expected_gradients = both(plain, call, operation)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.attention import chunks
 from regard.attention import recomputed as module
 from regard.attention.blockwise import blockwise
 from regard.attention.call import AttentionCall, Operation
@@ -71,7 +72,7 @@ def test_tiles_are_the_formulas(
     expected = formulas.output(**tensors, **choices(spec, length), scale=0.7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS", rows)
-        patch.setattr(module, "BYTES", {"cpu": size})
+        patch.setattr(chunks, "BYTES", {"cpu": size})
         assert_like_formulas(recomputed(call, call.operation), expected, tensors)
 
 

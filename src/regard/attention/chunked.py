@@ -18,8 +18,6 @@ from regard.attention.chunks import RowChunk, RowChunks
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64
-BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
-"""Size of the keys of the heads that are computed together."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -178,7 +176,7 @@ class _Chunked(torch.autograd.Function):
 
 def _fit_chunks(query: Tensor, key: Tensor) -> RowChunks:
     chunks = RowChunks(query, key)
-    chunks.fit(BYTES.get(query.device.type, BYTES["cpu"]), key.shape[2] * key.shape[3])
+    chunks.fit(key.shape[2] * key.shape[3])
     return chunks
 
 

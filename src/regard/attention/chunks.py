@@ -9,6 +9,8 @@ from torch import Tensor
 
 from regard.attention.call import slices
 
+BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
+"""Size of what is computed together."""
 RowChunk = tuple[slice, slice]
 """Some samples, and some key/value heads of each."""
 
@@ -27,8 +29,9 @@ class RowChunks:
         self.like = query.new_empty(0, dtype=dtype)
         self.num_groups = 1
 
-    def fit(self, size: int, entries: int) -> None:
-        """Choose `num_groups` so that `entries` for each query head fill about `size` bytes."""
+    def fit(self, entries: int) -> None:
+        """Choose `num_groups` so that `entries` for each query head fill about `BYTES`."""
+        size = BYTES.get(self.like.device.type, BYTES["cpu"])
         heads = max(1, size // (self.like.element_size() * entries * self.queries_per_key))
         self.num_groups = min(self.batch, heads // self.groups) * self.groups if heads >= self.groups else heads
 

@@ -29,7 +29,10 @@ FLASH_BACKWARD: Any | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_
 
 def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """Return the output of a whole causal sequence under a softmax operation, in the dtype of its queries."""
-    call, queries, window = _autocast(replace(call, operation=None)), call.query.shape[2], operation.window
+    call, queries, window = replace(call, operation=None), call.query.shape[2], operation.window
+    if torch.is_autocast_enabled(call.query.device.type):
+        dtype = torch.get_autocast_dtype(call.query.device.type)
+        call = map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))
     assert operation.weighting == "softmax", "only softmax goes through the fused kernels"
     assert operation.distance is None, "a bias by distance goes block by block"
     if window is None or window >= queries:
@@ -44,15 +47,6 @@ def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch hea
     if operation.extra_value is not None and operation.extra_key is None:
         output = output + operation.extra_value.to(output.dtype)[:, None]
     return output
-
-
-def _autocast(call: AttentionCall) -> AttentionCall:
-    """Return the call in the dtype that autocast gives to fused attention."""
-    device_type = call.query.device.type
-    if not torch.is_autocast_enabled(device_type):
-        return call
-    dtype = torch.get_autocast_dtype(device_type)
-    return map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))
 
 
 def _causal(call: AttentionCall, operation: Operation) -> Tensor:

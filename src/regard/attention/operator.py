@@ -78,9 +78,9 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
     if call.softcap is None and call.sink is None:
         mask = _sdpa_mask(call)
         is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
-        return sdpa(
-            call, visible_mask(call) if mask is None and call.causal and not is_causal else mask, is_causal=is_causal
-        )
+        if mask is None and call.causal and not is_causal:
+            mask = visible_mask(call)
+        return sdpa(call, mask, is_causal=is_causal)
     if _is_whole_sequence(call):
         return fused(call, Operation())
     if (torch.is_grad_enabled() and call.requires_grad) or call.dropout:

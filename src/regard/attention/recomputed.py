@@ -21,8 +21,6 @@ from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS
 
 ROWS, KEYS = 64, 1024
 """Queries in a tile, and most keys of a row that need not be whole."""
-BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
-"""Size of each of the two buffers of a tile."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -78,7 +76,7 @@ class _Workspace:
         span = AttentionSpan(length=length, window=window, prefix=prefix)
         self.tiles = span.tiles(ROWS, KEYS if self.weighting.floor is None else None)
         widest = max((tile.row.stop - tile.row.start) * tile.width for tile in self.tiles)
-        chunks.fit(BYTES.get(like.device.type, BYTES["cpu"]), widest)
+        chunks.fit(widest)
         skewed = ROWS * min(ROWS, length) if distance_bias is not None else 0
         self.buffers = like.new_empty(2, chunks.num_groups * (widest + skewed) * chunks.queries_per_key)
         self.has_shift = operation.shift != 0

@@ -24,23 +24,19 @@ def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"
     logits = call.query @ call.expand_groups(call.key).mT * call.scale
     if call.softcap is not None:
         logits = torch.tanh(logits / call.softcap) * call.softcap
-    if call.operation is not None:
-        logits = logits + score_bias(call, call.operation)
+    operation = call.operation
+    if operation is not None:
+        bias = call.query.new_full((1, 1, 1, 1), operation.shift)
+        distances = relative_positions(call).clamp(min=0)
+        if operation.distance is not None:
+            bias = bias + operation.distance.to(bias.dtype)[:, distances]
+        if operation.slopes is not None:
+            bias = bias - operation.slopes.to(bias.dtype)[:, None, None] * distances
+        logits = logits + bias
     if call.bias is not None:
         floor = torch.finfo(call.bias.dtype).min / 2
         logits = logits + call.bias.masked_fill(call.bias <= floor, float("-inf"))
     return logits
-
-
-def score_bias(call: AttentionCall, operation: Operation) -> Float[Tensor, "#batch #head #query #key"]:
-    """Return what an operation adds to its scores: its shift, and its biases by distance."""
-    bias = call.query.new_full((1, 1, 1, 1), operation.shift)
-    distances = relative_positions(call).clamp(min=0)
-    if operation.distance is not None:
-        bias = bias + operation.distance.to(bias.dtype)[:, distances]
-    if operation.slopes is not None:
-        bias = bias - operation.slopes.to(bias.dtype)[:, None, None] * distances
-    return bias
 
 
 def operation_weights(call: AttentionCall, operation: Operation) -> WeightsAndColumn:

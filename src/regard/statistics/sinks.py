@@ -27,9 +27,9 @@ MAX_ALPHA = 1.001
 def alpha_of_keys(
     layer: Observation, column_mass: Float[Tensor, "sample head key"]
 ) -> Float[Tensor, "sample head key"]:
-    """Return α_k = Σ_i A_ik / n_k of the first keys of a layer, the attention to a key that a query may pay on average.
+    """Return α_k = Σ_i A_ik / n_k of the first keys of a layer, from their `column_mass` Σ_i A_ik.
 
-    n_k is `Observation.num_visible_queries`, `column_mass` Σ_i A_ik.
+    n_k counts the queries that may see the key, as `Observation.num_visible_queries` does.
 
     Raises:
         UserError: An α_k is above 1.
