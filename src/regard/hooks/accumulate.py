@@ -8,19 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
+from regard.attention.reduction import Reduction
 from regard.hooks.alignment import SampleAlignment
-from regard.hooks.head_outputs import PROJECTION_REDUCTIONS
-from regard.hooks.hidden_reductions import HIDDEN_REDUCTIONS
-from regard.hooks.vector_reductions import VECTOR_REDUCTIONS
+from regard.hooks.reductions import REDUCTIONS
 
-REDUCTIONS: dict[str, Reduction] = {
-    **WEIGHT_REDUCTIONS,
-    **VECTOR_REDUCTIONS,
-    **PROJECTION_REDUCTIONS,
-    **HIDDEN_REDUCTIONS,
-}
-"""Every reduction by name."""
 CONCAT_DIM = {"query": 2, "token": 1}
 """The dimension of the steps, by `Reduction.axis`."""
 

@@ -11,7 +11,7 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.hooks.attention_function import Observer
-from regard.hooks.layers import AttentionLayer
+from regard.hooks.modules import AttentionLayer
 from regard.hooks.routing import observing
 
 

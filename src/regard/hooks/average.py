@@ -16,7 +16,8 @@ from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.layers import AttentionLayer, eval_mode, find_attention_layers, model_fingerprint
+from regard.hooks.layers import eval_mode, find_attention_layers, model_fingerprint
+from regard.hooks.modules import AttentionLayer
 from regard.hooks.routing import ModuleHook, observing
 
 IGNORE_INDEX = -100

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
-from regard.hooks.fused_projection import FusedProjection, find_fused_projection
-from regard.hooks.modules import Stack, attention_kind, cross_site, find_stacks, locate_modules
+from regard.hooks.input_projections import find_fused_projection
+from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 
@@ -24,42 +24,6 @@ FINGERPRINT_ENTRIES = 4
 """Entries of each weight matrix of an attention module in a fingerprint."""
 DIGEST_ENTRIES = 64
 """Entries of each parameter of a layer in a digest, whose cost does not grow with their size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionLayer:
-    """One attention layer: where it stands, and how many heads it has.
-
-    Attributes:
-        site: `decoder`, `encoder` or `cross`, with the path of its stack if several have this role.
-        layer: The number of its block in the stack.
-        path: Path of the module in the stack.
-        use: Index among the layers of this module in a forward: above 0 only where layers share their weights.
-        groups: Key/value heads.
-        causal: A query sees no later key.
-        fused: How queries, keys and values come out of one projection, if they do and it is recognized.
-        operation: Whether it computes another operation than softmax.
-        calls: Attention calls of the module to one execution: several where heads have several values.
-    """
-
-    site: str
-    layer: int
-    module: nn.Module
-    path: str
-    use: int
-    stack: Stack
-    heads: int
-    groups: int
-    width: int
-    causal: bool
-    fused: FusedProjection | None
-    operation: bool = False
-    calls: int = 1
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Site and index."""
-        return self.site, self.layer
 
 
 def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:

@@ -1,19 +1,17 @@
-"""Where in a model attention happens: stacks of layers, the kind of a layer, and its output projection."""
+"""Where in a model attention happens: stacks of layers, and the kind of a layer."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
-PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer")
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
+Fused = tuple[str, str]
+"""Name of a fused projection, and its order: all queries first ("parts"), or head by head ("heads")."""
 
 
 @dataclass
@@ -27,6 +25,42 @@ class Stack:
     path: str
     module: nn.Module
     blocks: list[nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """One attention layer: where it stands, and how many heads it has.
+
+    Attributes:
+        site: `decoder`, `encoder` or `cross`, with the path of its stack if several have this role.
+        layer: The number of its block in the stack.
+        path: Path of the module in the stack.
+        use: Index among the layers of this module in a forward: above 0 only where layers share their weights.
+        groups: Key/value heads.
+        causal: A query sees no later key.
+        fused: Name of the one projection for queries, keys and values, if it is recognized, and its order.
+        operation: Whether it computes another operation than softmax.
+        calls: Attention calls of the module to one execution: several where heads have several values.
+    """
+
+    site: str
+    layer: int
+    module: nn.Module
+    path: str
+    use: int
+    stack: Stack
+    heads: int
+    groups: int
+    width: int
+    causal: bool
+    fused: Fused | None
+    operation: bool = False
+    calls: int = 1
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Site and index."""
+        return self.site, self.layer
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
@@ -114,28 +148,3 @@ def attention_kind(path: str, module: nn.Module) -> str:
 def cross_site(site: str) -> str:
     """Return the site of the cross-attention in a stack whose self-attention has this site."""
     return "cross" + (site.removeprefix("decoder") if site.startswith("decoder") else f"@{site}")
-
-
-def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear | Conv1D | None:
-    """Return what projects the output of an attention module, `width` being heads × head width; None if unknown."""
-    module = model.get_submodule(path)
-    parent = model.get_submodule(path.rpartition(".")[0])
-    candidates = [getattr(module, name, None) for name in PROJECTIONS]
-    candidates += [getattr(getattr(parent, "output", None), name, None) for name in PROJECTIONS]
-    for layer in candidates:
-        is_known = type(layer) in (nn.Linear, Conv1D) or _is_of_transformers(layer)
-        if not is_known or not isinstance(layer, (nn.Linear, Conv1D)):
-            continue  # what an adapter or a quantized layer multiplies by is not its weight alone
-        if output_weight(layer).shape[1] == width:
-            return layer
-    return None
-
-
-def _is_of_transformers(module: Any) -> bool:
-    return type(module).__module__.startswith("transformers.models.")
-
-
-def output_weight(projection: nn.Linear | Conv1D) -> Float[Tensor, "model_width width"]:
-    """Return W_O of an output projection."""
-    weight: Tensor = projection.weight.detach()
-    return weight.T if isinstance(projection, Conv1D) else weight

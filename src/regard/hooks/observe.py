@@ -12,23 +12,23 @@ from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.accumulate import REDUCTIONS, AttentionStep
+from regard.hooks.accumulate import AttentionStep
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
-from regard.hooks.head_outputs import HeadOutputs, ProjectionInputs
-from regard.hooks.hidden_reductions import find_hidden_input, find_hidden_output
-from regard.hooks.modules import attention_kind, find_output_projection, find_stacks, num_blocks, output_weight
+from regard.hooks.modules import attention_kind, find_stacks, num_blocks
+from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
+from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, to_acc_dtype
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
-from regard.hooks.vector_reductions import AttentionIO, to_acc_dtype
 from regard.statistics import Statistic, StatisticRow, select_statistics
 from regard.statistics.table import make_table, select_rows
 
@@ -191,13 +191,14 @@ class Watch(Observer):
             return
         sequences.counter.enter(block)
         if self._hidden and sequences.counter.entered == 1 and self._is_observed(EMBEDDING_LAYER):
-            forward.embeddings = find_hidden_input(args, kwargs)
+            forward.embeddings = _as_hidden(args[0] if args else kwargs.get("hidden_states"))
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             index = sequences.counter.layer
             if self._is_observed(index):
-                self._add_hidden(sequences, index, find_hidden_output(output))
+                hidden = output[0] if isinstance(output, (tuple, list)) and output else output
+                self._add_hidden(sequences, index, _as_hidden(hidden))
 
     @torch.no_grad()
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
@@ -298,19 +299,14 @@ class Watch(Observer):
         )
         if not self._projected:
             return
+        projection, mass = find_projection(), reductions.get("column_mass")
 
-        def add(outputs: HeadOutputs) -> None:
+        def read(received: Tensor) -> None:
+            outputs = HeadOutputs(path, call, output, received, output_weight(projection), mass)
             projected = {name: REDUCTIONS[name].compute(outputs) for name in self._projected}
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
-        projection, mass = find_projection(), reductions.get("column_mass")
-        self.projection_inputs.expect(
-            projection,
-            lambda received: HeadOutputs(path, call, output, received, output_weight(projection), mass),
-            add,
-            path=path,
-            output=output,
-        )
+        self.projection_inputs.expect(projection, path, output, read)
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]
@@ -353,6 +349,10 @@ def _check_layers(layers: Any, count: int) -> frozenset[int]:
             "embeddings"
         )
     return frozenset(indices)
+
+
+def _as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:
+    return value if isinstance(value, Tensor) and value.ndim in (2, 3) else None
 
 
 def _find_starts(mask: Tensor | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:

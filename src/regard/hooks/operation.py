@@ -17,7 +17,8 @@ from regard.constants import Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.layers import AttentionLayer, find_attention_layers
+from regard.hooks.layers import find_attention_layers
+from regard.hooks.modules import AttentionLayer
 from regard.hooks.routing import ModuleHook, routed
 
 Layers = Collection[int | Layer] | int | None

@@ -13,9 +13,10 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_pass
-from regard.hooks.layers import AttentionLayer, find_attention_layers, model_fingerprint
+from regard.hooks.input_projections import prune_projections
+from regard.hooks.layers import find_attention_layers, model_fingerprint
+from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, override_attention
-from regard.hooks.pruned_projections import prune_projections
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]

@@ -14,9 +14,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.constant_heads import begin_pass
-from regard.hooks.fused_projection import FusedProjection
-from regard.hooks.layers import AttentionLayer, find_attention_layers
-from regard.hooks.modules import find_stacks
+from regard.hooks.layers import find_attention_layers
+from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -177,8 +176,7 @@ def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
     """Return the fields from which `_layers_from_dicts` finds a layer again without a forward."""
     names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls")
     path = next(path for path, module in model.named_modules() if module is layer.module)
-    fused = None if layer.fused is None else [layer.fused.name, layer.fused.order]
-    return {**{name: getattr(layer, name) for name in names}, "path": path, "fused": fused}
+    return {**{name: getattr(layer, name) for name in names}, "path": path, "fused": layer.fused and list(layer.fused)}
 
 
 def _layers_from_dicts(model: nn.Module, dicts: list[dict[str, Any]]) -> list[AttentionLayer]:
@@ -187,8 +185,7 @@ def _layers_from_dicts(model: nn.Module, dicts: list[dict[str, Any]]) -> list[At
     for fields in dicts:
         path = fields["path"]
         stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
-        fused = None if fields["fused"] is None else FusedProjection(*fields["fused"])
-        changes = {"module": model.get_submodule(path), "stack": stack, "fused": fused}
+        changes = {"module": model.get_submodule(path), "stack": stack}
         layers.append(AttentionLayer(**(fields | changes)))
     return layers
 

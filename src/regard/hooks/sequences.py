@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.accumulate import REDUCTIONS, LayerAccumulator
+from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
+from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import Observation
 
 KEY_ENTRIES = 4

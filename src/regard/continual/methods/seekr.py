@@ -18,7 +18,8 @@ from regard.continual.methods.lora import SharedAdapterNetwork
 from regard.continual.network import as_float32
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
-from regard.hooks.layers import AttentionLayer, find_attention_layers
+from regard.hooks.layers import find_attention_layers
+from regard.hooks.modules import AttentionLayer
 from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"

@@ -1,4 +1,8 @@
-"""Reductions of queries, keys, values and outputs, computed in time and memory linear in the number of tokens."""
+"""Reductions of vectors, of what output projections receive, and of hidden states.
+
+Those of queries, keys, values and outputs take time and memory linear in the number of tokens; only of gated outputs
+the matrix is computed, block by block.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +13,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from regard.attention import reference
 from regard.attention.blockwise import blocks
 from regard.attention.call import AttentionCall, relative_positions, slices, visible_mask
-from regard.attention.reduction import Reduction
+from regard.attention.operator import expand_bias
+from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
+from regard.errors import UserError
 
 ROWS = 256
 """Queries whose mask is multiplied at once."""
+MAX_GATE = 1000.0
+"""Largest factor between an entry of an output and what is projected of it, over that of their root mean squares."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,21 @@ class AttentionIO:
     call: AttentionCall
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
     is_self: bool
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """One attention call, its output, and what the output projection receives in the place of the output.
+
+    `path` is that of the attention module, `weight` W_O, and `column_mass` the reduction of this name.
+    """
+
+    path: str
+    call: AttentionCall
+    output: Float[Tensor, "batch head query value_width"]
+    received: Float[Tensor, "batch head query value_width"]
+    weight: Float[Tensor, "width heads_times_value_width"]
+    column_mass: Float[Tensor, "batch head key"] | None
 
 
 def to_acc_dtype(values: Tensor) -> Tensor:
@@ -92,8 +116,45 @@ def _pairs(name: str, feature: Callable[[Tensor], Tensor]) -> Reduction:
     return _of_keys(name=name, steps="add", compute=compute)
 
 
-_of_keys = partial(Reduction, source="vectors", axis="key")
+def _find_gate(outputs: HeadOutputs) -> Float[Tensor, "batch head query value_width"]:
+    """Return the factor of each output entry, zero at padded queries. UserError if no factor explains a change."""
+    output, received = to_acc_dtype(outputs.output), to_acc_dtype(outputs.received)
+    if outputs.call.query_mask is not None:
+        output, received = (values * outputs.call.query_mask[:, None, :, None] for values in (output, received))
+    gate = torch.where(output == 0, 0.0, received / output)
+    scale = received.norm() / output.norm().clamp(min=torch.finfo(output.dtype).tiny)
+    if bool(((output == 0) & (received != 0)).any() | (gate.abs() > MAX_GATE * scale).any()):
+        raise UserError(
+            f"cannot weigh the values of {outputs.path}: what its output projection receives is not the output of "
+            "attention times a gate; leave out value_weighted_mass"
+        )
+    return gate
 
+
+def _value_weighted_sum(outputs: HeadOutputs) -> Float[Tensor, "batch head key"]:
+    """Compute Σ_i A_ij ‖W_O (g_i ∘ v_j)‖; with a gate query by query, of the matrix block by block."""
+    if torch.equal(outputs.received, outputs.output.to(outputs.received.dtype)):
+        assert outputs.column_mass is not None
+        values = outputs.call.expand_groups(outputs.call.value)
+        return outputs.column_mass * projected_norm(values, outputs.weight)
+    call, gate = outputs.call.detach().to_acc_dtype(), _find_gate(outputs)
+    batch, heads, _, width = gate.shape
+    parts = to_acc_dtype(outputs.weight).unflatten(1, (heads, width)).transpose(0, 1)
+    factor = torch.linalg.qr(parts, mode="r").R
+    values = call.expand_groups(call.value)
+    total = gate.new_zeros(batch, heads, call.key.shape[2])
+    row = 0
+    whole = slice(0, call.key.shape[2])
+    for block, columns in blocks(call) if call.constant is None else [(expand_bias(call), whole)]:
+        for weights in reference.distribution(block)[0].unbind(2):
+            gated = factor * gate[:, :, row, None]
+            total[..., columns] += weights * (gated @ values[:, :, columns].mT).norm(dim=-2)
+            row += 1
+    return total
+
+
+_of_keys = partial(Reduction, source="vectors", axis="key")
+_hidden = partial(Reduction, source="hidden")
 _REDUCTIONS = (
     _of_keys(name="key_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.key).norm(dim=-1)),
     _of_keys(name="value_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.value).norm(dim=-1)),
@@ -106,9 +167,29 @@ _REDUCTIONS = (
         steps="write",
         compute=lambda io: projected_norm(io.call.expand_groups(io.call.value), io.projection()),
     ),
+    Reduction(
+        name="output_norm",
+        source="projection",
+        axis="query",
+        steps="concat",
+        compute=lambda outputs: projected_norm(outputs.received, outputs.weight),
+    ),
+    Reduction(
+        name="value_weighted_sum",
+        source="projection",
+        axis="key",
+        steps="add",
+        requires=("column_mass",),
+        compute=_value_weighted_sum,
+    ),
+    _hidden(name="hidden_norm", axis="token", steps="concat", compute=lambda hidden: hidden.norm(dim=-1)),
+    _hidden(name="direction", axis="sample", steps="add", compute=lambda hidden: normalize(hidden, dim=-1)),
+    _hidden(name="hidden", axis="token", steps="concat", compute=lambda hidden: hidden),
 )
-VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
-"""Reductions of an `AttentionIO`, by name.
+REDUCTIONS: dict[str, Reduction] = WEIGHT_REDUCTIONS | {reduction.name: reduction for reduction in _REDUCTIONS}
+"""Every reduction by name.
+
+Of an `AttentionIO` (source "vectors"):
 
 * `key_norm`, `value_norm`: L2 norms of keys (positions applied) and values, by key/value head.
 * `cosine_sum`, `norm_sum`: Σ cos(q_i, k_j) and Σ |q_i||k_j| over the real queries i that see key j.
@@ -116,4 +197,11 @@ VECTOR_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reducti
 * `early_query_count`: number of real queries before key j that see it in any head, because a prefix or the mask lets
   them.
 * `value_output_norm`: ‖W_O v_j‖ through the part of W_O of each head.
+
+Of `HeadOutputs` (source "projection"), whose x_i is the head's part of what is projected:
+
+* `output_norm`: ‖W_O x_i‖ through the part of W_O of each head.
+* `value_weighted_sum`: Σ_i A_ij ‖W_O (g_i ∘ v_j)‖ over real queries, where x_i = g_i ∘ o_i; g_i is 1 without a gate.
+
+Of hidden states (batch, token, width) those by sample are summed over its tokens.
 """

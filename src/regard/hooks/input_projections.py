@@ -1,0 +1,110 @@
+"""Projections of queries and keys, recognized by their names, and smaller ones for modules with constant heads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from regard.attention.call import AttentionCall
+from regard.hooks.modules import AttentionLayer, Fused
+
+FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
+SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
+"""Names of the layers for queries and for keys, by family."""
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+
+
+def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: AttentionCall) -> Fused | None:
+    """Return the projection of an attention module whose output of this forward holds the values of its call."""
+    heads, groups, width = call.query.shape[1], call.value.shape[1], call.value.shape[-1]
+    values = call.value.transpose(1, 2).flatten(2)
+    bias = getattr(module, "v_bias", 0)  # some models add that of the values afterwards
+    for name in FUSED:
+        layer: Any = getattr(module, name, None)
+        output = outputs.get(layer) if type(layer) in (nn.Linear, Conv1D) else None
+        if output is None or output.shape[-1] != (heads + 2 * groups) * width:
+            continue
+        if torch.allclose(output[..., -groups * width :] + bias, values):
+            return name, "parts"
+        by_head = output.unflatten(-1, (heads, 3, width)) if heads == groups else None
+        if by_head is not None and torch.allclose(by_head[..., 2, :].flatten(2) + bias, values):
+            return name, "heads"
+    return None
+
+
+class PartialLinear(nn.Module):
+    """Some rows of a linear layer, with zeros for the others: (…, inputs) → (…, outputs)."""
+
+    def __init__(self, layer: nn.Linear | Conv1D, rows: Sequence[int]) -> None:
+        super().__init__()
+        weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
+        self.outputs = weight.shape[0]
+        self.runs = _find_runs(rows)
+        self.bias: nn.Parameter | None = None
+        with torch.no_grad():
+            index = torch.tensor(list(rows), dtype=torch.long, device=weight.device)
+            self.weight = nn.Parameter(weight[index].clone(), requires_grad=weight.requires_grad)
+            if layer.bias is not None:
+                self.bias = nn.Parameter(layer.bias[index].clone(), requires_grad=layer.bias.requires_grad)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the rows that are held."""
+        shape = (*inputs.shape[:-1], self.outputs)
+        if not self.runs:
+            return inputs.new_zeros(()).expand(shape)
+        rows = torch.nn.functional.linear(inputs, self.weight, self.bias)
+        if rows.shape == shape:
+            return rows
+        output = rows.new_zeros(shape)
+        offset = 0
+        for start, stop in self.runs:
+            output[..., start:stop] = rows[..., offset : offset + stop - start]
+            offset += stop - start
+        return output
+
+
+def _find_runs(rows: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as (start, stop) of stretches without a gap."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
+
+
+def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> dict[str, nn.Module]:
+    """Return projections to put into an attention module, by name; empty if its own are not recognized.
+
+    Queries of constant heads go, and keys that constant heads alone read.
+    """
+    width, num_heads, groups = layer.width, layer.heads, layer.groups
+    queries = [head for head in range(num_heads) if head not in set(constant_heads)]
+    keys = sorted({head * groups // num_heads for head in queries})
+    weights = [getattr(getattr(layer.module, name, None), "weight", None) for name in NORMS]
+    if queries and any(weight is not None and weight.numel() > width for weight in weights):
+        return {}  # queries or keys of all heads are normalized as one vector
+    if layer.fused is not None:
+        name, order = layer.fused
+        is_by_head = order == "heads"
+        firsts = (0, width, 2 * width) if is_by_head else (0, num_heads * width, (num_heads + groups) * width)
+        parts = zip((queries, keys, range(groups)), firsts, strict=True)
+        step = 3 * width if is_by_head else width
+        rows = sorted(row for heads, first in parts for row in _rows(heads, width, step, first))
+        return {name: PartialLinear(getattr(layer.module, name), rows)}
+    for names in SEPARATE:
+        projections: list[Any] = [getattr(layer.module, name, None) for name in names]
+        sizes = zip(projections, (num_heads * width, groups * width), strict=True)
+        if all(type(projection) is nn.Linear and projection.out_features == size for projection, size in sizes):
+            return {
+                name: PartialLinear(projection, _rows(heads, width, width))
+                for name, projection, heads in zip(names, projections, (queries, keys), strict=True)
+            }
+    return {}
+
+
+def _rows(heads: Iterable[int], width: int, step: int, first: int = 0) -> list[int]:
+    return [first + head * step + i for head in heads for i in range(width)]

@@ -1,0 +1,98 @@
+"""Output projections of attention modules, and what they receive.
+
+Some hosts gate or normalize the output of attention before they project it. So the output of a call is not enough.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from regard.errors import UserError
+
+NAMES = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer")
+
+
+def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear | Conv1D | None:
+    """Return what projects the output of an attention module, `width` being heads × head width; None if unknown."""
+    module = model.get_submodule(path)
+    parent = model.get_submodule(path.rpartition(".")[0])
+    candidates = [getattr(module, name, None) for name in NAMES]
+    candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
+    for layer in candidates:
+        is_plain = type(layer) in (nn.Linear, Conv1D) or type(layer).__module__.startswith("transformers.models.")
+        if not is_plain or not isinstance(layer, (nn.Linear, Conv1D)):
+            continue  # what an adapter or a quantized layer multiplies by is not its weight alone
+        if output_weight(layer).shape[1] == width:
+            return layer
+    return None
+
+
+def output_weight(projection: nn.Linear | Conv1D) -> Float[Tensor, "model_width width"]:
+    """Return W_O of an output projection."""
+    weight: Tensor = projection.weight.detach()
+    return weight.T if isinstance(projection, Conv1D) else weight
+
+
+class ProjectionInputs:
+    """Waits for output projections to receive what attention calls return."""
+
+    def __init__(self) -> None:
+        self._calls: dict[nn.Module, list[tuple[str, tuple[int, int, int, int], Callable[[Tensor], None]]]] = {}
+        self._handles: dict[nn.Module, Any] = {}
+
+    def expect(
+        self,
+        projection: nn.Module,
+        path: str,
+        output: Float[Tensor, "batch head query value_width"],
+        read: Callable[[Tensor], None],
+    ) -> None:
+        """Call `read` with what stands in the place of an output in the next input of a projection."""
+        batch, heads, queries, width = output.shape
+        if projection not in self._handles:
+            self._handles[projection] = projection.register_forward_pre_hook(self._receive, with_kwargs=True)
+        self._calls.setdefault(projection, []).append((path, (batch, queries, heads, width), read))
+
+    @torch.no_grad()
+    def _receive(self, projection: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Cut an input, which has the heads and tokens of calls one behind the other. UserError if it does not."""
+        self._handles.pop(projection).remove()
+        calls = self._calls.pop(projection)
+        hidden = args[0] if args else next(iter(kwargs.values()), None)
+        path, (batch, queries, heads, width), _ = calls[0]
+        tokens = [math.prod(shape[:2]) for _, shape, _ in calls]
+        if (
+            not isinstance(hidden, Tensor)
+            or hidden.shape[-1] != heads * width
+            or hidden.numel() != sum(tokens) * heads * width
+            or (hidden.ndim == 3 and len(calls) == 1 and hidden.shape[:2] != (batch, queries))
+        ):
+            raise _not_recognized(path)
+        rows = hidden.detach().reshape(-1, hidden.shape[-1])
+        for (_, shape, read), part in zip(calls, rows.split(tokens), strict=True):
+            read(part.reshape(shape).transpose(1, 2))
+
+    def check(self) -> None:
+        """Raise a UserError if an output has not been projected."""
+        if self._calls:
+            path = next(iter(self._calls.values()))[0][0]
+            self.clear()
+            raise _not_recognized(path)
+
+    def clear(self) -> None:
+        """Wait no longer."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles, self._calls = {}, {}
+
+
+def _not_recognized(path: str) -> UserError:
+    return UserError(
+        f"cannot tell what the heads of {path} add: its output projection does not receive their outputs one beside "
+        "the other; leave out value_weighted_mass and head_output_norm"
+    )
