@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.reduction import Reduction
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.reductions import REDUCTIONS
 
@@ -42,35 +41,21 @@ class LayerAccumulator:
     steps: int = 0
     keys: int = 0
     virtual_key: bool = False
-    _latest: tuple[AttentionStep, dict[str, Tensor]] | None = None
-    """The latest step, and the tensors before it."""
 
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
         return next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
 
-    def add_attention(
-        self,
-        tensors: dict[str, Tensor],
-        *,
-        first_key: int,
-        keys: int,
-        virtual_key: bool = False,
-        step: AttentionStep | None = None,
-    ) -> None:
-        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens.
-
-        With its `step` it can be taken back until `close_step`.
-        """
-        self._latest = None if step is None else (step, dict(self.tensors))
+    def add_attention(self, tensors: dict[str, Tensor], *, first_key: int, keys: int, virtual_key: bool) -> None:
+        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens."""
         self.steps += 1
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
         self.add_tensors(tensors, first_key=first_key, keys=keys)
 
-    def add_tensors(self, tensors: dict[str, Tensor], *, first_key: int, keys: int) -> None:
-        """Add further reductions of the latest call."""
+    def add_tensors(self, tensors: dict[str, Tensor], *, first_key: int = 0, keys: int | None = None) -> None:
+        """Add further reductions of the latest call, or those of hidden states, by sample as sums over its tokens."""
         for name, tensor in tensors.items():
             reduction = REDUCTIONS[name]
             if reduction.axis in ("key", "call"):
@@ -81,18 +66,12 @@ class LayerAccumulator:
             elif reduction.steps == "whole" and self.steps > 1:
                 self.tensors.pop(name, None)
             else:
-                self._join(reduction, tensor)
-
-    def take_back(self) -> AttentionStep:
-        """Take the latest step back, and return it."""
-        assert self._latest is not None
-        step, self.tensors = self._latest
-        self.steps -= 1
-        return step
-
-    def close_step(self) -> None:
-        """Keep the latest step for good."""
-        self._latest = None
+                before = self.tensors.get(name)
+                if before is not None and reduction.steps == "add":
+                    tensor = before + tensor
+                elif before is not None:
+                    tensor = torch.cat([before, tensor], dim=CONCAT_DIM[reduction.axis])
+                self.tensors[name] = tensor
 
     def append(self, part: LayerAccumulator, first: int, num_first_keys: int) -> None:
         """Add a part of a sample, whose tokens see each other alone and begin at position `first`."""
@@ -102,25 +81,12 @@ class LayerAccumulator:
             tensors["first_mass"] = mass[..., :num_first_keys]
         self.add_attention(tensors, first_key=first, keys=part.keys, virtual_key=part.virtual_key)
 
-    def add_hidden(self, tensors: dict[str, Tensor]) -> None:
-        """Add the reductions of one step of hidden states; by sample they come as sums over its tokens."""
-        for name, tensor in tensors.items():
-            self._join(REDUCTIONS[name], tensor)
-
     def add_hidden_rows(self, part: LayerAccumulator, rows: slice) -> None:
         """Add the reductions of a sample's hidden states, which are rows of those of several samples."""
         for name, tensor in part.tensors.items():
             if REDUCTIONS[name].source == "hidden":
                 sample = tensor[:, rows]
                 self.tensors[name] = sample.sum(1) if REDUCTIONS[name].axis == "sample" else sample
-
-    def _join(self, reduction: Reduction, tensor: Tensor) -> None:
-        """Join a step of a reduction that has no axis of keys."""
-        before = self.tensors.get(reduction.name)
-        if before is not None:
-            is_sum = reduction.steps == "add"
-            tensor = before + tensor if is_sum else torch.cat([before, tensor], dim=CONCAT_DIM[reduction.axis])
-        self.tensors[reduction.name] = tensor
 
     def align(self, queries: SampleAlignment, keys: SampleAlignment, *, packed: bool) -> dict[str, Tensor]:
         """Return the tensors by sample instead of by row; of packed rows those that are known of them."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,9 +22,7 @@ class ForwardContext:
         token_mask: False at padding, of all tokens so far; None if none is padding.
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
-        calls: Attention calls so far, by kind.
         encoder_tokens: Tokens of the encoder whose states it is passed.
-        embeddings: Input of the first layer, until the first attention call has told how tokens belong together.
     """
 
     offset: int = 0
@@ -34,8 +31,6 @@ class ForwardContext:
     segments: Int[Tensor, "batch query"] | None = None
     encoder_mask: Bool[Tensor, "batch key"] | None = None
     encoder_tokens: int = 0
-    calls: Counter[str] = field(default_factory=Counter)
-    embeddings: Float[Tensor, "batch token width"] | None = None
 
     @classmethod
     def from_arguments(

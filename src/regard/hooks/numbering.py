@@ -1,6 +1,5 @@
 """Numbers of attention calls: a call has the number of the block that it is in."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -23,16 +22,6 @@ class CallPosition(NamedTuple):
     layer: int
     part: int = 0
     is_repeat: bool = False
-
-
-@dataclass
-class _LatestCall:
-    """The latest attention call of one kind."""
-
-    position: CallPosition
-    module: nn.Module
-    query: Tensor
-    key: Tensor
 
 
 class BlockCounter:
@@ -63,7 +52,8 @@ class BlockCounter:
         self._current: int | None = None
         self._is_looped = False
         self._executed: set[int] = set()
-        self._latest: dict[str, _LatestCall] = {}
+        self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
+        """Position, module, query and key of the latest attention call in the block, by kind."""
 
     def enter(self, block: nn.Module, *_arguments: Any) -> None:
         """Begin the execution of a block."""
@@ -90,21 +80,17 @@ class BlockCounter:
                 f"cannot number the layers of {self._name}: {type(module).__name__} is in none of its "
                 f"{num_blocks(self._stack)} blocks"
             )
-        latest = self._latest.get(kind)
         position = CallPosition(layer)
-        if latest is not None and latest.position.layer == layer:
-            if latest.module is not module:
+        if kind in self._latest and self._latest[kind][0].layer == layer:
+            latest, latest_module, query, key = self._latest[kind]
+            if latest_module is not module:
                 raise UserError(f"cannot number the layers of {self._name}: block {layer} has several attention layers")
-            if _is_same(latest.query, call.query) and _is_same(latest.key, call.key):
-                position = latest.position._replace(is_repeat=True)
+            if _is_same(query, call.query) and _is_same(key, call.key):
+                position = latest._replace(is_repeat=True)
             else:
-                position = CallPosition(layer, latest.position.part + 1)
-        self._latest[kind] = _LatestCall(position, module, call.query, call.key)
+                position = CallPosition(layer, latest.part + 1)
+        self._latest[kind] = position, module, call.query, call.key
         return position
-
-    def position(self, kind: str) -> CallPosition:
-        """Return the position of the latest attention call of a kind."""
-        return self._latest[kind].position
 
     def end(self, *_arguments: Any) -> None:
         """End a forward. Raise a UserError if it executed more blocks than there are, and did not loop over all."""

@@ -20,13 +20,14 @@ from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
 from regard.hooks.accumulate import AttentionStep
-from regard.hooks.attention_function import Observer, is_causal_layer
+from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
-from regard.hooks.modules import attention_kind, find_stacks, num_blocks
+from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
+from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
-from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, to_acc_dtype
+from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
 from regard.statistics import Statistic, StatisticRow, select_statistics
@@ -85,24 +86,27 @@ class Watch(Observer):
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
         self.samples = 0
-        names = _required_reductions(statistics)
-        by_source = {source: [name for name in names if REDUCTIONS[name].source == source] for source in _SOURCES}
+        self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
+        for name in _required_reductions(statistics):
+            self._names[REDUCTIONS[name].source].append(name)
         num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
-        self._request = ReductionRequest(names=frozenset(by_source["weights"]), num_first_keys=num_first_keys)
-        self._vectors, self._hidden = by_source["vectors"], by_source["hidden"]
-        self._projected = by_source["projection"]
+        self._request = ReductionRequest(names=frozenset(self._names["weights"]), num_first_keys=num_first_keys)
+        self._of_hidden = [
+            statistic.name
+            for statistic in statistics
+            if not set(self._names["hidden"]).isdisjoint(_required_reductions([statistic]))
+        ]
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
-        self._stacks = [Sequences(stack) for stack in find_stacks(model)]
-        if not self._stacks:
+        stacks = find_stacks(model)
+        if not stacks:
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
-        count = max(num_blocks(sequences.stack) for sequences in self._stacks)
-        self._layers = None if layers is None else _check_layers(layers, count)
-        self.locations = {
-            module: (sequences, path)
-            for sequences in reversed(self._stacks)  # a module is of the innermost stack
-            for path, module in sequences.stack.module.named_modules()
-        }
+        self._layers = None if layers is None else _check_layers(layers, max(map(num_blocks, stacks)))
+        self._stacks = {stack.path: Sequences(stack) for stack in stacks}
+        located = locate_modules(stacks)
+        self.locations = {module: (self._stacks[stack.path], path) for module, (stack, path) in located.items()}
+        self._latest = CallPosition(0)
+        """The position of the latest call."""
 
     def __getitem__(self, name: str) -> Statistic:
         """Return the statistic of this name."""
@@ -126,34 +130,32 @@ class Watch(Observer):
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""
-        for sequences in self._stacks:
+        for sequences in self._stacks.values():
             self._finish(sequences)
 
     def _finish(self, sequences: Sequences) -> None:
-        for observations in sequences.finish(self._site(sequences), self._request.num_first_keys):
-            if sequences is self._stacks[-1]:
+        stacks = list(self._stacks.values())
+        role = site = sequences.role or "encoder"
+        if any(other.role == role for other in stacks[: stacks.index(sequences)]):
+            site = f"{role}@{sequences.stack.path}"
+        for observations in sequences.finish(site, self._request.num_first_keys):
+            if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
-            for statistic in self.statistics.values():
-                if sequences.unavailable.isdisjoint(_required_reductions([statistic])):
+            for name, statistic in self.statistics.items():
+                if not (sequences.lacks_hidden and name in self._of_hidden):
                     statistic.update(observations)
-
-    def _site(self, sequences: Sequences) -> str:
-        """Return `decoder` or `encoder`, with the path of the stack behind it if an earlier stack has that role."""
-        role = sequences.role or "encoder"
-        earlier = self._stacks[: self._stacks.index(sequences)]
-        return f"{role}@{sequences.stack.path}" if any(s.role == role for s in earlier) else role
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
 
     def hooks(self) -> list[ModuleHook]:
         """Return the hooks on stacks and blocks."""
         hooks = []
-        for sequences in self._stacks:
+        for sequences in self._stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
-            for block in stack.blocks if self._hidden else ():
+            for block in stack.blocks if self._names["hidden"] else ():
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
@@ -163,74 +165,51 @@ class Watch(Observer):
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last)
         if forward.offset == 0:
             self._finish(sequences)
-            sequences.encoder_tokens = self._take_offered_tokens(sequences)
+            others = [other for other in self._stacks.values() if other is not sequences and other.offered is not None]
+            sequences.encoder_tokens = others[0].offered if others else None
+            if others:
+                others[0].offered = None
         self.projection_inputs.clear()
         sequences.begin(forward)
         self._calls_before[sequences.stack.path] = self._calls
 
-    def _take_offered_tokens(self, sequences: Sequences) -> Tensor | None:
-        """Return token ids that another stack has just read; each are taken once."""
-        for other in self._stacks:
-            if other is not sequences and other.offered is not None:
-                tokens, other.offered = other.offered, None
-                return tokens
-        return None
-
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
-        forward, sequences.forward = sequences.forward, None
+        is_open = sequences.forward is not None
         sequences.end()
-        if forward is not None and self._calls == self._calls_before[sequences.stack.path]:
+        if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
         self.projection_inputs.check()
 
     def _enter_block(
         self, sequences: Sequences, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        forward = sequences.forward
-        if forward is None:
+        if sequences.forward is None:
             return
         sequences.counter.enter(block)
-        if self._hidden and sequences.counter.entered == 1 and self._is_observed(EMBEDDING_LAYER):
-            forward.embeddings = _as_hidden(args[0] if args else kwargs.get("hidden_states"))
+        if sequences.counter.entered == 1:
+            sequences.embeddings = _as_hidden(args[0] if args else kwargs.get("hidden_states"))
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
-            index = sequences.counter.layer
-            if self._is_observed(index):
-                hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-                self._add_hidden(sequences, index, _as_hidden(hidden))
+            hidden = output[0] if isinstance(output, (tuple, list)) and output else output
+            self._add_hidden(sequences, sequences.counter.layer, _as_hidden(hidden))
 
-    @torch.no_grad()
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
-        if not self._hidden or not sequences.unavailable.isdisjoint(self._hidden):
+        """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
+        names = self._names["hidden"]
+        if not names or sequences.lacks_hidden or not self._is_observed(index):
             return
-        is_row = hidden is not None and hidden.ndim == 2
-        is_folded = hidden is not None and not is_row and not sequences.has_rows(len(hidden))
-        if hidden is None or is_folded or (is_row and not sequences.take_row()):
-            self._leave_out_hidden(sequences, index)
+        if sequences.add_hidden(index, hidden, names):
             return
-        hidden = to_acc_dtype(hidden.detach()[None] if is_row else hidden.detach())
-        tensors = {}
-        for reduction in (REDUCTIONS[name] for name in self._hidden):
-            tensor = reduction.compute(hidden)
-            is_sum = reduction.axis == "sample" and not is_row
-            tensors[reduction.name] = sequences.sum_tokens(tensor) if is_sum else tensor
-        sequences.layer("self", index).add_hidden(tensors)
-
-    def _leave_out_hidden(self, sequences: Sequences, index: int) -> None:
-        """Leave statistics of hidden states out for a stack, with a warning. UserError if no other was selected."""
-        names = [name for name in self.statistics if not self._needs_no(self._hidden, name)]
         reason = (
-            f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
-            "takes nor returns (batch, token, width)"
+            f"cannot observe the hidden states of {sequences.name}: layer {index} neither takes nor returns "
+            "(batch, token, width)"
         )
-        if len(names) == len(self.statistics):
-            raise UserError(f"{reason}; leave out {', '.join(names)}")
-        warnings.warn(f"{reason}; {', '.join(names)} are left out there", stacklevel=2)
-        sequences.unavailable = frozenset(self._hidden)
-
-    def _needs_no(self, reductions: Sequence[str], statistic: str) -> bool:
-        return set(reductions).isdisjoint(_required_reductions([self.statistics[statistic]]))
+        affected = ", ".join(self._of_hidden)
+        if len(self._of_hidden) == len(self.statistics):
+            raise UserError(f"{reason}; leave out {affected}")
+        warnings.warn(f"{reason}; {affected} are left out there", stacklevel=2)
+        sequences.lacks_hidden = True
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
@@ -240,32 +219,26 @@ class Watch(Observer):
         if forward is None:
             return None
         kind = attention_kind(path, module)
-        position = sequences.locate(module, kind, call)
-        forward.calls[kind] += 1
+        is_first = kind == "self" and not sequences.lengths
+        position = self._latest = sequences.locate(module, kind, call)
         self._calls += 1
-        if kind == "self" and forward.calls[kind] == 1:
-            if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
-                sequences.role = "decoder"
-            sequences.role = sequences.role or ("decoder" if is_causal_layer(module, call) else "encoder")
-            sequences.read_first_attention(call)
-            if self._is_observed(EMBEDDING_LAYER):
-                self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
-            forward.embeddings = None
-        elif kind == "self":
-            sequences.check_batch(call)
-        if not self._is_observed(position.layer) or (position.is_repeat and not (self._vectors or self._projected)):
+        if is_first:
+            self._add_hidden(sequences, EMBEDDING_LAYER, sequences.embeddings)
+            sequences.embeddings = None
+        has_values = self._names["vectors"] or self._names["projection"]
+        if not self._is_observed(position.layer) or (position.is_repeat and not has_values):
             return None
         queries = call.query.shape[2]
         query_mask = forward.query_mask(queries)
         if query_mask is not None and query_mask.shape[-1] != queries:
             raise UserError(
-                f"cannot observe padding in {type(sequences.stack.module).__name__}: the attention mask has "
-                f"{query_mask.shape[-1]} tokens where {queries} attend; leave out padding, one sequence per batch"
+                f"cannot observe padding in {sequences.name}: the attention mask has {query_mask.shape[-1]} tokens "
+                f"where {queries} attend; leave out padding, one sequence per batch"
             )
         call = replace(call, query_mask=query_mask)
         if kind == "cross":
             return replace(call, starts=_find_starts(forward.encoder_mask, call, 0)), self._request
-        dropped = sequences.first_key(call)
+        dropped, _ = sequences.find_keys(kind, call)
         starts = _find_starts(forward.token_mask, call, dropped)
         request = ReductionRequest() if position.is_repeat else self._request
         return replace(call, offset=forward.offset - dropped, starts=starts), request
@@ -275,35 +248,32 @@ class Watch(Observer):
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
         sequences, path = self.locations[module]
-        kind = attention_kind(path, module)
-        position = sequences.counter.position(kind)
+        kind, position = attention_kind(path, module), self._latest
         layer = sequences.layer(kind, position.layer, position.part)
         step = AttentionStep(call, output.detach(), reductions)
         if position.is_repeat:
-            step = layer.take_back().join_values(step)
+            latest, layer.tensors = sequences.latest[kind]
+            layer.steps -= 1
+            step = latest.join_values(step)
+        sequences.latest[kind] = step, dict(layer.tensors)
         call, output, reductions = step.call, step.output, step.reductions
         find_projection = partial(self._find_projection, sequences, path, call)
         io = AttentionIO(call, lambda: output_weight(find_projection()), is_self=kind == "self")
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
-        vectors = {name: REDUCTIONS[name].compute(io) for name in self._vectors}
-        first_key = sequences.first_key(call) if kind == "self" else 0
-        keys = sequences.num_keys(call) if kind == "self" else call.key.shape[2]
-        layer.add_attention(
-            tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
-            first_key=first_key,
-            keys=keys,
-            virtual_key=call.operation is not None and call.operation.has_extra_column,
-            step=step,
-        )
-        if not self._projected:
+        vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
+        tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
+        first_key, keys = sequences.find_keys(kind, call)
+        virtual_key = call.operation is not None and call.operation.has_extra_column
+        layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
+        if not self._names["projection"]:
             return
         projection, mass = find_projection(), reductions.get("column_mass")
 
         def read(received: Tensor) -> None:
             outputs = HeadOutputs(path, call, output, received, output_weight(projection), mass)
-            projected = {name: REDUCTIONS[name].compute(outputs) for name in self._projected}
+            projected = {name: REDUCTIONS[name].compute(outputs) for name in self._names["projection"]}
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
         self.projection_inputs.expect(projection, path, output, read)
@@ -313,16 +283,13 @@ class Watch(Observer):
         projection = find_output_projection(sequences.stack.module, path, width)
         if projection is None:
             raise UserError(
-                f"cannot find the output projection of {path} in {type(sequences.stack.module).__name__}; leave out "
+                f"cannot find the output projection of {path} in {sequences.name}; leave out "
                 "value_weighted_mass and head_output_norm, which need it"
             )
         return projection
 
     def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
-
-
-_SOURCES = ("weights", "vectors", "projection", "hidden")
 
 
 def _required_reductions(statistics: Sequence[Statistic]) -> list[str]:
