@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.reductions import REDUCTIONS
 
 CONCAT_DIM = {"query": 2, "token": 1}
 """The dimension of the steps, by `Reduction.axis`."""
-
-
-@dataclass(frozen=True)
-class AttentionStep:
-    """One attention call, its output, and the reductions of its weights."""
-
-    call: AttentionCall
-    output: Tensor
-    reductions: dict[str, Tensor]
-
-    def join_values(self, other: AttentionStep) -> AttentionStep:
-        """Return the step with the values of another one, which has the same weights, behind its own."""
-        value = torch.cat([self.call.value, other.call.value], dim=-1)
-        output = torch.cat([self.output, other.output], dim=-1)
-        return AttentionStep(replace(self.call, value=value), output, self.reductions)
 
 
 @dataclass

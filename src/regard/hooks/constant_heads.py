@@ -29,11 +29,6 @@ class PassState:
     encoder_shift: Tensor | None = None
     hides_padding_alone: dict[int, bool] = field(default_factory=dict)
 
-    @classmethod
-    def from_forward(cls, forward: ForwardContext) -> PassState:
-        """Return the state at the beginning of a forward."""
-        return cls(forward, _find_shift(forward.token_mask), _find_shift(forward.encoder_mask))
-
 
 def _find_shift(mask: Tensor | None) -> Tensor | None:
     if mask is None or bool(mask[:, 0].all()):
@@ -123,8 +118,9 @@ class ConstantHeads(nn.Module):
         keep, known = call.keep, self.during.hides_padding_alone
         address = keep.data_ptr()
         keys = keep.shape[-1]
-        has_mask = token_mask is not None and token_mask.shape[-1] == keys
-        mask = token_mask if has_mask and token_mask is not None else keep.new_ones(len(call.query), keys)
+        mask = keep.new_ones(len(call.query), keys)
+        if token_mask is not None and token_mask.shape[-1] == keys:
+            mask = token_mask
         if address not in known:
             by_key = mask[:, None, None, :].expand(-1, 1, keep.shape[2], -1)
             by_pair = by_key & mask[:, None, :, None] if keep.shape[2] == keys else by_key
@@ -152,12 +148,6 @@ class ConstantHeadsByCall(nn.Module):
         self.times, self.calls, self.count = times, calls, 0
         self.last: ForwardContext | None = None
 
-    def begin(self, during: PassState) -> None:
-        """Begin a forward."""
-        self.count, self.last = 0, during.forward
-        for heads in self.by_use.values():
-            heads.during = during  # type: ignore[assignment]
-
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the next call of the forward with the constants of its use in it, if it has any."""
         use, self.count = self.count // self.calls, (self.count + 1) % (self.times * self.calls)
@@ -172,9 +162,12 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Tell the constants of a stack what the arguments of its forward say; a hook before each forward."""
     constants = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
     if constants:
-        during = PassState.from_forward(ForwardContext.from_arguments(stack, args, kwargs, constants[0].last))
+        forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].last)
+        during = PassState(forward, _find_shift(forward.token_mask), _find_shift(forward.encoder_mask))
         for module in constants:
-            module.begin(during)
+            module.count, module.last = 0, forward
+            for heads in module.by_use.values():
+                heads.during = during  # type: ignore[assignment]
 
 
 def dynamic_heads(module: nn.Module, heads: int) -> list[int] | None:

@@ -38,7 +38,8 @@ class ForwardContext:
     ) -> ForwardContext:
         """Read the arguments of a stack's forward, which goes on where `previous` ended if it has a cache."""
         arguments = _bind_arguments(module, args, kwargs)
-        offset = _cached_tokens(arguments.get("past_key_values"))
+        cache: Any = arguments.get("past_key_values")
+        offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         mask = arguments.get("attention_mask")
         tokens = arguments.get("input_ids")
         if tokens is None and not isinstance(module, PreTrainedModel):
@@ -72,10 +73,6 @@ def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and value.dtype != torch.bool
-
-
-def _cached_tokens(cache: Any) -> int:
-    return int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
 
 
 def _find_token_mask(mask: Any, offset: int, previous: Tensor | None) -> Tensor | None:

@@ -28,7 +28,21 @@ class _CheckedGenerate:
         self._model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _generate(self._model, *args, **kwargs)
+        generate = _bind_generate(self._model)
+        arguments = inspect.signature(generate).bind_partial(*args, **kwargs).arguments
+        configs = (arguments.get("generation_config"), self._model.generation_config)
+
+        def setting(name: str) -> Any:
+            values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
+            return next((value for value in values if value is not None), None)
+
+        if (setting("num_beams") or 1) > 1:
+            raise UserError("cannot observe beam search, which moves the rows of a batch; set num_beams=1")
+        if names := [name for name in ASSISTED if setting(name)]:
+            raise UserError(
+                f"cannot observe assisted generation, which takes tokens back; leave out {', '.join(names)}"
+            )
+        return generate(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
         return _bind_generate, (self._model,)
@@ -36,20 +50,3 @@ class _CheckedGenerate:
 
 def _bind_generate(model: Any) -> MethodType:
     return MethodType(type(model).generate, model)
-
-
-def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the model's `generate`, or raise a UserError."""
-    generate = type(model).generate
-    arguments = inspect.signature(generate).bind_partial(model, *args, **kwargs).arguments
-    configs = (arguments.get("generation_config"), model.generation_config)
-
-    def setting(name: str) -> Any:
-        values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
-        return next((value for value in values if value is not None), None)
-
-    if (setting("num_beams") or 1) > 1:
-        raise UserError("cannot observe beam search, which moves the rows of a batch; set num_beams=1")
-    if names := [name for name in ASSISTED if setting(name)]:
-        raise UserError(f"cannot observe assisted generation, which takes tokens back; leave out {', '.join(names)}")
-    return generate(model, *args, **kwargs)

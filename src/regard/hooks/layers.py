@@ -113,11 +113,11 @@ class _Tracer(Observer):
             index = max(i for i, layer in enumerate(self.layers) if layer.module is module)
             self.layers[index] = replace(self.layers[index], calls=self.layers[index].calls + 1)
             return None
-        role = (
-            self._role(stack, is_causal_layer(module, call))
-            if kind == "self"
-            else self._roles.get(stack.path, "decoder")
-        )
+        if kind == "self" and stack.path not in self._roles:
+            role = "decoder" if is_causal_layer(module, call) else "encoder"
+            is_used = any(other.partition("@")[0] == role for other in self._roles.values())
+            self._roles[stack.path] = f"{role}@{stack.path}" if is_used else role
+        role = self._roles.get(stack.path, "decoder")
         site = cross_site(role) if kind == "cross" else role
         self.layers.append(
             AttentionLayer(
@@ -136,13 +136,6 @@ class _Tracer(Observer):
             )
         )
         return None
-
-    def _role(self, stack: Stack, causal: bool) -> str:
-        if stack.path not in self._roles:
-            role = "decoder" if causal else "encoder"
-            is_used = any(other.partition("@")[0] == role for other in self._roles.values())
-            self._roles[stack.path] = f"{role}@{stack.path}" if is_used else role
-        return self._roles[stack.path]
 
 
 def _run_small_forward(model: Any) -> None:

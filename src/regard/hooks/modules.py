@@ -130,7 +130,7 @@ def _has_attention(blocks: nn.ModuleList) -> bool:
     """Return whether layers have attention by the names of their parts, and are no models themselves."""
     if any(isinstance(module, PreTrainedModel) for module in blocks.modules()):
         return False
-    return any("attention" in type(m).__name__.lower() or "self_attn" in path for path, m in blocks.named_modules())
+    return any(_is_attention(module) or "self_attn" in path for path, module in blocks.named_modules())
 
 
 def num_blocks(stack: Stack) -> int:

@@ -19,7 +19,6 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.accumulate import AttentionStep
 from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
@@ -250,13 +249,13 @@ class Watch(Observer):
         sequences, path = self.locations[module]
         kind, position = attention_kind(path, module), self._latest
         layer = sequences.layer(kind, position.layer, position.part)
-        step = AttentionStep(call, output.detach(), reductions)
-        if position.is_repeat:
-            latest, layer.tensors = sequences.latest[kind]
+        output = output.detach()
+        if position.is_repeat:  # add the same call with all of its values instead
+            latest, latest_output, reductions, layer.tensors = sequences.latest[kind]
             layer.steps -= 1
-            step = latest.join_values(step)
-        sequences.latest[kind] = step, dict(layer.tensors)
-        call, output, reductions = step.call, step.output, step.reductions
+            call = replace(latest, value=torch.cat([latest.value, call.value], dim=-1))
+            output = torch.cat([latest_output, output], dim=-1)
+        sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
         find_projection = partial(self._find_projection, sequences, path, call)
         io = AttentionIO(call, lambda: output_weight(find_projection()), is_self=kind == "self")
         tensors = {name: reductions[name] for name in self._request.names}

@@ -61,23 +61,22 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
     Raises:
         UserError: The name is unknown, or a trained model has no weights for the operation.
     """
-    spec = _parse_name(attention) if isinstance(attention, str) else attention
+    if isinstance(attention, AttentionSpec):
+        spec = attention
+    else:
+        name, *changes = attention.split("+")
+        if name not in ATTENTIONS:
+            raise UserError(f"attention: expected {_describe_allowed()}; got {attention!r}")
+        pairs = [change.partition("=") for change in changes]
+        fields = AttentionSpec().to_dict()
+        if unknown := [field for field, _, _ in pairs if field not in fields]:
+            raise UserError(
+                f"attention: unknown change {unknown[0]!r}; choose from {', '.join(fields)}, such as sigmoid+window=8"
+            )
+        spec = ATTENTIONS[name].changed(**{field: _parse_value(value) for field, _, value in pairs})
     if obstacle := _obstacle(spec):
         raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_describe_allowed()}")
     return spec
-
-
-def _parse_name(text: str) -> AttentionSpec:
-    name, *changes = text.split("+")
-    if name not in ATTENTIONS:
-        raise UserError(f"attention: expected {_describe_allowed()}; got {text!r}")
-    pairs = [change.partition("=") for change in changes]
-    fields = AttentionSpec().to_dict()
-    if unknown := [field for field, _, _ in pairs if field not in fields]:
-        raise UserError(
-            f"attention: unknown change {unknown[0]!r}; choose from {', '.join(fields)}, such as sigmoid+window=8"
-        )
-    return ATTENTIONS[name].changed(**{field: _parse_value(value) for field, _, value in pairs})
 
 
 def _parse_value(text: str) -> Any:

@@ -20,56 +20,34 @@ def register(attention: Callable[..., tuple[Tensor, None]]) -> None:
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(EAGER_NAME, partial(attention, is_eager_host=True))
-    AttentionMaskInterface.register(EAGER_NAME, make_eager_mask)
+    AttentionMaskInterface.register(EAGER_NAME, partial(make_mask, is_eager=True))
 
 
-def make_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Tensor | None:
-    """Return the host's SDPA mask, with a hint where it is simple; padding alone is a view without T×T entries."""
-    fits, padding = _read_padding(attention_mask, kv_offset, kv_length)
-    if mask_function is bidirectional_mask_function and padding is not None and not options.get("use_vmap"):
+def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
+    """Return the host's mask for SDPA, or the one for eager attention, with a hint where it is simple.
+
+    Padding alone is a view without T×T entries. `options` are those of `sdpa_mask` and `eager_mask` of Transformers.
+    """
+    function = options.get("mask_function", causal_mask_function)
+    first, length = options.get("kv_offset", 0), options["kv_length"]
+    padding: Tensor | None = options.get("attention_mask")
+    if padding is not None:
+        padding = padding[:, first : first + length].bool()
+    fits = padding is None or padding.shape[-1] == length
+    mask: Tensor | None
+    if not is_eager and function is bidirectional_mask_function:
+        if padding is None or not fits or options.get("use_vmap"):
+            return sdpa_mask(**options)
         if options.get("allow_is_bidirectional_skip") and bool(padding.all()):
             return None
-        expanded = padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
-        return _add_hint(expanded, causal=False, key_mask=padding, offset=0)
-    mask: Tensor | None = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        **options,
-    )
-    if mask is not None and mask_function is causal_mask_function and fits:
-        return _add_hint(mask, causal=True, key_mask=padding, offset=int(q_offset) - int(kv_offset))
-    return mask
-
-
-def make_eager_mask(kv_length: int, *, kv_offset: int = 0, q_offset: int = 0, **options: Any) -> Tensor | None:
-    """Return the host's eager mask, 0 or the lowest number, with a hint where it is simple."""
-    mask: Tensor | None = eager_mask(kv_length=kv_length, kv_offset=kv_offset, q_offset=q_offset, **options)
-    fits, padding = _read_padding(options.get("attention_mask"), kv_offset, kv_length)
-    function = options.get("mask_function", causal_mask_function)
-    if mask is None or not fits or function not in (causal_mask_function, bidirectional_mask_function):
+        mask = padding[:, None, None, :].expand(options["batch_size"], 1, options["q_length"], length)
+    else:
+        mask = eager_mask(**options) if is_eager else sdpa_mask(**options)
+    is_causal = function is causal_mask_function
+    if mask is None or not fits or not (is_causal or function is bidirectional_mask_function):
         return mask
-    causal = function is causal_mask_function
-    return _add_hint(mask, causal=causal, key_mask=padding, offset=int(q_offset) - int(kv_offset) if causal else 0)
-
-
-def _read_padding(mask: Tensor | None, first: int, length: int) -> tuple[bool, Tensor | None]:
-    """Return whether a mask (batch, key) says all about padding, and its part for these keys, if there is one."""
-    padding = None if mask is None else mask[:, first : first + length].bool()
-    return (True, padding) if padding is None or padding.shape[-1] == length else (False, None)
+    offset = int(options.get("q_offset", 0)) - int(first) if is_causal else 0
+    return _add_hint(mask, causal=is_causal, key_mask=padding, offset=offset)
 
 
 def _add_hint(mask: Tensor, **fields: Any) -> Tensor:

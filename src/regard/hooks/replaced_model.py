@@ -173,45 +173,33 @@ def _make_config(
 
 
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
-    """Return the fields from which `_layers_from_dicts` finds a layer again without a forward."""
+    """Return the fields from which `_make_constant` finds a layer again without a forward."""
     names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls")
     path = next(path for path, module in model.named_modules() if module is layer.module)
     return {**{name: getattr(layer, name) for name in names}, "path": path, "fused": layer.fused and list(layer.fused)}
 
 
-def _layers_from_dicts(model: nn.Module, dicts: list[dict[str, Any]]) -> list[AttentionLayer]:
-    stacks = find_stacks(model)
-    layers = []
-    for fields in dicts:
-        path = fields["path"]
-        stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
-        changes = {"module": model.get_submodule(path), "stack": stack}
-        layers.append(AttentionLayer(**(fields | changes)))
-    return layers
-
-
 def _make_constant(model: Any) -> None:
     """Put constants of the shapes in its config into a model for good."""
     entry = getattr(model.config, ENTRY)
-    layers = _layers_from_dicts(model, entry["places"])
+    stacks, layers = find_stacks(model), []
+    for fields in entry["places"]:
+        path = fields["path"]
+        stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
+        layers.append(AttentionLayer(**(fields | {"module": model.get_submodule(path), "stack": stack})))
     route_permanently(model)
     heads = [tuple(head) for head in entry["heads"]]
-    install_constants(layers, _empty_constants(entry), heads, ExitStack(), signed=entry["signed"])
-    for stack in dict.fromkeys(layer.stack.module for layer in layers):
-        stack.register_forward_pre_hook(begin_pass, with_kwargs=True)
-
-
-def _empty_constants(entry: Mapping[str, Any]) -> tuple[Constants, ...]:
-    """Return constants of the right shape, for weights to be loaded into."""
     shapes = {(fields["site"], fields["layer"]): fields["heads"] for fields in entry["places"]}
-    origin = Origin(**entry["origin"])
-    return tuple(
+    sources = [  # of the right shape, for weights to be loaded into
         Constants(
-            matrices={layer: torch.zeros(heads, length, length, device="cpu") for layer, heads in shapes.items()},
-            origin=origin,
+            matrices={layer: torch.zeros(count, length, length, device="cpu") for layer, count in shapes.items()},
+            origin=Origin(**entry["origin"]),
         )
         for length in entry["lengths"]
-    )
+    ]
+    install_constants(layers, sources, heads, ExitStack(), signed=entry["signed"])
+    for module in dict.fromkeys(layer.stack.module for layer in layers):
+        module.register_forward_pre_hook(begin_pass, with_kwargs=True)
 
 
 def _find_architecture(name: str, config_class: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.accumulate import AttentionStep, LayerAccumulator
+from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.forward_pass import ForwardContext
@@ -33,7 +33,7 @@ class Sequences:
         offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
         embeddings: Input of the first layer, until the first attention call has said how tokens belong together.
         counter: Which block the forward is in.
-        latest: The latest step of attention of each kind, and the tensors of its layer before it.
+        latest: The latest call of each kind, its output and reductions, and the tensors of its layer before it.
         lengths: The queries of each call of self-attention in the latest forward, by layer.
         lacks_hidden: Its hidden states are not (batch, token, width).
     """
@@ -54,7 +54,7 @@ class Sequences:
         self.forward: ForwardContext | None = None
         self.last: ForwardContext | None = None
         self.embeddings: Tensor | None = None
-        self.latest: dict[str, tuple[AttentionStep, dict[str, Tensor]]] = {}
+        self.latest: dict[str, tuple[AttentionCall, Tensor, dict[str, Tensor], dict[str, Tensor]]] = {}
         self._layers: dict[tuple[str, int], list[LayerAccumulator]] = {}
         """The parts of each layer, by kind and number: one unless the layer is called for several samples."""
         self._has_rows = False
