@@ -95,7 +95,7 @@ def check(of: AttentionCall) -> None:
     torch.testing.assert_close(output, expected_output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(output, fused(of), rtol=1e-4, atol=1e-5)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[name].to(tensor.dtype), tensor, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(attend(of, FIRST_ALONE)[1]["first_mass"], expected["first_mass"], rtol=1e-4, atol=1e-5)
     exact = reduce_dense(of, EVERYTHING)
     torch.testing.assert_close(found["column_mass"], exact["column_mass"], rtol=1e-4, atol=1e-5)

@@ -192,7 +192,7 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
     monkeypatch.setattr(sapt_decoder, "read_text_tasks", lambda seed, data: small_pseudo.tasks(3))
     monkeypatch.setattr(sapt_analyses, "FEW", tuple(task.name for task in small_pseudo.tasks(2).tasks))
     monkeypatch.setattr(sapt_decoder, "DECODER_BUDGET", small_text_tasks.BUDGET)
-    quick = {"generated": {"generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}}.get(case, {})
+    quick = {"generated": {"generator_steps": 60, "generator_lr": 2e-2, "generator_batch_size": 8}}.get(case, {})
 
     def learnt(of: Row, *rest: Any) -> Any:
         return sapt.run_row(dataclasses.replace(of, settings={**of.settings, "router_warmup_steps": 2, **quick}), *rest)
