@@ -10,8 +10,9 @@ import pytest
 
 from regard.data import STREAMS, read_stream
 from regard.data.benchmarks import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
-from regard.data.instructions import check_labels, read_instruction_file
+from regard.data.instructions import read_instruction_file
 from regard.data.stream import ClassificationTask, Stream, TextTask
+from regard.data.streams import check_labels
 from regard.errors import UserError
 
 LAYOUTS = ("CL_Benchmark/Long_Sequence", "Long_Sequence", "")

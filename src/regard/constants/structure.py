@@ -1,6 +1,6 @@
 """Constants approximated by forms that cost less than a dense matrix; PAPA (arXiv 2211.03495) did not try them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -110,11 +110,7 @@ def toeplitz(
     return dense * mask
 
 
-_APPROXIMATE: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "low-rank": low_rank,
-    "columns+band": columns_and_band,
-    "top-k": top_k,
-}
+_APPROXIMATE = {"low-rank": low_rank, "columns+band": columns_and_band, "top-k": top_k}
 
 
 def _weights(matrix: Tensor, counts: Tensor | None) -> Tensor:

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,17 +149,6 @@ def read_hub_task(task: InstructionTask) -> RawTask:
     name = "/".join(part for part in (hub.repository, hub.config) if part)
     source = f"{name} ({hub.splits[0]}, {hub.splits[1]}: {task.hub_test})"
     return RawTask(task.name, task.labels, splits[0], None, splits[1], source, files={"evaluated": task.hub_test})
-
-
-def check_labels(name: str, labels: Sequence[str]) -> None:
-    """Raise UserError if two labels of a task differ only in letter case, punctuation and spaces."""
-    seen: dict[str, str] = {}
-    for label in labels:
-        letters = "".join(sign for sign in unicodedata.normalize("NFKC", label).casefold() if sign.isalnum())
-        if letters in seen:
-            same = f"{seen[letters]!r} and {label!r} are the same but for case, punctuation and spaces"
-            raise UserError(f"labels: expected labels of {name!r} that differ in words, {same}")
-        seen[letters] = label
 
 
 def format_prompt(benchmark: Benchmark, definition: str, text: str) -> str:

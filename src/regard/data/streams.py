@@ -1,6 +1,7 @@
 """Streams for continual learning: the built-in ones, and a user's own."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,13 +10,7 @@ from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks, read_user_tasks
-from regard.data.instructions import (
-    candidate_folders,
-    check_labels,
-    find_task_files,
-    read_hub_task,
-    read_instruction_task,
-)
+from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import Metric, Protocol, Stream, check_order
@@ -241,6 +236,17 @@ def _read_instruction_tasks(
     for task in raw:
         check_labels(task.name, task.labels)
     return raw
+
+
+def check_labels(name: str, labels: Sequence[str]) -> None:
+    """Raise UserError if two labels of a task differ only in letter case, punctuation and spaces."""
+    seen: dict[str, str] = {}
+    for label in labels:
+        letters = "".join(sign for sign in unicodedata.normalize("NFKC", label).casefold() if sign.isalnum())
+        if letters in seen:
+            same = f"{seen[letters]!r} and {label!r} are the same but for case, punctuation and spaces"
+            raise UserError(f"labels: expected labels of {name!r} that differ in words, {same}")
+        seen[letters] = label
 
 
 def _sample_splits(

@@ -15,22 +15,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from regard.errors import UserError, check_choice
+from regard.models import heads
 from regard.models.configuration import RegardConfig
-from regard.models.heads import (
-    HEADS,
-    LABEL_SCALE,
-    POOLINGS,
-    ClassVectorHead,
-    HeadName,
-    LabelTextHead,
-    Pooling,
-    PreScalingHead,
-    encode_labels,
-    encode_texts,
-    make_head,
-    resolve_label_texts,
-    sample_background_words,
-)
+from regard.models.heads import LABEL_SCALE, HeadName, LabelTextHead, Pooling, PreScalingHead
 from regard.models.model_files import Loaded, as_user_error
 
 _AUTO = "auto"
@@ -69,9 +56,9 @@ class ClassifierConfig(PreTrainedConfig):
         label_words: int = 0,
         **others: Any,
     ) -> None:
-        check_choice("head", head, HEADS)
-        if pooling not in (_AUTO, *POOLINGS):
-            raise UserError(f"pooling: expected one of {_AUTO}, {', '.join(POOLINGS)}, got {pooling!r}")
+        check_choice("head", head, heads.HEADS)
+        if pooling not in (_AUTO, *heads.POOLINGS):
+            raise UserError(f"pooling: expected one of {_AUTO}, {', '.join(heads.POOLINGS)}, got {pooling!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
             raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
         self.base = dict(base or {})
@@ -112,14 +99,14 @@ class Classifier(PreTrainedModel):
         super().__init__(config)
         base_config = config.base_config()
         self.encoder = extract_encoder(AutoModel.from_config(base_config)) if encoder is None else encoder
-        self.head = make_head(
+        self.head = heads.make_head(
             config.head,
             _hidden_size(base_config),
             len(config.classes),
             pooling=_resolve_pooling(config, base_config),
             dropout=config.head_dropout,
-            label_scale=config.label_scale,
-            label_words=config.label_words,
+            scale=config.label_scale,
+            words=config.label_words,
         )
         self.post_init()
         if config.lora:  # after the initial weights, which are drawn for the layers that exist by then
@@ -128,7 +115,7 @@ class Classifier(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize heads only; the encoder has initialized itself."""
-        if isinstance(module, (ClassVectorHead, LabelTextHead)):
+        if isinstance(module, (heads.ClassVectorHead, LabelTextHead)):
             module.reset()
 
     @classmethod
@@ -174,8 +161,8 @@ class Classifier(PreTrainedModel):
         """
         if (label_texts or label_words) and head != "labels":
             raise UserError(f"label_texts: expected none with the head {head}, which does not read them")
-        texts = resolve_label_texts(classes, label_texts or {}) if head == "labels" else {}
-        words = sample_background_words(loaded.tokenizer, list(texts.values()), label_words)
+        texts = heads.resolve_label_texts(classes, label_texts or {}) if head == "labels" else {}
+        words = heads.sample_background_words(loaded.tokenizer, list(texts.values()), label_words)
         config = ClassifierConfig(
             base=_base_fields(loaded.model.config),
             head=head,
@@ -195,9 +182,9 @@ class Classifier(PreTrainedModel):
             model = cls(config, encoder)
             model._init_weights(model.head)
         if isinstance(model.head, LabelTextHead):
-            model.head.vectors = encode_labels(loaded, encoder, texts, model.head.pooling)
+            model.head.vectors = heads.encode_labels(loaded, encoder, texts, model.head.pooling)
             if words:
-                model.head.others = encode_texts(loaded.tokenizer, encoder, words, model.head.pooling)
+                model.head.others = heads.encode_texts(loaded.tokenizer, encoder, words, model.head.pooling)
         else:
             model.head.to(encoder.dtype)
         return model

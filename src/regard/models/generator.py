@@ -22,8 +22,7 @@ from regard.models.model_files import Loaded
 from regard.models.pretrained import is_bidirectional, load, select_language_model_class
 from regard.runs.quiet import suppress_logging
 
-NEW_TOKENS = 50
-"""Of an answer at most, as SAPT has it (arXiv 2401.08295)."""
+NEW_TOKENS = 50  # of an answer at most, as SAPT has it (arXiv 2401.08295)
 
 
 @dataclass(eq=False)

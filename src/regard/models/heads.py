@@ -18,14 +18,11 @@ HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
 Pooling = Literal["first", "last", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-LABEL_SCALE = 20.0
-"""Factor of cosines: the inverse temperature with which sentence models are usually trained."""
+LABEL_SCALE = 20.0  # factor of cosines: the inverse temperature with which sentence models are usually trained
 _MASKED = -1e30
 _BATCH_SIZE = 64
-_MIN_LETTERS = 3
-"""Minimum letters of a background word."""
-_SPACE_MARKS = "\u0120\u2581"
-"""How byte-level and SentencePiece vocabularies write the space before a word."""
+_MIN_LETTERS = 3  # minimum letters of a background word
+_SPACE_MARKS = "\u0120\u2581"  # how byte-level and SentencePiece vocabularies write the space before a word
 
 
 class ClassVectorHead(nn.Module):
@@ -165,21 +162,14 @@ def pool_states(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 
 def make_head(
-    name: HeadName,
-    width: int,
-    classes: int,
-    *,
-    pooling: Pooling,
-    dropout: float,
-    label_scale: float = LABEL_SCALE,
-    label_words: int = 0,
+    name: HeadName, width: int, classes: int, *, pooling: Pooling, dropout: float, **label_options: Any
 ) -> nn.Module:
-    """Make a head by name; `label_scale` and `label_words` are of the head "labels"."""
+    """Make a head by name; `label_options` (`scale`, `words`) are of the head "labels"."""
     check_choice("head", name, HEADS)
     if name == "linear":
         return LinearHead(width, classes, pooling=pooling, dropout=dropout)
     if name == "labels":
-        return LabelTextHead(width, classes, pooling=pooling, scale=label_scale, words=label_words)
+        return LabelTextHead(width, classes, pooling=pooling, **label_options)
     return PreScalingHead(width, classes, kind=name, dropout=dropout)
 
 

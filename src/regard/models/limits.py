@@ -6,8 +6,7 @@ from torch import nn
 
 _POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
 """Last part of the names of learned absolute position embeddings in Transformers."""
-_UNLIMITED = 10**9
-"""Tokenizers without a limit state 10**30."""
+_UNLIMITED = 10**9  # tokenizers without a limit state 10**30
 
 
 def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:

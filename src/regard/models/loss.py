@@ -9,8 +9,7 @@ from torch.nn.functional import nll_loss
 
 from regard.data.examples import IGNORE_INDEX
 
-MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Maximum number of logits at a time, by type of device."""
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # maximum number of logits at a time, by type of device
 MIN_CHUNKS = 4
 """Minimum number of chunks: at most half the logits in float32 are in memory at once, products included."""
 

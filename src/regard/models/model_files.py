@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import errors, snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
@@ -33,8 +26,7 @@ _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
-_MAX_REASON = 400
-"""Characters of a reason that fit a line."""
+_MAX_REASON = 400  # characters of a reason that fit a line
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
 
 
@@ -141,16 +133,14 @@ def _embedded() -> Path:
 
 def _fetched(name: str, *, code: bool, weights: bool) -> Path:
     """Return the folder of a snapshot of the hub, without pickled files."""
-    wanted = _HUB_FILES + (["*.py"] if code else [])
+    patterns, ignored = _HUB_FILES + ["*.py"] * code, [] if weights else ["*.safetensors"]
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=wanted, ignore_patterns=[] if weights else ["*.safetensors"])
-        )
-    except HFValidationError:
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
+    except errors.HFValidationError:
         raise UserError(f"model: '{name}' is no folder here and no id of the hub; expected {_ALLOWED}") from None
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise UserError(f"model: '{name}' is gated; accept its terms on the hub and run `hf auth login`") from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         raise UserError(
             f"model: '{name}' is no folder here and could not be had from the hub ({type(error).__name__}); "
             f"expected {_ALLOWED}"

@@ -5,18 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ2SEQ
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as ALL_TYPES
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
@@ -227,7 +218,7 @@ def select_language_model_class(config: Any) -> Any:
 
 def is_bidirectional(config: Any) -> bool:
     """Return whether the model is an encoder alone, which cannot generate from left to right."""
-    is_encoder = config.model_type in MASKED and not config.is_encoder_decoder
+    is_encoder = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
     return is_encoder and not getattr(config, "is_decoder", False)
 
 
@@ -239,8 +230,10 @@ def check_generates_text(config: Any, name: str) -> None:
         kind, architecture = "a classifier", f"over {config.base_config().model_type}"
     elif is_bidirectional(config):
         kind = "an encoder"
-    elif config.model_type in ALL_TYPES and not getattr(config, "auto_map", None):
-        generative = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
+    elif config.model_type in modeling_auto.MODEL_MAPPING_NAMES and not getattr(config, "auto_map", None):
+        generative = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if config.is_encoder_decoder:
+            generative = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
         kind = None if config.model_type in generative else "of another kind"
     if kind is not None:
         raise UserError(

@@ -11,8 +11,7 @@ from regard.errors import UserError
 from regard.runs.config import Config
 from regard.runs.options import Option
 
-_PREFIX = "option:"
-"""How the attribute begins that holds the text of a field's option."""
+_PREFIX = "option:"  # how the attribute begins that holds the text of a field's option
 _METAVARS = {int: "N", float: "X"}
 
 

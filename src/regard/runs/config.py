@@ -47,8 +47,10 @@ class Config:
         """Check how the fields go together. Raises UserError."""
 
     @classmethod
+    @cache
     def options(cls) -> Mapping[str, Option]:
-        return _options(cls)  # type: ignore[arg-type]  # a class is hashable
+        hints = get_type_hints(cls)
+        return {field.name: Option.of(field, hints[field.name]) for field in fields(cls)}
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
@@ -106,12 +108,6 @@ class Config:
         """Return the configuration with some fields changed. Raises UserError for unknown ones."""
         self.check_names(changes)
         return dataclasses.replace(self, **changes)
-
-
-@cache
-def _options(config: type[Config]) -> Mapping[str, Option]:
-    hints = get_type_hints(config)
-    return {field.name: Option.of(field, hints[field.name]) for field in fields(config)}
 
 
 def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from regard.errors import UserError, describe_error
 from regard.runs.rank import num_processes
 
-CHUNK_BYTES = 2**20
-"""Bytes per value of the store, which takes at most 8 MiB."""
+CHUNK_BYTES = 2**20  # bytes per value of the store, which takes at most 8 MiB
 
 
 @contextmanager

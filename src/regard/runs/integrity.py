@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SEAL = "sha256"
-"""The key under which a sealed record holds its own checksum."""
+SEAL = "sha256"  # the key under which a sealed record holds its own checksum
 
 
 def sha256_of_file(*paths: Path) -> str:

@@ -13,10 +13,8 @@ from regard.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST = 6
-"""Minimum number of differences of the signed-rank test: with 5 its p is never below 0.0625."""
-ROUNDING = 1e-9
-"""Values that are nearer to each other than this are equal, up to the rounding of sums."""
+FEWEST = 6  # minimum number of differences of the signed-rank test: with 5 its p is never below 0.0625
+ROUNDING = 1e-9  # values that are nearer to each other than this are equal, up to the rounding of sums
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import Any
 from regard.errors import UserError
 from regard.runs.output_dir import readable_errors
 
-EMPTY = "0" * 64
-"""The checksum before the first entry."""
+EMPTY = "0" * 64  # the checksum before the first entry
 
 
 class Journal:

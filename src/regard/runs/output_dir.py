@@ -20,12 +20,9 @@ import safetensors
 from regard.errors import UserError, describe_error
 from regard.runs.integrity import find_damaged_files
 
-RESULTS = "results.json"
-"""The file by which a folder is known to be that of a run."""
-PAGE = "report.html"
-"""The page that every run leaves. Nothing is read from it again."""
-OPTION = "--out"
-"""The option by which the user names a place to write to, unless a caller says otherwise."""
+RESULTS = "results.json"  # the file by which a folder is known to be that of a run
+PAGE = "report.html"  # the page that every run leaves; nothing is read from it again
+OPTION = "--out"  # the option by which the user names a place to write to, unless a caller says otherwise
 
 
 @contextlib.contextmanager

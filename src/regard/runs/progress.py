@@ -14,8 +14,7 @@ from regard.runs.rank import is_main_process
 if TYPE_CHECKING:
     from rich.console import Console
 
-PLAIN_INTERVAL = 30.0
-"""Seconds between two lines where standard error is no terminal."""
+PLAIN_INTERVAL = 30.0  # seconds between two lines where standard error is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)

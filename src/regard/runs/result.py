@@ -29,10 +29,8 @@ class RunResult(ABC):
     """
 
     command: ClassVar[str]
-    tables: ClassVar[Mapping[str, str]]
-    """Attributes that are tables, and the name of their file NAME.parquet."""
-    metadata: dict[str, Any]
-    """`describe_run`, and what the command adds."""
+    tables: ClassVar[Mapping[str, str]]  # attributes that are tables, and the name of their file NAME.parquet
+    metadata: dict[str, Any]  # `describe_run`, and what the command adds
 
     @abstractmethod
     def page(self) -> str:

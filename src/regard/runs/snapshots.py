@@ -27,10 +27,8 @@ class Snapshots:
     """The states in a folder, each in a folder of its own that is named by its index, as `step-00000100`."""
 
     folder: Path
-    name: str = "step"
-    """What an index counts."""
-    keep: int = 2
-    """How many of the last states stay. With two, one that is damaged does not lose the run."""
+    name: str = "step"  # what an index counts
+    keep: int = 2  # how many of the last states stay; with two, one that is damaged does not lose the run
 
     def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Write a state whole or not at all, and return its folder. Raises UserError if it cannot be written.

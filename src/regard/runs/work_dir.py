@@ -21,8 +21,7 @@ from regard.runs.output_dir import read_json, readable_errors
 from regard.runs.rank import is_main_process
 
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
-UNFINISHED = ".unfinished-"
-"""How the name of something begins while it is being written."""
+UNFINISHED = ".unfinished-"  # how the name of something begins while it is being written
 UNFINISHED_MARK = f"{UNFINISHED}{MARK}"
 """The only unfinished entry of a run that stands at the top of its work folder, where the user may have others."""
 PREVIOUS, MOVING = ".regard-previous", ".regard-moving"

@@ -19,26 +19,15 @@ from regard.errors import UserError
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
-from regard.training import checkpoint
-from regard.training.placement import (
-    Placement,
-    Rows,
-    check_same_start,
-    isolated_rng,
-    make_accelerator,
-    micro_batches,
-    move_rows,
-    prepare_model,
-    seed_step,
-)
+from regard.training import checkpoint, placement
+from regard.training.placement import Placement, Rows, move_rows, seed_step
 from regard.training.plan import TrainingConfig, learning_rate, set_rate
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
 TransformGradients = Callable[[nn.Module, int], None]
 _STATE_FIELDS = ("step", "items", "seconds", "history", "numbers")
-RECENT = 20
-"""Number of steps over which speed is averaged."""
+RECENT = 20  # number of steps over which speed is averaged
 
 
 class Monitor(Protocol):
@@ -136,11 +125,11 @@ def train(
         `items_per_second`, `seconds` (in steps), and metrics of monitors.
     """
     snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
-    with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
-        placed = prepare_model(model, plan, accelerator, times)
+    with placement.make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
+        placed = placement.prepare_model(model, plan, accelerator, times)
         run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct, accelerator)
         progress = _restore_progress(run, resume)
-        with isolated_rng(placed.device), _run_trackers(run):
+        with placement.isolated_rng(placed.device), _run_trackers(run):
             _take_steps(run, progress)
     return TrainResult(progress.history, progress.seconds, progress.step)
 
@@ -240,7 +229,7 @@ def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
     """Accumulate the gradients of Σ loss / count, and return the sum of this process's losses."""
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
-    pieces = micro_batches(placed.share(rows), run.plan.micro_batch_size)
+    pieces = placement.micro_batches(placed.share(rows), run.plan.micro_batch_size)
     seed_step(placed.device, run.plan.seed, step, placed.rank)
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
@@ -340,7 +329,7 @@ def _restore_progress(run: _Run, resume: bool) -> _Progress:
         return _Progress()
     with raise_on_all_ranks():
         latest = _read_checkpoint(run, run.snapshots, resume)
-    check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"])
+    placement.check_same_start(run.placed, run.snapshots.folder, 0 if latest is None else latest[1]["step"])
     if latest is None:
         return _Progress()
     path, state = latest

@@ -68,8 +68,7 @@ class TrainingConfig(Config):
                 )
 
 
-_FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices on which PyTorch has a fused AdamW."""
+_FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which PyTorch has a fused AdamW
 
 
 def learning_rate(plan: TrainingConfig, step: int) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
+from regard.data.examples import KINDS as KINDS
+from regard.data.examples import TaskKind
 from regard.errors import UserError
 
-ProbeKind = Literal["sequence", "token", "mlm"]
-KINDS: tuple[ProbeKind, ...] = ("sequence", "token", "mlm")
-IGNORE_INDEX = -100
+ProbeKind = TaskKind
 
 
 @dataclass(frozen=True, eq=False)

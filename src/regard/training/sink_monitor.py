@@ -23,15 +23,11 @@ from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.table import make_table
 
-COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
-"""Columns of sinks.parquet."""
-MIN_QUERIES = 8
-"""Minimum number of queries for the sink rate of a position."""
+COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")  # columns of sinks.parquet
+MIN_QUERIES = 8  # minimum number of queries for the sink rate of a position
 SITE = "decoder"
-MAX_LOGITS = 1 << 26
-"""Maximum number of logits in memory, unless one row has more."""
-MAX_SLICE = 1 << 22
-"""Maximum number of logits converted to float32 at a time."""
+MAX_LOGITS = 1 << 26  # maximum number of logits in memory, unless one row has more
+MAX_SLICE = 1 << 22  # maximum number of logits converted to float32 at a time
 
 
 class _PeriodicMonitor:
@@ -258,8 +254,7 @@ def sum_nll(
     return total
 
 
-ALPHA_FACTOR = 1.5
-"""Threshold of the mean α_1, in multiples of its uniform value."""
+ALPHA_FACTOR = 1.5  # threshold of the mean α_1, in multiples of its uniform value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-MARGIN = 10.0
-"""Seconds beyond the grace that a guard waits for the one before it."""
+MARGIN = 10.0  # seconds beyond the grace that a guard waits for the one before it
 _PR_SET_PDEATHSIG = 1
-_PARENT = 0
-"""The pipe from the parent: standard input."""
+_PARENT = 0  # the pipe from the parent: standard input
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,10 +16,8 @@ from typing import Literal, Protocol
 
 from regard.errors import UserError
 
-TERMINATE_TIMEOUT = 30.0
-"""Seconds that a process has to keep what it has done, once it is asked to end."""
-MOST_LOST = 20
-"""Machines that a job may lose before that counts as a failure."""
+TERMINATE_TIMEOUT = 30.0  # seconds that a process has to keep what it has done, once it is asked to end
+MOST_LOST = 20  # machines that a job may lose before that counts as a failure
 _TAIL = 8192
 
 
@@ -177,8 +175,7 @@ class Local:
 class Launcher(Protocol):
     """Where jobs run: a context, at whose end no job is at work."""
 
-    patience: float
-    """Seconds until a file that a job wrote is seen in this process."""
+    patience: float  # seconds until a file that a job wrote is seen in this process
 
     def __enter__(self) -> Launcher: ...
 

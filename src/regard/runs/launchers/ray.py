@@ -14,8 +14,7 @@ from typing import Any
 from regard.errors import UserError, describe_error
 from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
 
-_STORE = 100 * 2**20
-"""Bytes of the object store of an own cluster: only names and exit codes pass through it."""
+_STORE = 100 * 2**20  # bytes of the object store of an own cluster: only names and exit codes pass through it
 
 _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
