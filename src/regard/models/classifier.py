@@ -123,10 +123,8 @@ class Classifier(PreTrainedModel):
         """Load a classifier as any model of Transformers; an encoder with adapters is frozen again."""
         config = kwargs.get("config")
         if isinstance(config, ClassifierConfig) and config.part_of is not None:
-            raise UserError(
-                f"model: expected a classifier, {args[0]} is the network of {config.part_of}; "
-                "regard.continual.models.load_network reads it"
-            )
+            problem = f"{args[0]} is the network of {config.part_of}; regard.continual.models.load_network reads it"
+            raise UserError(f"model: expected a classifier, {problem}")
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, parameter in model.encoder.named_parameters() if model.config.lora else ():
@@ -295,9 +293,8 @@ def merge_lora(model: PreTrainedModel) -> None:
 def _hidden_size(config: Any) -> int:
     size = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if not isinstance(size, int):
-        raise UserError(
-            f"model: expected one with hidden states, the configuration of {config.model_type} has no width"
-        )
+        problem = f"the configuration of {config.model_type} has no width"
+        raise UserError(f"model: expected one with hidden states, {problem}")
     return size
 
 

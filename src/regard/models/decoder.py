@@ -188,9 +188,8 @@ def _padding(mask: Tensor | None, keys: int) -> Tensor | None:
     if mask is None or mask.ndim != 2:
         return None
     if mask.shape[1] != keys:
-        raise UserError(
-            f"attention_mask: expected a column for each of {keys} tokens, cached ones too, got {mask.shape[1]}"
-        )
+        expected = f"a column for each of {keys} tokens, cached ones too"
+        raise UserError(f"attention_mask: expected {expected}, got {mask.shape[1]}")
     real = mask.bool()
     return None if not torch.compiler.is_compiling() and bool(real.all()) else real
 

@@ -82,10 +82,9 @@ class Generator(nn.Module):
         model has no head, if nothing says how an answer begins or ends, or without peft.
         """
         if not is_language_model(loaded.model):
-            raise UserError(
-                f"model: expected a language model with its head, got {type(loaded.model).__name__}; "
-                f"regard.models.generator.load_generator({loaded.name!r}) loads one"
-            )
+            advice = f"regard.models.generator.load_generator({loaded.name!r}) loads one"
+            kind = type(loaded.model).__name__
+            raise UserError(f"model: expected a language model with its head, got {kind}; {advice}")
         lineage: dict[str, Any] = {"base": loaded.name, "sha256": loaded.sha256, "tasks": []}
         encoder = deepcopy(loaded.model)
         encoder.generation_config = _greedy(loaded)
@@ -110,8 +109,6 @@ class Generator(nn.Module):
     @cached_property
     def _input_names(self) -> frozenset[str]:
         return frozenset(inspect.signature(type(self.encoder).forward).parameters)
-
-    # -- answers that are known ---------------------------------------------------------------------------
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> CausalLMOutput:
         """Return the logits (row, token, word) of answers, each from the tokens before it; −100 is padding."""
@@ -146,8 +143,6 @@ class Generator(nn.Module):
         first = labels.new_full((len(labels), 1), self.encoder.generation_config.decoder_start_token_id)
         return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad_token_id)], 1)
 
-    # -- answers that are written -------------------------------------------------------------------------
-
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor, new_tokens: int = NEW_TOKENS) -> Tensor:
         """Return the greedy answers (row, token) to prompts (row, token), padded behind their end."""
@@ -158,8 +153,6 @@ class Generator(nn.Module):
         with suppress_logging():
             output = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
         return output[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
-
-    # -- disk -----------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model that Transformers loads as a language model, with LoRA adapters merged.
@@ -187,10 +180,8 @@ class Generator(nn.Module):
         """Return the generator that `save_pretrained` wrote; raise UserError for a part of a network."""
         config = AutoConfig.from_pretrained(folder)
         if getattr(config, "part_of", None) is not None:
-            raise UserError(
-                f"model: expected a language model, {folder} is the network of {config.part_of}; "
-                "regard.continual.models.load_network reads it"
-            )
+            problem = f"{folder} is the network of {config.part_of}; regard.continual.models.load_network reads it"
+            raise UserError(f"model: expected a language model, {problem}")
         auto_class = select_language_model_class(config)
         model = auto_class.from_pretrained(folder, config=config, use_safetensors=True, dtype="auto")
         return cls(model.eval(), GeneratorConfig(lineage=dict(getattr(config, "lineage", None) or {})))
@@ -212,9 +203,8 @@ def _greedy(loaded: Loaded) -> GenerationConfig:
     model, eos = loaded.model, loaded.tokenizer.eos_token_id
     published = model.generation_config or GenerationConfig()
     if eos is None:
-        raise UserError(
-            f"model: expected a tokenizer with a token that ends a text (eos), that of {loaded.name} has none"
-        )
+        expected = "a tokenizer with a token that ends a text (eos)"
+        raise UserError(f"model: expected {expected}, that of {loaded.name} has none")
     ends = published.eos_token_id if isinstance(published.eos_token_id, list) else [published.eos_token_id]
     start = None
     if model.config.is_encoder_decoder:

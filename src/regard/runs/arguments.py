@@ -98,9 +98,8 @@ def check_model_folder(model: str) -> None:
     """Check that a folder is that of a model. Raises UserError if it is that of a run, which has a model inside."""
     folder = Path(model) / "model"
     if not (Path(model) / "config.json").is_file() and (folder / "config.json").is_file():
-        raise UserError(
-            f"model: expected config.json in the folder '{model}', which is of a run; did you mean {folder}?"
-        )
+        expected = f"config.json in the folder '{model}'"
+        raise UserError(f"model: expected {expected}, which is of a run; did you mean {folder}?")
 
 
 def file_slug(name: str) -> str:

@@ -44,9 +44,8 @@ def run_command(
     except KeyboardInterrupt:
         if not (parts and can_resume(work_dir, parts)):
             raise
-        raise UserError(
-            f"interrupted; what was done is kept in {work_dir}. Continue with the same command and --resume."
-        ) from None
+        advice = "Continue with the same command and --resume."
+        raise UserError(f"interrupted; what was done is kept in {work_dir}. {advice}") from None
     if parts and work_dir.exists():
         clear_work_dir(work_dir, command, parts)
     print_summary(result.summary(), out)
@@ -62,17 +61,12 @@ def default_work_dir(out: Path) -> Path:
 def _check_folders(args: argparse.Namespace, command: str, out: Path, work_dir: Path, parts: Sequence[str]) -> None:
     """Check that the result can be written, and that it is clear what becomes of an interrupted run."""
     interrupted = bool(parts) and can_resume(work_dir, parts)
+    advice = "start again with --overwrite."
     if parts and args.resume and not args.overwrite and (out / RESULTS).is_file() and not interrupted:
-        raise UserError(
-            f"--resume: the run in {out} is finished. Choose another folder with --out, or start again with "
-            "--overwrite."
-        )
+        raise UserError(f"--resume: the run in {out} is finished. Choose another folder with --out, or {advice}")
     check_output_dir(out, overwrite=args.overwrite, command=command)
     if interrupted and not (args.resume or args.overwrite):
-        raise UserError(
-            f"--out: {work_dir} holds a run that was interrupted. Continue it with --resume, or start again with "
-            "--overwrite."
-        )
+        raise UserError(f"--out: {work_dir} holds a run that was interrupted. Continue it with --resume, or {advice}")
 
 
 def print_summary(summary: RenderableType, out: Path) -> None:

@@ -61,9 +61,8 @@ class Config:
         """Check that all names are fields. Raises UserError, which lists the fields."""
         unknown = sorted(set(names) - set(cls.field_names()))
         if unknown:
-            raise UserError(
-                f"{cls.command}: there is no option {unknown[0]}; allowed are {', '.join(cls.field_names())}"
-            )
+            allowed = ", ".join(cls.field_names())
+            raise UserError(f"{cls.command}: there is no option {unknown[0]}; allowed are {allowed}")
 
     @classmethod
     def parse_field(cls, name: str, text: str) -> Any:

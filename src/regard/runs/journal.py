@@ -36,9 +36,8 @@ class Journal:
         *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         for line in lines:
             if not self._read_line(line):
-                raise UserError(
-                    f"cannot resume: entry {len(self) + 1} of {self.path} is damaged. Start again with --overwrite."
-                )
+                entry = f"entry {len(self) + 1} of {self.path}"
+                raise UserError(f"cannot resume: {entry} is damaged. Start again with --overwrite.")
         is_whole = self._read_line(last)
         if last and self.writable:
             if is_whole:
@@ -77,10 +76,8 @@ class Journal:
         """Check that the journal has everything that it had when `head` was taken. Raises UserError."""
         count = int(head["entries"])
         if count > len(self) or self._checksums[count] != head["sha256"]:
-            raise UserError(
-                f"cannot resume: {self.path} had {count} entries when the last state was saved and now lacks some of "
-                "them. Start again with --overwrite."
-            )
+            reason = f"{self.path} had {count} entries when the last state was saved and now lacks some of them"
+            raise UserError(f"cannot resume: {reason}. Start again with --overwrite.")
 
     def add(self, name: str, value: Any) -> Any:
         """Write an entry to the disk, and return its value as JSON holds it."""

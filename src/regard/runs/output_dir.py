@@ -74,10 +74,8 @@ def check_output_dir(
         other = record.get("command")
         if command not in (None, other):
             kind = f"one of `regard {other}`" if other else f"none, by its {marker}"
-            raise UserError(
-                f"{option}: expected a new folder or a run of `regard {command}`, {folder} is {kind}; it is not "
-                "overwritten"
-            )
+            expected = f"a new folder or a run of `regard {command}`"
+            raise UserError(f"{option}: expected {expected}, {folder} is {kind}; it is not overwritten")
         if not overwrite:
             allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
             raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
@@ -93,17 +91,13 @@ def _check_all_own(folder: Path, names: set[str], checksums: Mapping[str, str], 
     files = _list_files(folder)
     foreign = sorted(files - names - {marker})
     if foreign:
-        raise UserError(
-            f"{option}: {folder} holds {foreign[0]}, which was not written with {marker} and would be lost. Move it, "
-            "or choose another folder."
-        )
+        reason = f"which was not written with {marker} and would be lost. Move it, or choose another folder."
+        raise UserError(f"{option}: {folder} holds {foreign[0]}, {reason}")
     expected = {name: sha256 for name, sha256 in checksums.items() if name in files - {PAGE}}
     changed = find_damaged_files(folder, expected)
     if changed:
-        raise UserError(
-            f"{option}: {folder} holds {changed[0]}, which was changed after {marker} was written and would be lost. "
-            "Move it, or choose another folder."
-        )
+        reason = f"which was changed after {marker} was written and would be lost. Move it, or choose another folder."
+        raise UserError(f"{option}: {folder} holds {changed[0]}, {reason}")
 
 
 def _list_files(folder: Path) -> set[str]:

@@ -98,11 +98,10 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
         other = metadata.get("command")
         kind = f"is one of `regard {other}`" if other else f"has no command in its {RESULTS}, or it cannot be read"
         raise UserError(f"the run in {folder} {kind}: expected one of `regard {command}`")
-    if metadata.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(
-            f"the run in {folder} has schema version {metadata.get('schema_version')}, this version of Regard reads "
-            f"{SCHEMA_VERSION}"
-        )
+    version = metadata.get("schema_version")
+    if version != SCHEMA_VERSION:
+        reason = f"has schema version {version}, this version of Regard reads {SCHEMA_VERSION}"
+        raise UserError(f"the run in {folder} {reason}")
     if not is_sealed(metadata):
         raise UserError(f"the run in {folder} is damaged: {RESULTS} is not as written")
     tables = {name: sha256 for name, sha256 in metadata["files"].items() if "/" not in name and name != PAGE}

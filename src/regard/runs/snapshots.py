@@ -53,9 +53,8 @@ class Snapshots:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             reason = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"cannot write the state of {self.name} {index} to {self.folder}: {reason}; {self.describe_latest()}"
-            ) from error
+            state = f"the state of {self.name} {index} to {self.folder}"
+            raise UserError(f"cannot write {state}: {reason}; {self.describe_latest()}") from error
         self.clear_unfinished()
         past = [path for path in self.paths() if self.index_of(path) <= index]
         for path in self.paths():
@@ -91,10 +90,8 @@ class Snapshots:
                 return path, manifest["record"]
             warnings.warn(f"{path} is damaged ({manifest}); the state before it is used", stacklevel=2)
         if paths:
-            raise UserError(
-                f"cannot resume: each of the {len(paths)} states in {self.folder} is damaged. Start again with "
-                "--overwrite."
-            )
+            states = f"each of the {len(paths)} states in {self.folder}"
+            raise UserError(f"cannot resume: {states} is damaged. Start again with --overwrite.")
         return None
 
     def describe_latest(self) -> str:

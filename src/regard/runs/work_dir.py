@@ -225,10 +225,8 @@ def check_work_dir(folder: Path, command: str) -> None:
         raise UserError(f"work folder: expected a new folder or that of an earlier run; {folder} holds other files")
     mark = _read_mark(folder)
     if mark is not None and mark["command"] != command:
-        raise UserError(
-            f"work folder: expected a new folder or that of a run of `regard {command}`; {folder} is of `regard "
-            f"{mark['command']}`"
-        )
+        expected = f"a new folder or that of a run of `regard {command}`"
+        raise UserError(f"work folder: expected {expected}; {folder} is of `regard {mark['command']}`")
 
 
 def can_resume(folder: Path, parts: Sequence[str]) -> bool:
@@ -250,12 +248,10 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
 def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference."""
     was, is_now = _flatten(before), _flatten(now)
-    changed = sorted(name for name in {*was, *is_now} if was.get(name) != is_now.get(name))
-    if changed:
-        raise UserError(
-            f"cannot resume: {changed[0]} was {_shorten(was.get(changed[0]))} when the run started and is "
-            f"{_shorten(is_now.get(changed[0]))} now. Restore it, or start again with --overwrite."
-        )
+    for name in sorted({*was, *is_now}):
+        if was.get(name) != is_now.get(name):
+            change = f"was {_shorten(was.get(name))} when the run started and is {_shorten(is_now.get(name))} now"
+            raise UserError(f"cannot resume: {name} {change}. Restore it, or start again with --overwrite.")
 
 
 @contextlib.contextmanager
@@ -284,9 +280,8 @@ def _lock_file(folder: Path) -> Iterator[IO[str]]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"work folder: {folder} is in use by {_holder(file)}. Wait for it, or stop it."
-                ) from None
+                message = f"{folder} is in use by {_holder(file)}. Wait for it, or stop it."
+                raise UserError(f"work folder: {message}") from None
             except OSError as error:
                 raise UserError(f"work folder: cannot lock {path}: {error.strerror or error}") from error
             is_locked = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())

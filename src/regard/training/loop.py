@@ -184,15 +184,13 @@ def _non_finite_error(run: _Run, rows: Rows, step: int, mean: float, norm: float
     """Return the error of a mean loss or gradient norm that is not finite, which names the rows at fault."""
     last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
     if torch.tensor(mean).isfinite():
-        return UserError(
-            f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}"
-        )
+        state = f"its norm is {norm} at step {step} (loss {mean:g})"
+        return UserError(f"gradient: expected finite numbers, {state}; {last}")
     rows_at_fault = _rows_without_finite_loss(run, rows, step)
     description = "; ".join(_describe_row(rows, row) for row in rows_at_fault[:3]) or "no single row alone"
-    more = f" and {len(rows_at_fault) - 3} more" if len(rows_at_fault) > 3 else ""
-    return UserError(
-        f"loss: expected a finite number, got {mean} at step {step}; rows of its batch: {description}{more}; {last}"
-    )
+    description += f" and {len(rows_at_fault) - 3} more" if len(rows_at_fault) > 3 else ""
+    state = f"got {mean} at step {step}; rows of its batch: {description}"
+    return UserError(f"loss: expected a finite number, {state}; {last}")
 
 
 def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
@@ -341,9 +339,8 @@ def _read_checkpoint(run: _Run, snapshots: Snapshots, resume: bool) -> tuple[Pat
     """Return the last good checkpoint of a run to resume, as this process sees the folder."""
     paths = snapshots.paths()
     if paths and not resume:
-        raise UserError(
-            f"{snapshots.folder}: expected no checkpoints, got {paths[-1].name}; resume, or name another folder"
-        )
+        advice = "resume, or name another folder"
+        raise UserError(f"{snapshots.folder}: expected no checkpoints, got {paths[-1].name}; {advice}")
     if run.placed.first:
         snapshots.clear_unfinished()
     read = snapshots.latest()

@@ -132,26 +132,21 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
     available += [name for name in tracking.LOGGER_TYPE_TO_CLASS if name not in LoggerType.list()]
     for name in trackers:
         if name not in available:
-            raise UserError(
-                f"trackers: expected some of {', '.join(available) or 'none (none is installed)'}, got {name}"
-            )
+            allowed = ", ".join(available) or "none (none is installed)"
+            raise UserError(f"trackers: expected some of {allowed}, got {name}")
         if folder is None and tracking.LOGGER_TYPE_TO_CLASS[name].requires_logging_directory:
             raise UserError(f"trackers: {name} writes to the run's folder; expected a folder, got none")
 
 
 def _check_processes(accelerator: Accelerator) -> None:
-    expected = num_processes()
-    if accelerator.num_processes != expected:
-        raise UserError(
-            f"processes: expected {expected} to train together, Accelerate sees {accelerator.num_processes}; "
-            "start them with torchrun or accelerate launch"
-        )
+    expected, available = num_processes(), accelerator.num_processes
+    if available != expected:
+        advice = "start them with torchrun or accelerate launch"
+        raise UserError(f"processes: expected {expected} to train together, Accelerate sees {available}; {advice}")
     wants_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if wants_fsdp and accelerator.distributed_type != DistributedType.FSDP:
-        raise UserError(
-            "FSDP: expected several GPUs, for which Accelerate shards a model; elsewhere give a model that "
-            "torch.distributed.fsdp.fully_shard has sharded"
-        )
+        advice = "elsewhere give a model that torch.distributed.fsdp.fully_shard has sharded"
+        raise UserError(f"FSDP: expected several GPUs, for which Accelerate shards a model; {advice}")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise UserError("FSDP: expected version 2 (accelerate launch --fsdp_version 2), got version 1")
 
@@ -194,20 +189,17 @@ def _check_model(model: nn.Module) -> None:
     for name, parameter in trainable:
         if parameter.dtype not in (torch.float32, torch.float64):
             dtype = str(parameter.dtype).removeprefix("torch.")
-            raise UserError(
-                f"model: expected weights in float32, {name} is {dtype}; load it in float32, and set the plan's "
-                "precision to bfloat16 to compute in that"
-            )
+            advice = "load it in float32, and set the plan's precision to bfloat16 to compute in that"
+            raise UserError(f"model: expected weights in float32, {name} is {dtype}; {advice}")
 
 
 def check_same_start(placed: Placement, folder: Path, step: int) -> None:
     """Check that all processes begin at the same step; otherwise all raise UserError, so that none waits."""
     minimum, maximum = placed.least_and_most(step)
     if minimum != maximum:
-        raise UserError(
-            f"{folder}: expected every process to see the same checkpoints, got step {minimum} as the last of one and "
-            f"step {maximum} of another (0: none); name a folder that all of them share"
-        )
+        steps = f"step {minimum} as the last of one and step {maximum} of another (0: none)"
+        advice = "name a folder that all of them share"
+        raise UserError(f"{folder}: expected every process to see the same checkpoints, got {steps}; {advice}")
 
 
 def micro_batches(share: slice, size: int | None) -> list[slice]:

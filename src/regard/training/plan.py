@@ -62,10 +62,9 @@ class TrainingConfig(Config):
             previous = saved.get(name)
             is_extended = name == "max_steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
             if current != previous and name not in FREE and not is_extended:
-                raise UserError(
-                    f"{name}: the run in this folder has {previous!r}, got {current!r}; to resume, expected the same "
-                    f"(only {', '.join(FREE)} may differ, and max_steps if the rate is constant and they are not past)"
-                )
+                difference = f"the run in this folder has {previous!r}, got {current!r}; to resume, expected the same"
+                free = f"only {', '.join(FREE)} may differ, and max_steps if the rate is constant and they are not past"
+                raise UserError(f"{name}: {difference} ({free})")
 
 
 _FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which PyTorch has a fused AdamW

@@ -74,10 +74,9 @@ def check_labels(kind: ProbeKind, states: States, labels: Tensor, classes: int) 
     valid_labels = labels if kind == "sequence" else labels[labels != IGNORE_INDEX]
     if not valid_labels.numel():
         raise UserError("labels: expected at least one; every token is marked as having none")
-    if not 0 <= int(valid_labels.min()) <= int(valid_labels.max()) < classes:
-        raise UserError(
-            f"labels: expected 0 to {classes - 1}, got {int(valid_labels.min())} to {int(valid_labels.max())}"
-        )
+    smallest, largest = int(valid_labels.min()), int(valid_labels.max())
+    if not 0 <= smallest <= largest < classes:
+        raise UserError(f"labels: expected 0 to {classes - 1}, got {smallest} to {largest}")
     if kind != "sequence" and bool(((labels != IGNORE_INDEX) & ~states.mask).any()):
         raise UserError("labels: expected labels on real tokens only, got some on padding")
 

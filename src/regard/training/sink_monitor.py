@@ -76,16 +76,13 @@ class SinkMonitor(_PeriodicMonitor):
         for name, value in (("every", every), ("batch_size", batch_size), ("strongest_queries", strongest_queries)):
             check_int(name, value, least=1)
         SinkRate([epsilon], minimum_queries)
-        if rows.shape[1] < minimum_queries:
-            raise UserError(
-                f"rows: expected at least {minimum_queries} tokens a row, the fewest queries that a sink is told "
-                f"from, got {rows.shape[1]}"
-            )
-        if not minimum_queries <= strongest_queries <= rows.shape[1]:
-            raise UserError(
-                f"strongest_queries: expected a number from {minimum_queries}, the minimum_queries, to the "
-                f"{rows.shape[1]} tokens of a row, got {strongest_queries}"
-            )
+        length = rows.shape[1]
+        if length < minimum_queries:
+            expected = f"at least {minimum_queries} tokens a row, the fewest queries that a sink is told from"
+            raise UserError(f"rows: expected {expected}, got {length}")
+        if not minimum_queries <= strongest_queries <= length:
+            expected = f"a number from {minimum_queries}, the minimum_queries, to the {length} tokens of a row"
+            raise UserError(f"strongest_queries: expected {expected}, got {strongest_queries}")
         self.samples = rows
         self.every, self.epsilon, self.batch_size = every, float(epsilon), batch_size
         self.minimum_queries, self.strongest_queries = minimum_queries, strongest_queries

@@ -160,10 +160,8 @@ def _encode(
             states = hidden_states(encoder, {name: value.to(model.device) for name, value in batch.items()})
             token_mask = writer.mask[num_done : num_done + len(states)]
             if token_mask.shape != (len(states), states.shape[2]):
-                raise UserError(
-                    f"batches: expected {samples} samples of {writer.mask.shape[1]} tokens, "
-                    f"got {tuple(states.shape[::2])} behind {num_done}"
-                )
+                expected = f"{samples} samples of {writer.mask.shape[1]} tokens"
+                raise UserError(f"batches: expected {expected}, got {tuple(states.shape[::2])} behind {num_done}")
             writer.add(TokenStates.select(states, token_mask.to(states.device)).states.float().cpu())
             num_done += len(states)
             if on_batch is not None:
@@ -205,10 +203,9 @@ class _Writer:
         needed = int(np.prod(self.shape)) * size + self.mask.numel()
         free = shutil.disk_usage(self.folder).free + self.file.tell()
         if needed > free:
-            raise UserError(
-                f"hidden states of {len(self.mask)} samples need {needed:,} bytes in {self.folder}, {free:,} are free; "
-                "choose another folder, or fewer or shorter samples"
-            )
+            space = f"{needed:,} bytes in {self.folder}, {free:,} are free"
+            advice = "choose another folder, or fewer or shorter samples"
+            raise UserError(f"hidden states of {len(self.mask)} samples need {space}; {advice}")
 
     def _widen(self) -> None:
         """Convert the file to float32, from its end, so that no token is overwritten before it is read."""
