@@ -203,12 +203,6 @@ def test_of_an_encoder_decoder_the_encoder_is_kept(encode: Encode, inputs: Input
     torch.testing.assert_close(kept.rows(ALL), zeroed(torch.stack(shown, 1), inputs.mask), rtol=1e-5, atol=1e-5)
 
 
-def test_progress_is_told(encode: Encode) -> None:
-    told: list[tuple[int, int]] = []
-    encode(on_batch=lambda done, samples: told.append((done, samples)))
-    assert told == [(5, 18), (10, 18), (15, 18), (18, 18)]
-
-
 def test_a_folder_that_cannot_be_written_is_told(model: Any, inputs: Inputs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write hidden states to"):

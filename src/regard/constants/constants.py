@@ -47,8 +47,7 @@ class Constants:
     Averages are C = Σ m_i m_j A_ij / Σ m_i m_j over samples, where m_i is 1 for a real token; zero if no sample has
     both tokens. Rows need not sum to one: they are divided by what is left of them after masking when they are applied.
 
-    Source:
-        PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.1.
+    Source: PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.1.
     """
 
     matrices: Mapping[Layer, Float[Tensor, "head query key"]]

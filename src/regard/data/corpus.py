@@ -139,18 +139,17 @@ class _SourcePacker:
 
     def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
         """Return training blocks, validation blocks, and how they were split."""
-        where, length, tokenizer = self.source.where, self.length, self.tokenizer
+        where, max_tokens = self.source.where, self.source.tokens
+        length, tokenizer = self.length, self.tokenizer
         folder = self._find_folder(f"{fingerprint}, {valid_fraction} to validate")
         expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
         if not is_packed(folder, [BLOCKS], expected) and not is_packed(folder, [TRAIN, VALID], expected):
             documents = read_source(where)
             head = list(islice(documents, FEW_DOCUMENTS))
             few = len(head) < FEW_DOCUMENTS
-            choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
+            choose_split = (lambda _: BLOCKS) if few else partial(_choose_split, valid_fraction=valid_fraction)
             with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
-                packer.add(
-                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self.on_progress
-                )
+                packer.add(chain(head, documents), choose_split, max_tokens=max_tokens, on_progress=self.on_progress)
                 metadata = packer.finish()
             for split in [BLOCKS] if few else [TRAIN, VALID]:
                 name = where if few else f"the part of {where} to {_PURPOSES[split]} on"
@@ -168,10 +167,8 @@ class _SourcePacker:
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
-def _choose_split(section: str, valid_fraction: float | None) -> str:
-    """Choose the split of a document by the hash of its first section; without a fraction there is one split."""
-    if valid_fraction is None:
-        return BLOCKS
+def _choose_split(section: str, valid_fraction: float) -> str:
+    """Choose the split of a document by the hash of its first section."""
     digest = hashlib.sha256(section.encode("utf-8", "surrogatepass")).digest()
     return VALID if int.from_bytes(digest[:8], "big") / 2**64 < valid_fraction else TRAIN
 
@@ -268,10 +265,7 @@ def insert_tokens(
     `random_tokens` are the positions a … b − 1 as (a, b), sampled uniformly from `vocabulary` by `seed` and `step` (−1
     for validation rows). `fixed_token` is a position and a token id. Source: Gu et al. 2025 (arXiv 2410.10781).
     """
-    length = ids.shape[1]
-    if random_tokens is None and fixed_token is None:
-        return ids
-    ids = ids.clone()
+    ids, length = ids.clone(), ids.shape[1]
     if random_tokens is not None:
         first, end = random_tokens
         if not 0 <= first < end <= length:

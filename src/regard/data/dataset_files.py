@@ -300,14 +300,11 @@ def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[tuple[La
 
 def _parse_texts(record: Mapping[str, Any], location: str) -> tuple[str, ...]:
     """Return one text or two; a text_pair that is null or empty is none."""
-    text, pair = record["text"], record.get("text_pair")
-    if not isinstance(text, str) or not text.strip():
-        raise UserError(f"stream: expected text in the column 'text' of {location}, got {text!r}")
-    if pair is None or pair == "":
-        return (text,)
-    if not isinstance(pair, str) or not pair.strip():
-        raise UserError(f"stream: expected text in the column 'text_pair' of {location}, got {pair!r}")
-    return text, pair
+    columns = ["text"] if record.get("text_pair") in (None, "") else ["text", "text_pair"]
+    for column in columns:
+        if not isinstance(record[column], str) or not record[column].strip():
+            raise UserError(f"stream: expected text in the column '{column}' of {location}, got {record[column]!r}")
+    return tuple(record[column] for column in columns)
 
 
 def _parse_name(value: Any, expected: str) -> str:

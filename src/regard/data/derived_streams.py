@@ -16,6 +16,7 @@ from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
 
 MIN_ROWS = 20  # tasks of a folder with fewer rows are skipped
+MIN_SPLIT_ROWS = 4  # of a class, in each split of a task made of classes
 
 
 def sample_instruction_tasks(
@@ -84,21 +85,19 @@ class _ClassRows(NamedTuple):
 _ClassPool = dict[str, _ClassRows]  # classes of a stream by name, all with the same number of texts per row
 
 
-def split_classes(
-    streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, min_rows: int = 4
-) -> Stream:
+def split_classes(streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2) -> Stream:
     """Make `count` classification tasks of `classes` classes of one stream each; no row is in two tasks.
 
     If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
-    rows are divided evenly, at least `min_rows` per class and split. No two tasks have the same classes, and classes
+    rows are divided evenly, at least four per class and split. No two tasks have the same classes, and classes
     are used as evenly as their rows allow (`metadata["uses"]`). Rows that an earlier stream or split has are dropped.
     """
     check_seed(seed)
-    for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
-        check_int(name, value, least=least)
+    check_int("tasks", count, least=1)
+    check_int("classes", classes, least=2)
     if not streams or any(stream.text for stream in streams):
         raise UserError("streams: expected streams of classification, at least one, got none or one from text to text")
-    pools = _collect_classes(streams, min_rows)
+    pools = _collect_classes(streams)
     selected = _select_classes(pools, count, classes, seed)
     uses = Counter((index, label) for index, labels in selected for label in labels)
     shares = {key: _divide_evenly(pools[key[0]][key[1]], parts, seed) for key, parts in uses.items()}
@@ -121,7 +120,7 @@ def split_classes(
     )
 
 
-def _collect_classes(streams: Sequence[Stream], min_rows: int) -> list[_ClassPool]:
+def _collect_classes(streams: Sequence[Stream]) -> list[_ClassPool]:
     """Collect the classes of each stream, without rows of an earlier stream or split; test rows come first."""
     seen: set[str] = set()
     rows: dict[tuple[int, int], dict[str, dict[str, list[LabeledRow]]]] = {}
@@ -142,17 +141,15 @@ def _collect_classes(streams: Sequence[Stream], min_rows: int) -> list[_ClassPoo
     for (index, _), pool in rows.items():
         classes = {}
         for label, by_split in pool.items():
-            max_tasks = min(len(split_rows) // min_rows for split_rows in by_split.values())
+            max_tasks = min(len(split_rows) // MIN_SPLIT_ROWS for split_rows in by_split.values())
             splits = {split: tuple(split_rows) for split, split_rows in by_split.items()}
             classes[label] = _ClassRows(splits, max_tasks, sources[index, label], streams[index].name)
         pools.append(classes)
     return pools
 
 
-def _select_classes(
-    pools: Sequence[_ClassPool], count: int, classes: int, seed: int
-) -> list[tuple[int, tuple[str, ...]]]:
-    """Select the pool and the classes of each task: those used least, no combination twice."""
+def _select_classes(pools: Sequence[_ClassPool], count: int, size: int, seed: int) -> list[tuple[int, tuple[str, ...]]]:
+    """Select the pool and the `size` classes of each task: those used least, no combination twice."""
     uses: Counter[tuple[int, str]] = Counter()
     selected: list[tuple[int, tuple[str, ...]]] = []
     while len(selected) < count:
@@ -165,7 +162,7 @@ def _select_classes(
             }
             free = sorted(ranks, key=ranks.__getitem__)
             used = {frozenset(labels) for number, labels in selected if number == index}
-            labels = next((labels for labels in combinations(free, classes) if frozenset(labels) not in used), None)
+            labels = next((labels for labels in combinations(free, size) if frozenset(labels) not in used), None)
             if labels is not None:
                 most_used = max(uses[index, label] for label in labels)
                 candidates.append((most_used, hash_rank("tasks", seed, f"{len(selected)} {index}"), index, labels))

@@ -14,8 +14,8 @@ from torch import Tensor
 from regard.data.examples import IGNORE_INDEX, KINDS, Examples, TaskKind
 from regard.errors import UserError, check_choice, check_int
 
-SpecialTokenLayout = Literal["paper", "natural"]
-LAYOUTS: tuple[SpecialTokenLayout, ...] = ("paper", "natural")
+Layout = Literal["paper", "natural"]
+LAYOUTS: tuple[Layout, ...] = ("paper", "natural")
 _CHUNK_ROWS = 256
 
 
@@ -27,7 +27,7 @@ class Encoded:
     attention_mask: Tensor  # bool of shape (N, T), False at padding
     token_type_ids: Tensor | None  # int64 of shape (N, T); None for tokenizers without token types
     labels: Tensor  # (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label
-    layout: SpecialTokenLayout
+    layout: Layout
     length: int
     separators: tuple[int, ...]  # columns with a special token in every row; empty for the layout "natural"
     truncated: int  # number of examples that lost tokens
@@ -59,9 +59,7 @@ class Encoded:
             yield batch if rows.token_type_ids is None else {**batch, "token_type_ids": rows.token_type_ids}
 
 
-def encode(
-    kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout = "paper"
-) -> Encoded:
+def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout = "paper") -> Encoded:
     """Encode examples as rows of `length` columns.
 
     Layout "paper" (PAPA, appendix A) fixes the columns of special tokens. With T = `length`:
@@ -137,9 +135,7 @@ _EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
 
 
 class _RowEncoder:
-    def __init__(
-        self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
-    ) -> None:
+    def __init__(self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout) -> None:
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
             raise UserError(f"tokenizer: expected a fast one, which tells the word of each token; {name} is not")

@@ -56,8 +56,8 @@ class StreamSpec:
     benchmark: benchmarks.Benchmark | None = None  # of instruction tasks
 
 
-def _zhang_files(*folders: str, text_columns: tuple[int, ...] = (1, 2)) -> DatasetFiles:
-    return DatasetFiles(folders, "train.csv", "test.csv", "csv", text_columns=text_columns, first_class=1)
+def _zhang_files(*folders: str, columns: tuple[int, ...] = (1, 2)) -> DatasetFiles:
+    return DatasetFiles(folders, "train.csv", "test.csv", "csv", text_columns=columns, first_class=1)
 
 
 def _instruction_files(folder: str, *parts: str) -> DatasetFiles:
@@ -101,16 +101,13 @@ DATASETS: Mapping[str, DatasetSpec] = {
     "yahoo": DatasetSpec(
         benchmarks.YAHOO_CLASSES,
         (
-            _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
+            _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", columns=(1, 3)),
             _instruction_files("yahoo", "Title", "Answer"),
         ),
     ),
     "yelp": DatasetSpec(
         _STARS,
-        (
-            _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
-            _instruction_files("yelp", "Text"),
-        ),
+        (_zhang_files("yelp_review_full_csv", "yelp_review_full", columns=(1,)), _instruction_files("yelp", "Text")),
         synonyms=_STAR_SYNONYMS,
     ),
     "amazon": DatasetSpec(

@@ -166,9 +166,7 @@ def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     return indices
 
 
-def _resolve_order(
-    order: str | Sequence[int], spec: StreamSpec | None, names: Sequence[str], seed: int
-) -> tuple[int, ...]:
+def _resolve_order(order: str | Sequence[int], spec: StreamSpec | None, names: list[str], seed: int) -> tuple[int, ...]:
     """Return indices among `names`; missing tasks are left out of a published order."""
     if not isinstance(order, str):
         check_order(order, len(names))

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from regard.data.hub import HubSplit
 from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
@@ -53,11 +52,6 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
     return _require_text(_read_text_column(path, option), str(path), option)
-
-
-def read_stream(file: IO[bytes], name: str, option: str) -> Iterator[str]:
-    """Iterate over the pieces of a UTF-8 text; `name` names it in messages."""
-    return _require_text(decode_pieces(file, name, option), name, option)
 
 
 def find_suffix(path: Path) -> str:
@@ -144,7 +138,8 @@ def load_standard_library() -> Texts:
 
 def _read(path: str | Path) -> list[str]:
     if str(path) == STANDARD_INPUT:
-        return ["".join(read_stream(sys.stdin.buffer, "standard input", _OPTION))]
+        pieces = decode_pieces(sys.stdin.buffer, "standard input", _OPTION)
+        return ["".join(_require_text(pieces, "standard input", _OPTION))]
     path = Path(path)
     allowed = ", ".join(SUFFIXES)
     if path.is_dir():

@@ -263,8 +263,7 @@ def add_lora(
     By default `alpha` is twice the rank, and `targets` are peft's choice for the architecture; for our own decoder the
     projections of queries and values.
 
-    Source:
-        LoRA (arXiv 2106.09685).
+    Source: LoRA (arXiv 2106.09685).
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

@@ -63,8 +63,7 @@ class PreScalingHead(ClassVectorHead):
 
     Since f(h) = W h + b, V f(H)ᵀ = (V W) Hᵀ + V b, and V b cancels in the softmax. So no token is mapped.
 
-    Source:
-        Pre-scaling (arXiv 2410.05648, section 4).
+    Source: Pre-scaling (arXiv 2410.05648, section 4).
     """
 
     def __init__(

@@ -130,9 +130,7 @@ class RegardAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, context: LayerContext, past_key_values: Cache | None = None) -> Tensor:
         """Return what is added to the residual stream, (batch, token, width)."""
-        query, key, value = (
-            self._split_heads(layer(hidden_states)) for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = (self._to_heads(layer(hidden_states)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if context.cosine is not None and context.sine is not None:
@@ -146,10 +144,10 @@ class RegardAttention(nn.Module):
                 key, value = key[:, :, :length], value[:, :, :length]
         output = self._attend(self._make_call(query, key, value, context), context)
         if self.gate_proj is not None:
-            output = apply_gate(output, self._split_heads(self.gate_proj(hidden_states)))
+            output = apply_gate(output, self._to_heads(self.gate_proj(hidden_states)))
         return self.o_proj(output.transpose(1, 2).flatten(2))
 
-    def _split_heads(self, x: Tensor) -> Tensor:
+    def _to_heads(self, x: Tensor) -> Tensor:
         """Reshape (batch, token, head · width) to (batch, head, token, width)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 

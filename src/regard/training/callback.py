@@ -92,9 +92,7 @@ class SinkCallback(TrainerCallback):
         names = LOGGED | {name: name for name in METRICS}
         by_step: dict[int, dict[str, float]] = {}
         for entry in self._log:
-            metrics = {
-                names[name]: float(value) for name, value in entry.items() if name in names and value is not None
-            }
+            metrics = {names[key]: float(value) for key, value in entry.items() if key in names and value is not None}
             if metrics:
                 by_step.setdefault(int(entry["step"]), {}).update(metrics)
         table = pd.DataFrame([{"step": step, **by_step[step]} for step in sorted(by_step)])

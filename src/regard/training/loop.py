@@ -293,10 +293,9 @@ def _report(run: _Run, progress: _Progress) -> None:
 
 @contextlib.contextmanager
 def _run_trackers(run: _Run) -> Iterator[None]:
-    fields = {
-        name: value if isinstance(value, (int, float, str)) else str(value) for name, value in vars(run.plan).items()
-    }
     if run.plan.trackers:
+        values = vars(run.plan).items()
+        fields = {name: value if isinstance(value, (int, float, str)) else str(value) for name, value in values}
         run.accelerator.init_trackers("regard", config=fields)
     try:
         yield

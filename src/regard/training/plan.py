@@ -98,14 +98,12 @@ def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | N
             if (plan.decay == "all" or parameter.ndim >= 2) is decays:
                 key = (plan.weight_decay if decays else 0.0, (times or {}).get(name, 1.0))
                 groups.setdefault(key, []).append(parameter)
-    parameter_groups = [
+    param_groups = [
         {"params": parameters, "weight_decay": decay, "times": multiplier}
         for (decay, multiplier), parameters in groups.items()
     ]
     fused = all(parameter.device.type in _FUSED for parameter in trained.values())
-    return torch.optim.AdamW(
-        parameter_groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused
-    )
+    return torch.optim.AdamW(param_groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -56,7 +56,6 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
-        minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
     """
 
@@ -67,25 +66,24 @@ class SinkMonitor(_PeriodicMonitor):
         every: int,
         epsilon: float = 0.3,
         batch_size: int = 32,
-        minimum_queries: int = MIN_QUERIES,
         strongest_queries: int | None = None,
     ) -> None:
         _check_rows("rows", rows)
         if strongest_queries is None:
-            strongest_queries = max(minimum_queries, rows.shape[1] // 2)
+            strongest_queries = max(MIN_QUERIES, rows.shape[1] // 2)
         for name, value in (("every", every), ("batch_size", batch_size), ("strongest_queries", strongest_queries)):
             check_int(name, value, least=1)
-        SinkRate([epsilon], minimum_queries)
+        SinkRate([epsilon], MIN_QUERIES)
         length = rows.shape[1]
-        if length < minimum_queries:
-            expected = f"at least {minimum_queries} tokens a row, the fewest queries that a sink is told from"
+        if length < MIN_QUERIES:
+            expected = f"at least {MIN_QUERIES} tokens a row, the fewest queries that a sink is told from"
             raise UserError(f"rows: expected {expected}, got {length}")
-        if not minimum_queries <= strongest_queries <= length:
-            expected = f"a number from {minimum_queries}, the minimum_queries, to the {length} tokens of a row"
+        if not MIN_QUERIES <= strongest_queries <= length:
+            expected = f"a number from {MIN_QUERIES}, the minimum_queries, to the {length} tokens of a row"
             raise UserError(f"strongest_queries: expected {expected}, got {strongest_queries}")
         self.samples = rows
         self.every, self.epsilon, self.batch_size = every, float(epsilon), batch_size
-        self.minimum_queries, self.strongest_queries = minimum_queries, strongest_queries
+        self.strongest_queries = strongest_queries
         self.rows: list[list[Any]] = []
         """Measurements so far, as rows of `COLUMNS` that JSON can hold."""
 
@@ -102,11 +100,9 @@ class SinkMonitor(_PeriodicMonitor):
             by_name.setdefault(row.statistic, []).append(row)
         if not by_name.get("sink_rate"):
             raise UserError(f"cannot watch the sinks of {type(model).__name__}: expected a causal language model")
-        saved_rows = _select_rows(by_name, virtual)
+        saved = _select_rows(by_name, virtual)
         self.rows = [row for row in self.rows if row[0] < step]
-        self.rows += [
-            [step, row.statistic, row.layer, row.head, row.position, row.epsilon, row.value] for row in saved_rows
-        ]
+        self.rows += [[step, row.statistic, row.layer, row.head, row.position, row.epsilon, row.value] for row in saved]
         return self._metrics(by_name, virtual)
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
@@ -120,7 +116,7 @@ class SinkMonitor(_PeriodicMonitor):
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         observer = _VirtualSinkObserver(length)
-        first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), LAYER_STATISTICS["hidden_norm"]())
+        first_token = (SinkRate([self.epsilon], MIN_QUERIES), FirstAlpha(), LAYER_STATISTICS["hidden_norm"]())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
         one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
         options = {"logits_to_keep": 1} if one_logit else {}

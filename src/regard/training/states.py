@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,13 +114,12 @@ def encode_states(
     mask: Tensor,
     key: str,
     dtype: torch.dtype = torch.float16,
-    on_batch: Callable[[int, int], None] | None = None,
 ) -> States:
     """Run a model, or its encoder if it has a decoder, and store the hidden states under a key for `States.open`.
 
     The metadata is written last: without it the states do not count. The batches are inputs of the model, in order and
     at one length. `mask` (sample, position) marks the tokens whose states are stored, in `dtype`; float16 becomes
-    float32 if a value exceeds 60,000. `on_batch` is called with samples done and all samples.
+    float32 if a value exceeds 60,000.
 
     Raises:
         UserError: The disk is too small, or a state is not finite.
@@ -135,7 +134,7 @@ def encode_states(
         try:
             with partial.open("w+b") as file:
                 writer = _Writer(file, Path(folder), mask, dtype)
-                _encode(model, batches, writer, on_batch)
+                _encode(model, batches, writer)
                 file.seek(0, 2)
                 file.write(mask.numpy().astype(np.uint8).tobytes())
             metadata = {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]}
@@ -148,12 +147,7 @@ def encode_states(
     return states
 
 
-def _encode(
-    model: PreTrainedModel,
-    batches: Iterable[Mapping[str, Tensor]],
-    writer: _Writer,
-    on_batch: Callable[[int, int], None] | None,
-) -> None:
+def _encode(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], writer: _Writer) -> None:
     encoder, num_done, samples = get_encoder(model), 0, len(writer.mask)
     with eval_mode(model), torch.no_grad():
         for batch in batches:
@@ -164,8 +158,6 @@ def _encode(
                 raise UserError(f"batches: expected {expected}, got {tuple(states.shape[::2])} behind {num_done}")
             writer.add(TokenStates.select(states, token_mask.to(states.device)).states.float().cpu())
             num_done += len(states)
-            if on_batch is not None:
-                on_batch(num_done, samples)
     if num_done != samples:
         raise UserError(f"batches: expected {samples} samples, got {num_done}")
 

@@ -86,9 +86,8 @@ def run_job(job: Job, threads: int) -> JobResult:
     try:
         started = start_job(job, threads)
     except OSError as error:
-        return JobResult(
-            job.key, f"{error.strerror}: {error.filename}; a sweep needs a folder that all its nodes share"
-        )
+        advice = "a sweep needs a folder that all its nodes share"
+        return JobResult(job.key, f"{error.strerror}: {error.filename}; {advice}")
     try:
         while (result := started.ended()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
