@@ -18,6 +18,7 @@ from regard.training import (
     predict,
     score,
 )
+from tests.training.dense import dense_rows
 
 from .conftest import LENGTH, SAMPLES, WORDS, Inputs
 
@@ -64,7 +65,7 @@ def test_what_is_kept_on_disk_scores_as_what_is_in_memory(
     kept = encode(dtype=torch.float32)
     labels = labels_of(kind, inputs)
     given = None if kind == "sequence" else labels
-    fresh = States.of(kept.rows(torch.arange(SAMPLES)), inputs.mask)
+    fresh = States.of(dense_rows(kept, torch.arange(SAMPLES)), inputs.mask)
     cached, recomputed = (fitted(kind, each, inputs, SETTINGS) for each in (kept, fresh))
     assert torch.equal(weights(cached), weights(recomputed))
     assert torch.equal(predict(cached, kept, labels=given), predict(recomputed, fresh, labels=given))
@@ -116,7 +117,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_labelled_tokens(states: States, i
     settings = ProbeConfig(learning_rate=1e-12, batch_size=SAMPLES, epochs=1)
     told: list[float] = []
     probe = fit_probe("token", states, labels, 3, settings, 0, on_epoch=lambda *of: told.append(of[2]))
-    logits = probe(states.rows(torch.arange(SAMPLES)), inputs.mask)
+    logits = probe(dense_rows(states, torch.arange(SAMPLES)), inputs.mask)
     by_token = -logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     assert told == pytest.approx([float(by_token.detach()[labels != -100].mean())], rel=1e-5)
 
@@ -131,7 +132,7 @@ def test_predictions_do_not_depend_on_the_batch_size(kind: str, states: States, 
 
 
 def test_predictions_are_the_likeliest_classes(states: States, inputs: Inputs) -> None:
-    dense = states.rows(torch.arange(SAMPLES))
+    dense = dense_rows(states, torch.arange(SAMPLES))
     probe = fitted("sequence", states, inputs, SETTINGS)
     assert torch.equal(predict(probe, states), probe(dense, inputs.mask).argmax(-1))
     probe = fitted("token", states, inputs, SETTINGS)
@@ -145,7 +146,7 @@ def test_an_mlm_probe_tells_the_likelihood_of_the_labels(states: States, inputs:
     labels = labels_of("mlm", inputs)
     probe = fitted("mlm", states, inputs, SETTINGS)
     told = predict(probe, states, labels=labels)
-    all_words = probe(states.rows(torch.arange(SAMPLES)), inputs.mask).log_softmax(-1)
+    all_words = probe(dense_rows(states, torch.arange(SAMPLES)), inputs.mask).log_softmax(-1)
     expected = all_words.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     torch.testing.assert_close(told, torch.where(labels != -100, expected, 0.0))
 

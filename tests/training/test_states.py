@@ -13,6 +13,7 @@ from transformers import BartConfig, BartModel, T5Config, T5ForConditionalGenera
 
 from regard import UserError
 from regard.training import States, encode_states
+from tests.training.dense import dense_rows
 
 from .conftest import LAYERS, LENGTH, SAMPLES, WIDTH, WORDS, Inputs
 
@@ -27,27 +28,27 @@ def zeroed(dense: Tensor, mask: Tensor) -> Tensor:
 def test_states_are_those_the_model_shows(encode: Encode, dense: Tensor, inputs: Inputs) -> None:
     kept = encode(dtype=torch.float32)
     assert (len(kept), kept.layers, kept.length, kept.width) == (SAMPLES, LAYERS, LENGTH, WIDTH)
-    torch.testing.assert_close(kept.rows(ALL), zeroed(dense, inputs.mask), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dense_rows(kept, ALL), zeroed(dense, inputs.mask), rtol=1e-5, atol=1e-5)
 
 
 def test_half_precision_is_the_same_rounded(encode: Encode) -> None:
     whole = encode(key="whole", dtype=torch.float32)
     half = encode(key="half")
     assert (whole.metadata["dtype"], half.metadata["dtype"]) == ("float32", "float16")
-    assert half.rows(ALL).dtype == torch.float32
-    assert torch.equal(half.rows(ALL), whole.rows(ALL).half().float())
-    assert half.metadata["largest"] == pytest.approx(float(whole.rows(ALL).abs().max()))
+    assert dense_rows(half, ALL).dtype == torch.float32
+    assert torch.equal(dense_rows(half, ALL), dense_rows(whole, ALL).half().float())
+    assert half.metadata["largest"] == pytest.approx(float(dense_rows(whole, ALL).abs().max()))
 
 
 def test_rows_come_in_the_order_asked_for(encode: Encode, inputs: Inputs) -> None:
     kept = encode()
     rows = torch.tensor([4, 17, 0, 4])
-    assert torch.equal(kept.rows(rows), kept.rows(ALL)[rows])
+    assert torch.equal(dense_rows(kept, rows), dense_rows(kept, ALL)[rows])
     tokens = kept.tokens(rows)
-    assert torch.equal(tokens.states, kept.rows(ALL)[rows].transpose(1, 2)[inputs.mask[rows]])
+    assert torch.equal(tokens.states, dense_rows(kept, ALL)[rows].transpose(1, 2)[inputs.mask[rows]])
     chosen = inputs.mask[rows] & (torch.arange(LENGTH) > 3)
     few = kept.tokens(rows, chosen)
-    assert torch.equal(few.states, kept.rows(rows)[few.row, :, few.position])
+    assert torch.equal(few.states, dense_rows(kept, rows)[few.row, :, few.position])
     assert torch.equal(torch.stack([few.row, few.position], 1), chosen.nonzero())
 
 
@@ -62,7 +63,7 @@ def test_what_is_kept_opens_again(encode: Encode, inputs: Inputs, tmp_path: Path
     again = States.open(tmp_path, "k")
     assert again is not None
     assert torch.equal(again.mask, inputs.mask)
-    assert torch.equal(again.rows(ALL), kept.rows(ALL))
+    assert torch.equal(dense_rows(again, ALL), dense_rows(kept, ALL))
     assert States.open(tmp_path, "other") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["states-k.bin", "states-k.json"]
     States.remove(tmp_path, "k")
@@ -164,9 +165,9 @@ def test_values_beyond_half_precision_are_kept_whole(encode: Encode, inputs: Inp
     )
     values = ids[..., None].float() * torch.tensor([1.0, 0.1])
     expected = zeroed(torch.stack([values, -values], 1), inputs.mask)
-    torch.testing.assert_close(kept.rows(ALL), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(dense_rows(kept, ALL), expected, rtol=1e-3, atol=0)
     if stored == "float32":
-        assert torch.equal(kept.rows(ALL[10:]), expected[10:])
+        assert torch.equal(dense_rows(kept, ALL[10:]), expected[10:])
 
 
 def test_large_values_on_padding_do_not_count(encode: Encode, inputs: Inputs) -> None:
@@ -200,7 +201,7 @@ def test_of_an_encoder_decoder_the_encoder_is_kept(encode: Encode, inputs: Input
     kept = encode(model=model, dtype=torch.float32)
     with torch.no_grad():
         shown = model.eval().get_encoder()(**inputs.batch(ALL), output_hidden_states=True).hidden_states
-    torch.testing.assert_close(kept.rows(ALL), zeroed(torch.stack(shown, 1), inputs.mask), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dense_rows(kept, ALL), zeroed(torch.stack(shown, 1), inputs.mask), rtol=1e-5, atol=1e-5)
 
 
 def test_a_folder_that_cannot_be_written_is_told(model: Any, inputs: Inputs, tmp_path: Path) -> None:

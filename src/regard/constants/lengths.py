@@ -16,8 +16,7 @@ def to_length(constants: Constants, length: int) -> Constants:
 
     * Longer constants are cropped, as for any input that is shorter than they are.
     * Shorter ones are fitted, see `fit_length`.
-    * Constants of the layout "paper" are fitted to every other length, with their separators at the columns that the
-      length holds them at.
+    * Constants of the layout "paper" are fitted to every other length, with their separators moved.
     * Data-free constants are made anew.
     """
     if length < 1:
@@ -65,8 +64,7 @@ def fit_length(
     not causal, and `columns`. Offsets beyond those of the matrix get the mean over the farther half of its offsets on
     that side of the query.
 
-    `counts` are the weights of the means; None: all equal. `columns` are other special keys of the matrix, each with
-    its column in the result.
+    `counts` are the weights of the means; None: all equal. `columns` are other special keys, and their new columns.
     """
     queries, keys = matrix.shape[1:]
     weight = torch.ones(queries, keys) if counts is None else counts.float()

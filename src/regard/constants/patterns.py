@@ -41,8 +41,7 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
     """
     shares, uniform = _shares(matrices, separators)
     excess = {
-        name: (shares[name] - uniform[name]) / (1 - uniform[name]).clamp_min(1e-12)
-        for name in ("band", "special tokens")
+        key: (shares[key] - uniform[key]) / (1 - uniform[key]).clamp_min(1e-12) for key in ("band", "special tokens")
     }
     band = (excess["band"] >= MIN_EXCESS) & (excess["band"] >= excess["special tokens"])
     special = (excess["special tokens"] >= MIN_EXCESS) & ~band

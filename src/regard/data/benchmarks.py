@@ -48,15 +48,15 @@ def _named_parts(*names: str) -> str:
     return r"\n".join(rf"\s*{re.escape(name)}:[ \t]*(.*?)\s*" for name in names) + r"\Z"
 
 
-def _split_names(names: str) -> tuple[str, ...]:
+def _split(names: str) -> tuple[str, ...]:
     return tuple(names.split(", "))
 
 
-DBPEDIA_CLASSES = _split_names(
+DBPEDIA_CLASSES = _split(
     "Company, EducationalInstitution, Artist, Athlete, OfficeHolder, MeanOfTransportation, Building, NaturalPlace, "
     "Village, Animal, Plant, Album, Film, WrittenWork"
 )
-YAHOO_CLASSES = _split_names(
+YAHOO_CLASSES = _split(
     "Society & Culture, Science & Mathematics, Health, Education & Reference, Computers & Internet, Sports, "
     "Business & Finance, Entertainment & Music, Family & Relationships, Politics & Government"
 )
@@ -91,7 +91,7 @@ _LONG_SEQUENCE_TASKS = (
     InstructionTask("sst2", ("Bad", "Good"), _named_parts("Text"), _SINGLE, hub_labels=("negative", "positive")),
     InstructionTask(
         "dbpedia",
-        _split_names(
+        _split(
             "Company, Educational Institution, Artist, Athlete, Office Holder, Mean of Transportation, Building, "
             "Natural Place, Village, Animal, Plant, Album, Film, Written Work"
         ),
@@ -130,21 +130,19 @@ SUPER_NI = Benchmark(
 )
 
 _ORDER_3 = tuple(task.name for task in _LONG_SEQUENCE_TASKS)
-_ORDER_4 = _split_names(
-    "yelp, amazon, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yahoo, multirc, boolq, wic"
-)
+_ORDER_4 = _split("yelp, amazon, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yahoo, multirc, boolq, wic")
 LONG_ORDERS: Mapping[str, tuple[str, ...]] = {
     "3": _ORDER_3,
     "4": _ORDER_4,
     "o-lora-4": _ORDER_3,
-    "o-lora-5": _split_names(
+    "o-lora-5": _split(
         "multirc, boolq, wic, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yelp, amazon, yahoo"
     ),
     "o-lora-6": _ORDER_4,
 }
 """Orders 3 and 4 of SAPT (arXiv 2401.08295), and orders 4 to 6 of O-LoRA (arXiv 2310.14152, table of task orders)."""
 
-_SUPER_NI_TASKS = _split_names(
+_SUPER_NI_TASKS = _split(
     "task002_quoref_answer_generation, task073_commonsenseqa_answer_generation, task181_outcome_extraction, "
     "task363_sst2_polarity_classification, task511_reddit_tifu_long_text_summarization, "
     "task591_sciq_answer_generation, task639_multi_woz_user_utterance_generation, "

@@ -134,15 +134,14 @@ def pack(
     """Pack documents into blocks of `length` tokens, or reuse those in `folder`.
 
     Each document ends with the tokenizer's EOS token and may span several blocks; an incomplete last block is dropped.
-    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 for vocabularies of at
-    most 65,536 tokens, else uint32.
+    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 for vocabularies up to
+    65,536 tokens, else uint32. Reading stops at `max_tokens`, and `on_progress` gets the number of tokens so far.
 
     Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
     `folder` holds the blocks alone, never incomplete ones. With several processes let one pack first:
     `with accelerator.local_main_process_first(): pack(…)`.
 
-    `fingerprint` changes when the documents change; "" always packs. Reading stops at `max_tokens`, and `on_progress`
-    gets the number of tokens so far.
+    `fingerprint` changes when the documents change; "" always packs.
     """
     expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
     if fingerprint and is_packed(folder, [BLOCKS], expected):

@@ -123,11 +123,8 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
     vocabulary = vocabulary[~torch.isin(vocabulary, special)]
     random_ids = vocabulary[torch.randint(len(vocabulary), ids.shape, generator=generator)]
     masked = torch.where(replacement < 0.8, tokenizer.mask_token_id, torch.where(replacement < 0.9, random_ids, ids))
-    return replace(
-        encoded,
-        input_ids=torch.where(selected, masked, ids),
-        labels=torch.where(selected, ids, torch.tensor(IGNORE_INDEX)),
-    )
+    labels = torch.where(selected, ids, torch.tensor(IGNORE_INDEX))
+    return replace(encoded, input_ids=torch.where(selected, masked, ids), labels=labels)
 
 
 _EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]

@@ -57,14 +57,9 @@ def read_instruction_file(path: Path) -> InstructionFile:
     if not answered:
         raise UserError(f"stream: expected rows with an answer in {path}, got {len(rows)} rows and none with one")
     category = _first_text(content.get("Categories"), path).strip().casefold()
-    return InstructionFile(
-        path,
-        _first_text(content.get("Definition"), path).strip(),
-        _KINDS.get(category, category),
-        answered,
-        len(rows) - len(answered),
-        hashlib.sha256(path.read_bytes()).hexdigest(),
-    )
+    definition, kind = _first_text(content.get("Definition"), path).strip(), _KINDS.get(category, category)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return InstructionFile(path, definition, kind, answered, len(rows) - len(answered), sha256)
 
 
 def find_task_files(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:

@@ -62,15 +62,11 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
             start = end - max(1, int(fraction * len(keys)))
             split_of |= {(label, key): split for key in keys[start:end]}
             end = start
-    return tuple(
-        tuple(row for row in rows if split_of.get((row.label, row.key), 0) == split)
-        for split in range(len(fractions) + 1)
-    )
+    splits = range(len(fractions) + 1)
+    return tuple(tuple(row for row in rows if split_of.get((row.label, row.key), 0) == split) for split in splits)
 
 
-def clean_splits(
-    tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_test: bool = False
-) -> list[RawTask]:
+def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is_test: bool = False) -> list[RawTask]:
     """Count what the splits of all tasks of a stream have in common (`overlaps`) and, with "clean", drop it.
 
     "clean": Train loses rows that dev or test of any task has, dev those that test of any task has, and both repeated

@@ -287,10 +287,8 @@ def _sample(examples: Examples, max_rows: int | None, kind: TaskKind, seed: int)
         start = random.Random(seed).randrange(count - max_rows + 1)
         return Examples(texts=examples.texts[start : start + max_rows], labels=())
     selected = sorted(_shuffled_range(count, seed)[:max_rows])
-    return Examples(
-        texts=tuple(examples.texts[index] for index in selected),
-        labels=tuple(examples.labels[index] for index in selected),
-    )
+    texts, labels = (tuple(column[index] for index in selected) for column in (examples.texts, examples.labels))
+    return Examples(texts=texts, labels=labels)
 
 
 def _shuffled_range(count: int, seed: int) -> list[int]:

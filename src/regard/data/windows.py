@@ -61,8 +61,7 @@ def make_text_windows(
     Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
     one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
     shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
-    gives one window; further ones are used only after that. `bos` is to "keep" the tokens before the text, "drop" them,
-    or "add" one if the tokenizer has none.
+    gives one window; further ones are used only after that. `bos` is to "keep", "drop" or "add" tokens before the text.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length

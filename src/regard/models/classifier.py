@@ -140,7 +140,6 @@ class Classifier(PreTrainedModel):
         classes: Sequence[str],
         *,
         head: HeadName = "linear",
-        head_dropout: float = 0.1,
         common: Sequence[int] = (),
         lora: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -151,8 +150,7 @@ class Classifier(PreTrainedModel):
     ) -> Classifier:
         """Make a classifier over a copy of a pretrained model, with a new head initialized from the seed.
 
-        The other arguments are those of `ClassifierConfig`. `label_texts` are needed only for classes whose words are
-        not those of their names.
+        The other arguments are those of `ClassifierConfig`; `label_texts` are words of classes other than their names.
 
         Raises:
             UserError: The model has no hidden states, peft is missing, or two labels are the same tokens.
@@ -165,7 +163,6 @@ class Classifier(PreTrainedModel):
             base=_base_fields(loaded.model.config),
             head=head,
             classes=classes,
-            head_dropout=head_dropout,
             common=common,
             lora=lora,
             lineage={"base": loaded.name, "sha256": loaded.sha256, "tasks": []},
@@ -255,13 +252,10 @@ ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_p
 """LoRA targets of architectures that peft does not know."""
 
 
-def add_lora(
-    model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] | None = None
-) -> None:
+def add_lora(model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] = ()) -> None:
     """Add LoRA adapters of peft to a model and freeze its other weights.
 
-    By default `alpha` is twice the rank, and `targets` are peft's choice for the architecture; for our own decoder the
-    projections of queries and values.
+    By default `alpha` is twice the rank, and `targets` are peft's choice, or those of `ADAPTED`.
 
     Source: LoRA (arXiv 2106.09685).
     """
@@ -269,7 +263,7 @@ def add_lora(
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
-    targets = targets or ADAPTED.get(model.config.model_type)
+    targets = targets or ADAPTED.get(model.config.model_type, ())
     config = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)

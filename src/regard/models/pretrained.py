@@ -194,10 +194,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
 
 
 def select_auto_class(config: Any) -> Any:
-    """Return the auto class that loads a model without head.
-
-    AutoModel, or AutoModelForCausalLM for a model with its own code that has no AutoModel.
-    """
+    """Return AutoModel, or AutoModelForCausalLM for a model with its own code that has no AutoModel."""
     auto_map = getattr(config, "auto_map", None) or {"AutoModel": ""}
     return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
 

@@ -40,10 +40,8 @@ class Command(ABC):
 
     def arguments(self, config: Path, out: Path) -> list[str]:
         """Return what Python runs for a trial, which goes on with what is in `out`."""
-        return [
-            *("-m", "regard", self.name, "--config", str(config), "--out", str(out), "--resume", "--overwrite"),
-            *self.flags,
-        ]
+        options = ("--config", str(config), "--out", str(out), "--resume", "--overwrite")
+        return ["-m", "regard", self.name, *options, *self.flags]
 
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
         """Return whether a folder holds a finished run with these fields that is not damaged."""

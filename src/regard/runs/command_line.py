@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def run_command(
-    args: argparse.Namespace,
-    command: str,
-    out: Path,
-    run: Callable[[Path, OnProgress], Any],
-    *,
-    parts: Sequence[str] = (),
+    args: argparse.Namespace, command: str, out: Path, run: Callable[[Path, OnProgress], Any], parts: Sequence[str] = ()
 ) -> None:
     """Run a command, save its result, and print its summary and where it is. Raises UserError.
 

@@ -138,7 +138,10 @@ def signed_rank_test(differences: Sequence[float] | Floats) -> float | None:
     nonzero = nonzero[np.abs(nonzero) > ROUNDING]
     if len(nonzero) < FEWEST:
         return None
-    ranks = _doubled_ranks(np.abs(nonzero))
+    sizes = np.abs(nonzero)
+    below = [int((sizes < size - ROUNDING).sum()) for size in sizes]
+    equal = [int((np.abs(sizes - size) <= ROUNDING).sum()) for size in sizes]
+    ranks = [2 * less + same + 1 for less, same in zip(below, equal, strict=True)]  # twice the mean ranks
     chances = np.zeros(sum(ranks) + 1)
     chances[0] = 1.0
     for rank in ranks:
@@ -146,13 +149,6 @@ def signed_rank_test(differences: Sequence[float] | Floats) -> float | None:
         chances /= 2
     positive = sum(rank for rank, value in zip(ranks, nonzero, strict=True) if value > 0)
     return min(1.0, 2 * float(min(chances[: positive + 1].sum(), chances[positive:].sum())))
-
-
-def _doubled_ranks(sizes: Floats) -> list[int]:
-    """Return twice the rank of each size; equal sizes share their mean rank."""
-    below = [int((sizes < size - ROUNDING).sum()) for size in sizes]
-    same = [int((np.abs(sizes - size) <= ROUNDING).sum()) for size in sizes]
-    return [2 * less + equal + 1 for less, equal in zip(below, same, strict=True)]
 
 
 def holm(chances: Sequence[float | None]) -> list[float | None]:

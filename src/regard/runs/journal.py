@@ -19,8 +19,7 @@ class Journal:
     A line has a checksum over its entry and the checksum before it, so that a changed, missing or reordered line is
     noticed: UserError. A last line that a crash cut off does not count.
 
-    Processes that only follow what the main process writes have a journal that is not `writable`: `add` then keeps
-    entries in memory.
+    Processes other than the main one have a journal that is not `writable`: `add` then keeps entries in memory.
     """
 
     def __init__(self, path: str | Path, *, writable: bool = True) -> None:

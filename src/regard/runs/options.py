@@ -41,20 +41,12 @@ def config_field(
     """Declare a field of a configuration.
 
     The type of the field may be `bool`, `int`, `float`, `str` or a `Literal`, a tuple of one of them, or `None` beside.
+    Whole numbers without bounds are at least 1. `help` is one line.
 
-    Args:
-        default: Its default.
-        help: One line for `--help`.
-        choices: The allowed values, or a function that looks them up. Those of a `Literal` need not be repeated.
-        minimum: The smallest number allowed. Whole numbers without bounds are at least 1.
-        exclusive_minimum: A number that it must exceed.
-        maximum: The largest number allowed.
-        exclusive_maximum: A number that it must be below.
-        min_items: How many values a tuple has at least.
-        repeated: A tuple's option takes its values as words of their own; otherwise they have commas between them.
-        parser: Reads a text in a way of its own. Raises ValueError.
-        syntax: What `parser` reads, for messages: "numbers and ranges such as 0,3,8-11".
-        none_word: The text that stands for None; empty if no text does.
+    `choices` are the allowed values, or a function that looks them up; those of a `Literal` need not be repeated. The
+    option of a tuple takes values with commas between, or if `repeated` words of their own; `min_items` is the fewest.
+    `parser` reads a text in a way of its own, or raises ValueError; `syntax` says in messages what it reads, as
+    "numbers and ranges such as 0,3,8-11". `none_word` is the text that stands for None; empty if no text does.
     """
     known = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=known)

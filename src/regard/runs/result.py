@@ -51,8 +51,7 @@ class RunResult(ABC):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result to a folder, whole or not at all, and return it.
 
-        With `overwrite` it replaces an earlier result of the same command. Raises UserError if the folder holds
-        something else, or cannot be written.
+        `overwrite` replaces an earlier result. Raises UserError if the folder holds other files or cannot be written.
         """
         with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
             self.write_files(path)

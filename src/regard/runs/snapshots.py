@@ -33,8 +33,7 @@ class Snapshots:
     def save(self, index: int, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Write a state whole or not at all, and return its folder. Raises UserError if it cannot be written.
 
-        `write` puts the files into a folder; `latest` returns the `record`. States of a larger index are of an earlier
-        run, and are deleted.
+        `write` puts the files into a folder; `latest` returns the `record`. States of larger indices are deleted.
         """
         final = self.path(index)
         unfinished = self._unfinished_path()

@@ -329,9 +329,8 @@ def _flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries by their names with dots between."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {
-        key: leaf for part, inner in value.items() for key, leaf in _flatten(inner, f"{name}.{part}".strip(".")).items()
-    }
+    parts = [_flatten(inner, f"{name}.{part}".strip(".")) for part, inner in value.items()]
+    return {key: leaf for leaves in parts for key, leaf in leaves.items()}
 
 
 def _shorten(value: Any) -> str:

@@ -55,8 +55,7 @@ class TrainingConfig(Config):
     def check_resumes(self, saved: Mapping[str, Any], step: int) -> None:
         """Check that a run with a saved configuration, now at `step`, can be resumed with this one.
 
-        The fields of `FREE` may differ. `max_steps` may grow with a constant learning rate; with other schedules it
-        would change the rates of past steps.
+        The fields of `FREE` may differ. `max_steps` may change if the learning rate is constant.
         """
         for name, current in self.to_dict().items():
             previous = saved.get(name)
@@ -99,8 +98,7 @@ def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | N
                 key = (plan.weight_decay if decays else 0.0, (times or {}).get(name, 1.0))
                 groups.setdefault(key, []).append(parameter)
     param_groups = [
-        {"params": parameters, "weight_decay": decay, "times": multiplier}
-        for (decay, multiplier), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "times": factor} for (decay, factor), parameters in groups.items()
     ]
     fused = all(parameter.device.type in _FUSED for parameter in trained.values())
     return torch.optim.AdamW(param_groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused)

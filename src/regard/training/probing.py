@@ -48,8 +48,7 @@ def fit_probe(
     """Fit a new probe, and return it in evaluation mode; the global generators are not changed.
 
     Labels are (sample,) of a sequence probe, else (sample, position) with −100 for tokens without label. The seed is of
-    weights, batches and dropout; see `make_probe` for `classes` and `activation`. `on_epoch` is called with epochs
-    done, all epochs and mean loss.
+    weights, batches and dropout. `on_epoch` is called with epochs done, all epochs and mean loss.
     """
     check_labels(kind, states, labels, classes)
     sizes = {"layers": states.layers, "length": states.length, "width": states.width, "classes": classes}

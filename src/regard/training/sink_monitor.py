@@ -26,6 +26,7 @@ from regard.statistics.table import make_table
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")  # columns of sinks.parquet
 MIN_QUERIES = 8  # minimum number of queries for the sink rate of a position
 SITE = "decoder"
+MAX_ROWS = 32  # maximum number of rows of a forward pass for the validation loss
 MAX_LOGITS = 1 << 26  # maximum number of logits in memory, unless one row has more
 MAX_SLICE = 1 << 22  # maximum number of logits converted to float32 at a time
 
@@ -184,20 +185,13 @@ class ValidationLoss(_PeriodicMonitor):
 
     Args:
         domains: Token ids (row, length) by domain.
-        batch_size: Maximum rows of a forward pass; fewer if they have too many logits.
         uncounted: Positions, from 0, of tokens that are no targets, as the first token of a row.
     """
 
     def __init__(
-        self,
-        domains: Mapping[str, Int[Tensor, "row length"]],
-        *,
-        every: int,
-        batch_size: int = 32,
-        uncounted: Iterable[int] = (),
+        self, domains: Mapping[str, Int[Tensor, "row length"]], *, every: int, uncounted: Iterable[int] = ()
     ) -> None:
         check_int("every", every, least=1)
-        check_int("batch_size", batch_size, least=1)
         if not domains:
             raise UserError("domains: expected at least one, got none")
         self.uncounted = frozenset(uncounted)
@@ -206,7 +200,7 @@ class ValidationLoss(_PeriodicMonitor):
             if not bool(self._targets(rows).any()):
                 raise UserError(f"rows of {name}: expected targets that count, got {rows.shape[1]} tokens a row")
         self.domains = dict(domains)
-        self.every, self.batch_size = every, batch_size
+        self.every = every
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         device = next(model.parameters()).device
@@ -220,7 +214,7 @@ class ValidationLoss(_PeriodicMonitor):
         target_mask = self._targets(rows).to(device)
         config: Any = model.config
         vocab_size = config.get_text_config().vocab_size
-        batch_size = max(1, min(self.batch_size, MAX_LOGITS // (rows.shape[1] * vocab_size)))
+        batch_size = max(1, min(MAX_ROWS, MAX_LOGITS // (rows.shape[1] * vocab_size)))
         total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in rows.split(batch_size):
             ids = batch.to(device)
@@ -268,8 +262,7 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
 
     A sink emerged at the first step from which on all measurements reach the threshold, to the end of the history:
     `sink_rate_max` or `virtual_sink_rate` of at least `rate`, or `alpha_first` above 1.5 × `alpha_uniform`. So a sink
-    that disappeared has not emerged. Rows may have any order, and the last of a step counts. Steps without the metric
-    are skipped.
+    that disappeared has not emerged. Rows may have any order; the last of a step counts, steps without metric do not.
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")

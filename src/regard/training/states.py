@@ -69,13 +69,6 @@ class States:
         values = torch.from_numpy(np.ascontiguousarray(self.values[self._index_of[rows][row, position].numpy()]))
         return TokenStates(values.float(), row, position, len(selected))
 
-    def rows(self, rows: Tensor) -> Tensor:
-        """Return states (row, layer, position, width) of rows in float32, 0 at padding."""
-        tokens = self.tokens(rows)
-        dense = tokens.states.new_zeros(len(rows), self.length, self.layers, self.width)
-        dense[tokens.row, tokens.position] = tokens.states
-        return dense.transpose(1, 2)
-
     @classmethod
     def of(cls, states: Tensor, mask: Tensor) -> States:
         """Make them from states (sample, layer, position, width) in memory and a mask (sample, position)."""
