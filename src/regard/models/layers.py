@@ -24,27 +24,19 @@ ATTENTION_FUNCTION = "regard"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """What all layers of one forward share: positions, masks, and the number of cached tokens.
-
-    Attributes:
-        distance_bias: Bias of the scores by distance, (head or 1, distance), unless `table` gives it.
-        buckets, table: Bucket of each distance, and learned biases (bucket, head).
-        key_mask: Keys that are no padding, (batch, key).
-        keep, bias: Four-dimensional mask of pairs, and what is added to their scores.
-        attentions: Collects the weights of every layer if they are requested.
-    """
+    """What all layers of one forward share: positions, masks, and the number of cached tokens."""
 
     offset: int
     cosine: Tensor | None = None
     sine: Tensor | None = None
-    distance_bias: Tensor | None = None
-    buckets: Tensor | None = None
-    table: Tensor | None = None
+    distance_bias: Tensor | None = None  # of the scores, (head or 1, distance), unless `table` gives it
+    buckets: Tensor | None = None  # bucket of each distance
+    table: Tensor | None = None  # learned biases (bucket, head)
     slopes: Tensor | None = None
-    key_mask: Tensor | None = None
-    keep: Tensor | None = None
-    bias: Tensor | None = None
-    attentions: list[Tensor] | None = field(default=None, compare=False)
+    key_mask: Tensor | None = None  # keys that are no padding, (batch, key)
+    keep: Tensor | None = None  # four-dimensional mask of pairs
+    bias: Tensor | None = None  # what is added to the scores of these pairs
+    attentions: list[Tensor] | None = field(default=None, compare=False)  # collects the weights if they are requested
 
     @property
     def distance(self) -> Tensor | None:

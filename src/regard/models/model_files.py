@@ -32,16 +32,12 @@ _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINIL
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode on its device, with its tokenizer.
-
-    Attributes:
-        sha256: Hash of the weight files, sorted by name and joined; None for random weights.
-    """
+    """A model in evaluation mode on its device, with its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: Any
     name: str
-    sha256: str | None
+    sha256: str | None  # of the weight files, sorted by name and joined; None for random weights
 
 
 @contextmanager

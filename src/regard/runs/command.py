@@ -16,19 +16,13 @@ if TYPE_CHECKING:
 
 
 class Command(ABC):
-    """A command that trains, as a sweep runs it: each trial is `python -m regard NAME` in a process of its own.
-
-    Attributes:
-        presets: Names of configurations to begin with.
-        flags: Options that each trial is given.
-        folder_options: Options that are no fields of the configuration and name folders, with their help.
-    """
+    """A command that trains, as a sweep runs it: each trial is `python -m regard NAME` in a process of its own."""
 
     name: ClassVar[str]
     config: ClassVar[type[Config]]
-    presets: ClassVar[tuple[str, ...]] = ()
-    flags: ClassVar[tuple[str, ...]] = ()
-    folder_options: ClassVar[Mapping[str, str]] = {}
+    presets: ClassVar[tuple[str, ...]] = ()  # names of configurations to begin with
+    flags: ClassVar[tuple[str, ...]] = ()  # options of each trial
+    folder_options: ClassVar[Mapping[str, str]] = {}  # help of options that name folders and are no fields
 
     @abstractmethod
     def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:

@@ -91,8 +91,7 @@ class Config:
     @classmethod
     def from_options(cls: type[C], path: str | Path | None, options: Mapping[str, Any]) -> C:
         """Return the configuration in a file, or the default one, with some fields changed. Raises UserError."""
-        config = cls() if path is None else cls.from_file(path)
-        return config.replace(**options)
+        return (cls() if path is None else cls.from_file(path)).replace(**options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by its name, as JSON holds it."""

@@ -54,21 +54,14 @@ def config_field(
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a configuration with its declaration; see `config_field`.
-
-    Attributes:
-        kind: The type of its value, or of a tuple's elements.
-        optional: Whether it may be None.
-        size: How many elements a tuple has; None for any number, 0 for a field that is no tuple.
-        declared: The arguments of `config_field`, by name.
-    """
+    """A field of a configuration with its declaration; see `config_field`."""
 
     name: str
     default: Any
-    kind: Any
-    optional: bool
-    size: int | None
-    declared: dict[str, Any]
+    kind: Any  # type of its value, or of a tuple's elements
+    optional: bool  # it may be None
+    size: int | None  # number of a tuple's elements; None for any, 0 for a field that is no tuple
+    declared: dict[str, Any]  # arguments of `config_field`, by name
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: Any) -> Option:

@@ -19,20 +19,14 @@ PLAIN_INTERVAL = 30.0  # seconds between two lines where standard error is no te
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """Progress of a run: `step` of `steps` (None if unknown) of a phase such as "training".
-
-    Attributes:
-        metrics: Numbers by name, such as loss, tokens_per_second, seconds_left.
-        note: A line that is shown at once, if it was not shown before.
-        milestone: Whether a log shows the event at once.
-    """
+    """Progress of a run: `step` of `steps` (None if unknown) of a phase such as "training"."""
 
     phase: str
     step: int = 0
     steps: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
-    milestone: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name: loss, tokens_per_second, seconds_left
+    note: str = ""  # a line that is shown at once, if it was not shown before
+    milestone: bool = False  # a log shows the event at once
 
     def __str__(self) -> str:
         parts = [self.phase]

@@ -30,8 +30,7 @@ def check_metric(metric: str) -> None:
 
 def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """Return the accuracy, 0 to 1."""
-    mask = labels != IGNORE_INDEX
-    return float((labels == predictions)[mask].double().mean())
+    return float((labels == predictions)[labels != IGNORE_INDEX].double().mean())
 
 
 def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:

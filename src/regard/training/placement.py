@@ -28,20 +28,14 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """A model on its device, and the processes that train it.
-
-    Attributes:
-        wrapped: The module wrapped for several processes.
-        called: `wrapped`, compiled if the plan says so. Losses are computed with it.
-        sharded: Whether a process holds only a part of them.
-    """
+    """A model on its device, and the processes that train it."""
 
     bare: nn.Module
-    wrapped: nn.Module
-    called: nn.Module
+    wrapped: nn.Module  # for several processes
+    called: nn.Module  # `wrapped`, compiled if the plan says so; losses are computed with it
     optimizer: torch.optim.Optimizer
     trained: tuple[nn.Parameter, ...]
-    sharded: bool
+    sharded: bool  # a process holds only a part of them
     device: torch.device
     processes: int
     rank: int

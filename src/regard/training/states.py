@@ -28,17 +28,11 @@ DTYPE_NAMES = {torch.float16: "float16", torch.float32: "float32"}
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Hidden states of the tokens of some samples, in all layers, embeddings first.
+    """Hidden states of the tokens of some samples, in all layers, embeddings first."""
 
-    Args:
-        values: States (token, layer, width) of all tokens that are no padding, on disk or in memory.
-        mask: Mask (sample, position) of these tokens.
-        metadata: `dtype` as stored, `dtype_asked`, and `largest`, the largest absolute value.
-    """
-
-    values: np.ndarray
-    mask: Tensor
-    metadata: Mapping[str, Any]
+    values: np.ndarray  # (token, layer, width) of all tokens that are no padding, on disk or in memory
+    mask: Tensor  # (sample, position) of these tokens
+    metadata: Mapping[str, Any]  # `dtype` as stored, `dtype_asked`, and `largest`, the largest absolute value
 
     def __len__(self) -> int:
         return len(self.mask)
