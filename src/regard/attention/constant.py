@@ -97,8 +97,8 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
     queries, by_key = matrices.shape[1], value.permute(1, 2, 0, 3)
     if call.key_mask is not None:
         by_key = by_key * call.key_mask.mT[None, :, :, None]
-    product = torch.bmm(matrices, by_key.reshape(heads, keys, -1))
-    output = product.view(heads, queries, batch, width).permute(2, 1, 0, 3)
+    product = torch.bmm(matrices, by_key.reshape(heads, keys, -1)).view(heads, queries, batch, width)
+    output = product.permute(2, 1, 0, 3)
     factor = _row_factor(call, matrices, constant)
     if factor is None:
         return output.contiguous()

@@ -50,10 +50,7 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions in `WEIGHT_REDUCTIONS` to compute.
-
-    `first_mass` covers `num_first_keys`; `spectral_bound` takes at most `max_iterations` Lanczos steps.
-    """
+    """Which reductions to compute: `first_mass` of `num_first_keys`, `spectral_bound` in `max_iterations` at most."""
 
     names: frozenset[str] = field(default_factory=frozenset)
     num_first_keys: int = 1
@@ -78,10 +75,7 @@ class ReductionRequest:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """The whole matrix of a call, or of some of its rows, that reductions of the weights are defined on.
-
-    `whole_samples` are those without padding in the whole call.
-    """
+    """The matrix of a call, or of some of its rows; `whole_samples` are those without padding in the whole call."""
 
     call: AttentionCall
     num_first_keys: int
@@ -147,11 +141,9 @@ def _first_mass(dense: DenseWeights) -> Tensor:
 
 
 def _spectral_bound(dense: DenseWeights) -> Tensor:
-    bounds = []
-    for b, matrix in enumerate(dense.weights):
-        rows = slice(None) if dense.call.query_mask is None else dense.call.query_mask[b]
-        bounds.append(spectral_bound(matrix[:, rows]))
-    return torch.stack(bounds)
+    mask = dense.call.query_mask
+    matrices = dense.weights if mask is None else [dense.weights[b][:, rows] for b, rows in enumerate(mask)]
+    return torch.stack([spectral_bound(matrix) for matrix in matrices])
 
 
 def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:

@@ -34,8 +34,7 @@ def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"
             bias = bias - operation.slopes.to(bias.dtype)[:, None, None] * distances
         logits = logits + bias
     if call.bias is not None:
-        floor = torch.finfo(call.bias.dtype).min / 2
-        logits = logits + call.bias.masked_fill(call.bias <= floor, float("-inf"))
+        logits = logits + call.bias.masked_fill(call.bias <= torch.finfo(call.bias.dtype).min / 2, float("-inf"))
     return logits
 
 
@@ -128,8 +127,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     """Return the output A·V, with the dropout of the call."""
     if call.operation is not None:
         return operation_output(call, call.operation)
-    matrix = torch.nn.functional.dropout(weights(call), call.dropout)
-    return matrix @ call.expand_groups(call.value)
+    return torch.nn.functional.dropout(weights(call), call.dropout) @ call.expand_groups(call.value)
 
 
 def distribution(

@@ -130,9 +130,7 @@ def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
             f"weighting={spec.weighting}": spec.weighting not in ("sigmoid", "elu"),
             f"normalisation={spec.normalisation}": spec.normalisation == "clamped-sum",
         },
-        "rowwise": {
-            f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick"),
-        },
+        "rowwise": {f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick")},
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
             "an extra column beside weights that are no softmax": has_column and spec.weighting != "softmax",

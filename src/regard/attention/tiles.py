@@ -88,8 +88,7 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
 
 def _num_rows(call: AttentionCall) -> int:
     """Return the queries in a tile: many multiply faster, but over few keys most of a causal tile would be future."""
-    keys = call.key.shape[2]
-    return min(call.query.shape[2], max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
+    return min(call.query.shape[2], max(ROWS // 2, min(ROWS, call.key.shape[2] // 4)) if call.causal else ROWS)
 
 
 def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, int]:

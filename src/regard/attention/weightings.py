@@ -19,8 +19,7 @@ Features = Float[Tensor, "*lead width"]
 
 def softmax(scores: Matrix, keep: Mask) -> Matrix:
     """Return exp(s) / Σ exp(s); a row that sees no key is zero."""
-    least = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~keep, least).softmax(-1).masked_fill(~keep, 0.0)
+    return scores.masked_fill(~keep, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~keep, 0.0)
 
 
 def sigmoid(scores: Matrix, keep: Mask) -> Matrix:

@@ -227,10 +227,8 @@ class Observation:
 class RunningMoments:
     """Count, mean and sum of squared deviations of each entry of a tensor over samples, in float64.
 
-    The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it.
-
-    Source:
-        Chan, Golub and LeVeque (1983): merging is as exact as one pass over all samples.
+    The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it. Merging is as
+    exact as one pass over all samples (Chan, Golub and LeVeque 1983).
     """
 
     def __init__(self, *parts: Tensor) -> None:
@@ -243,8 +241,7 @@ class RunningMoments:
         values = values.masked_fill(mask == 0, 0.0)
         count = mask.sum(0)
         mean = values.sum(0) / count.clamp(min=1)
-        deviation = ((values - mean).square() * mask).sum(0)
-        self.merge(RunningMoments(count, mean, deviation))
+        self.merge(RunningMoments(count, mean, ((values - mean).square() * mask).sum(0)))
 
     def merge(self, other: RunningMoments) -> None:
         """Add the samples of other moments."""
