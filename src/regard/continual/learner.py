@@ -59,8 +59,7 @@ class Learner:
     def probing_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains the head alone."""
         epochs, rate = self.budget.num_probing_epochs, self.budget.probing_learning_rate
-        phase = TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head")
-        return replace(phase, **changes)
+        return replace(TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head"), **changes)
 
     def epoch_batches(self, items: Sequence[ExampleRef], stage: TrainingPhase) -> Batches:
         """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
@@ -154,8 +153,7 @@ class Learner:
         return self.task_classes[: task + 1].any(0)
 
     def seed_for(self, *names: Any) -> int:
-        text = "/".join(map(str, (self.seed, *names)))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        return int.from_bytes(hashlib.sha256("/".join(map(str, (self.seed, *names))).encode()).digest()[:6], "big")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[nn.Module]:

@@ -173,8 +173,7 @@ def export_network(
     in L2P. The memory of MbPA++ is not. With `overwrite` it may replace a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
-        lineage = json.dumps(network.classifier.config.lineage, indent=1)
-        (target / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
+        (target / LINEAGE).write_text(json.dumps(network.classifier.config.lineage, indent=1) + "\n", encoding="utf-8")
         with suppress_logging():
             part_of = metadata["method"]["name"] if network.needs_wrapper else None
             if part_of is None or isinstance(cast(nn.Module, network.classifier), Generator):
@@ -226,10 +225,9 @@ def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classi
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"models: expected {path.name} as `regard learn` writes it, cannot read {path}") from error
-    return content
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

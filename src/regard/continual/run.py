@@ -245,8 +245,7 @@ def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
     if scope == "own":
         previous_rows = [row for row in run.rows["matrix"] if row["after_task"] == task]
         run.rows["matrix"] += [{**row, "after_task": task + 1} for row in previous_rows]
-    scored_tasks = [task] if scope == "own" else range(task + 1)
-    _add_scores(run, scored_tasks, tasks_trained=task + 1, cil=run.method.incremental)
+    _add_scores(run, [task] if scope == "own" else range(task + 1), tasks_trained=task + 1, cil=run.method.incremental)
     _add_diagnostics(run, diagnose, tasks_trained=task + 1)
 
 

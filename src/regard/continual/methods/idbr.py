@@ -277,8 +277,9 @@ class HalvesMaker:
         mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
         batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
         if "token_type_ids" in rows:
-            types = (self._types(ids, mask) for ids in (original, exchanged))
-            batch |= dict(zip(("token_type_ids", "halves_types"), types, strict=True))
+            for name, ids in (("token_type_ids", original), ("halves_types", exchanged)):
+                separators = (ids == self.separator).long()
+                batch[name] = ((separators.cumsum(1) - separators > 0) & mask).long()  # 1 behind the first separator
         return batch
 
     def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -291,11 +292,6 @@ class HalvesMaker:
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
         return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
-
-    def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return (row, token): 1 behind the first separator."""
-        here = (ids == self.separator).long()
-        return ((here.cumsum(1) - here > 0) & mask).long()
 
 
 ROUNDS = 100

@@ -138,8 +138,7 @@ class Lfpt5(PromptMethod):
     def after_task(self, learner: Learner, task: int) -> None:
         if task + 1 == len(learner.stream):
             return
-        prompt = learner.network_as(Lfpt5Network).pool.prompts.prompt(0)
-        self.state.tensors[PROMPT] = prompt.detach().clone()
+        self.state.tensors[PROMPT] = learner.network_as(Lfpt5Network).pool.prompts.prompt(0).detach().clone()
         samples = [self._generate_rows(cast(TextLearner, learner), index) for index in range(task + 1)]
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
@@ -216,8 +215,7 @@ def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
     """Return Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
     dtype = torch.promote_types(now.dtype, torch.float32)
     old, new = (logits_of.to(dtype).log_softmax(-1) for logits_of in (previous, now))
-    total: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
-    return total
+    return ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
 
 
 def parse_row(text: str, separator: str) -> tuple[str, str] | None:

@@ -59,8 +59,7 @@ class Ewc(method.Method):
             (tensors[FISHER + name] * (parameter - tensors[CENTRE + name]).square()).sum()
             for name, parameter in _trainable_parameters(network).items()
         ]
-        penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
-        return penalty
+        return self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
 
     def after_task(self, learner: Learner, task: int) -> None:
         items, max_samples = learner.items(task), self.config.fisher_samples

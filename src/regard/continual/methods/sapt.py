@@ -156,8 +156,7 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
         mask = rows.get("prompt_mask", rows["attention_mask"])
         with torch.no_grad():
-            embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
-            return query_vectors(embedded, mask).float()
+            return query_vectors(self.classifier.encoder.get_input_embeddings()(rows["input_ids"]), mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """Return how much each row gets of each adapter (row, adapter); all of its own in disjoint training."""
@@ -292,8 +291,7 @@ class Sapt(method.Method):
         return task
 
     def count_stored(self, rows: int) -> int:
-        requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
-        return max(1, min(requested, rows))
+        return max(1, min(self.config.memory_size or math.ceil(self.config.memory_fraction * rows), rows))
 
     def reflection_strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
