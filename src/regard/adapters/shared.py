@@ -141,8 +141,7 @@ class SharedAdapters(AdapterModel):
                 self.merge(name, usage[name])
             else:
                 self.delete_adapter(name)
-        loss_after = self._mean_loss(batches, loss) if removed else loss_before
-        return PruneResult(removed, usage, loss_before, loss_after)
+        return PruneResult(removed, usage, loss_before, self._mean_loss(batches, loss) if removed else loss_before)
 
     def _weights(self, batches: Batches) -> Tensor:
         _check_batches(batches)

@@ -86,10 +86,7 @@ def _block_mask(length: int, window: int | None, prefix: int, device: torch.devi
     max_distance = length if window is None else window
     return create_block_mask(
         lambda b, h, i, j: ((i >= j) & (i - j < max_distance)) | (j < prefix),
-        B=None,
-        H=None,
-        Q_LEN=length,
-        KV_LEN=length,
+        *(None, None, length, length),
         device=device,
         _compile=device.type == "cuda",
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -225,13 +224,7 @@ def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
 def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return the requested reductions from the GPU kernels, by name, in float32."""
     names = request.names
-    options: dict[str, Any] = {
-        "scale": call.scale,
-        "causal": call.causal,
-        "offset": call.offset,
-        "key_mask": call.key_mask,
-        "softcap": call.softcap,
-    }
+    options = {name: getattr(call, name) for name in ("scale", "causal", "offset", "key_mask", "softcap")}
     rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
     sees_keys = rows.lse != torch.inf
     lse = rows.lse.masked_fill(~sees_keys, -torch.inf)

@@ -48,10 +48,7 @@ def make_learner(
     lora: Mapping[str, Any] | None = None,
     head: HeadName | None = None,
 ) -> Learner:
-    """Return a run before its first task: the stream encoded, and a network over a copy of the model.
-
-    `head` replaces the method's. Raises UserError where stream, method, model and head do not fit.
-    """
+    """Return a run before its first task, over a copy of the model; `head` replaces the method's. Raises UserError."""
     if stream.text:
         if head is not None:
             raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")

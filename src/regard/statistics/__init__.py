@@ -60,10 +60,7 @@ def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
-    """Return what makes each selected statistic, by name; a `Statistic` is returned as it is.
-
-    The selection is one of `statistic_names`, or has names and `Statistic`s.
-    """
+    """Return what makes each statistic, by name, of a selection as of `statistic_names`, or with `Statistic`s in it."""
     if isinstance(selection, str):
         selection = statistic_names(selection)
     if not isinstance(selection, Iterable):

@@ -113,10 +113,7 @@ def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
 
 
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
-    """Return the squares (direction,), largest first, and directions (inputs, direction) of inputs outside a subspace.
-
-    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
-    """
+    """Return squares, largest first, and directions (inputs, direction) of Σ x xᵀ, or its square, outside a memory."""
     outside_moment = moment
     if memory is not None:
         projection = memory.complement_projection()

@@ -90,10 +90,7 @@ class Ewc(method.Method):
 def fisher_information(
     learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int
 ) -> dict[str, Tensor]:
-    """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
-
-    The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task.
-    """
+    """Return the Fisher information's diagonal by parameter: the mean squared gradient of each log p(label | text)."""
     parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
     with learner.evaluation_mode() as network, torch.enable_grad():

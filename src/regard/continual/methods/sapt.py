@@ -121,10 +121,7 @@ BALANCE_BATCHES = 4
 
 
 class SaptNetwork(adapter_network.AdapterNetwork):
-    """A model with a pool, and the attention that says how each row mixes it.
-
-    `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
-    """
+    """A model with a pool, and the attention that mixes it; `routing_weights` (row, adapter) are of the last rows."""
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
