@@ -200,15 +200,11 @@ def _fit_matrices(
         raise UserError(f"{folder}: expected {layer} of {blocks.inputs} inputs and {blocks.outputs} outputs, got {got}")
     if rank > blocks.rank:
         raise UserError(f"{folder}: expected a rank of at most {blocks.rank}, got {rank}")
-    alpha = float(_match_pattern(config.get("alpha_pattern"), layer, config["lora_alpha"]))
+    patterns = (config.get("alpha_pattern") or {}).items()  # regular expressions of a name or its end
+    alphas = [value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer)]
+    alpha = float([*alphas, config["lora_alpha"]][0])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     fitted_down, fitted_up = torch.zeros(blocks.rank, blocks.inputs), torch.zeros(blocks.outputs, blocks.rank)
     fitted_down[:rank] = down.float()
     fitted_up[:, :rank] = up.float() * (scale / blocks.scale)
     return fitted_down, fitted_up
-
-
-def _match_pattern(patterns: Any, layer: str, default: Any) -> Any:
-    """Look a layer up in PEFT's patterns: regular expressions of a name or its end."""
-    matches = (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", layer))
-    return next(matches, default)

@@ -77,15 +77,9 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
 
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
     """Return the output of queries, keys and values by PyTorch's fused attention, with the dropout of the call."""
+    options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1}
     return scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=mask,
-        dropout_p=call.dropout,
-        is_causal=is_causal,
-        scale=call.scale,
-        enable_gqa=call.num_key_value_groups > 1,
+        call.query, call.key, call.value, mask, dropout_p=call.dropout, is_causal=is_causal, **options
     )
 
 

@@ -172,9 +172,8 @@ def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "b
     """
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
     start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    vector = _normalize(start.to(call.query).expand(batch, heads, keys))
-    basis, diagonal = [vector], list[Tensor]()
-    off_diagonal: list[Tensor] = []
+    basis = [_normalize(start.to(call.query).expand(batch, heads, keys))]
+    diagonal, off_diagonal = list[Tensor](), list[Tensor]()
     bound = call.query.new_zeros(batch, heads)
     for _ in range(min(max_iterations, keys)):
         product = _multiply(call, basis[-1])

@@ -148,11 +148,11 @@ def _spectral_bound(dense: DenseWeights) -> Tensor:
 
 def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
     """Return λ_max of Aᵀ(I − 11ᵀ/n)A, from all singular values of the column-centered matrix."""
-    centered = matrix - matrix.mean(-2, keepdim=True)
-    return torch.linalg.matrix_norm(centered, ord=2).square()
+    return torch.linalg.matrix_norm(matrix - matrix.mean(-2, keepdim=True), ord=2).square()
 
 
 _BY_KERNELS: frozenset[Backend] = frozenset({"tiles", "triton"})
+_WITH_LSE: frozenset[Backend] = _BY_KERNELS | {"lse"}
 _per_key = partial(Reduction, source="weights", axis="key", steps="add", backends=_BY_KERNELS)
 _per_query = partial(Reduction, source="weights", axis="query", steps="concat", backends=_BY_KERNELS)
 _whole = partial(Reduction, source="weights", steps="whole", packed=False)
@@ -165,13 +165,9 @@ _REDUCTIONS = (
     _per_query(name="distance", compute=_distance),
     _per_query(name="row_sum", compute=lambda dense: reference.weights(dense.call).sum(-1)),
     _per_query(name="virtual_sink_mass", compute=lambda dense: dense.missing),
-    _per_query(name="lse", finite=False, backends=_BY_KERNELS | {"lse"}, compute=_lse),
+    _per_query(name="lse", finite=False, backends=_WITH_LSE, compute=_lse),
     _per_query(
-        name="first_mass",
-        packed=False,
-        backends=_BY_KERNELS | {"lse"},
-        requires=("early_query_count",),
-        compute=_first_mass,
+        name="first_mass", packed=False, backends=_WITH_LSE, requires=("early_query_count",), compute=_first_mass
     ),
     _whole(
         name="weights",

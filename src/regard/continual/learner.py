@@ -99,8 +99,7 @@ class Learner:
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token); `labels` in the stream, `tasks`, `rows` (row,).
         """
-        padded_items = [items[number % len(items)] for number in range(max(len(items), size or 0))]
-        batch = self._collate(padded_items, split)
+        batch = self._collate([items[number % len(items)] for number in range(max(len(items), size or 0))], split)
         batch["labels"][len(items) :] = IGNORE_INDEX
         return batch
 

@@ -214,20 +214,17 @@ def _make_training_config(
 ) -> TrainingConfig:
     """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648)."""
     budget = learner.budget
+    names = ("micro_batch_size", "lr_scheduler_type", "weight_decay", "max_grad_norm", "precision")
     return TrainingConfig(
+        **{name: getattr(budget, name) for name in names},
         max_steps=batches.steps,
         batch_size=batches.size,
-        micro_batch_size=budget.micro_batch_size,
         learning_rate=phase.learning_rate,
-        lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
         warmup_steps=count_warmup_steps(budget, batches.steps),
         final_lr_ratio=0.0,
-        weight_decay=budget.weight_decay,
         decay="matrices",
         betas=(0.9, 0.999),
         adam_epsilon=1e-6,
-        max_grad_norm=budget.max_grad_norm,
-        precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
         seed=learner.seed_for("stage", learner.task, phase.name) % 2**31,
         save_steps=save_steps,
         save_total_limit=1,

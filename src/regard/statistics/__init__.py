@@ -20,28 +20,14 @@ from regard.statistics.statistic import (
 )
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
-    "sink_rate": SinkRate,
-    "column_mass": ColumnMass,
-    "first_mass": FirstMass,
-    "sink_deviation": SinkDeviation,
-    "sink_tokens": SinkTokens,
-    "common_sink_ratio": CommonSinkRatio,
+    **{kind.name: kind for kind in (SinkRate, ColumnMass, FirstMass, SinkDeviation, SinkTokens, CommonSinkRatio)},
     **LAYER_STATISTICS,
-    "input_dependence": InputDependence,
+    InputDependence.name: InputDependence,
 }
 
 DEFAULT = (
-    "sink_rate",
-    "column_mass",
-    "sink_deviation",
-    "sink_tokens",
-    "common_sink_ratio",
-    "entropy",
-    "distance",
-    "over_smoothing",
-    "hidden_norm",
-    "key_norm",
-    "value_norm",
+    *("sink_rate", "column_mass", "sink_deviation", "sink_tokens", "common_sink_ratio", "entropy", "distance"),
+    *("over_smoothing", "hidden_norm", "key_norm", "value_norm"),
 )
 
 

@@ -155,8 +155,7 @@ def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
 
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:
-    layer = -2 if key.layer is None else key.layer
-    return key.statistic, key.site, key.epsilon or 0.0, layer, key.axes
+    return key.statistic, key.site, key.epsilon or 0.0, -2 if key.layer is None else key.layer, key.axes
 
 
 def _encode(key: StatisticKey) -> str:
@@ -261,8 +260,7 @@ class RunningMoments:
 
     def standard_error(self) -> Tensor:
         """Return the standard error of the mean over samples; NaN for fewer than two."""
-        variance = self.deviation / (self.count - 1)
-        return (variance / self.count).sqrt().masked_fill(self.count < 2, torch.nan)
+        return (self.deviation / (self.count - 1) / self.count).sqrt().masked_fill(self.count < 2, torch.nan)
 
     def state(self) -> Tensor:
         """Return count, mean and deviation as one tensor (3, …)."""

@@ -146,8 +146,7 @@ class Plugin(nn.Module):
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        added: Tensor = self.specific(states + self.sharing(states, site), site)
-        return states + added
+        return states + self.specific(states + self.sharing(states, site), site)
 
 
 def squash(capsule: Tensor) -> Tensor:

@@ -147,8 +147,7 @@ class Idbr(method.Method):
 
     @property
     def memory_size(self) -> int:
-        size: int = self.config.memory_size
-        return size if self.config.replay else 0
+        return self.config.memory_size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
         memory, tasks = self.config.memory_size, len(learner.stream)

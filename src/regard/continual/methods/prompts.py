@@ -162,8 +162,7 @@ class L2p(adapter_network.PromptMethod):
         usage = torch.zeros_like(network.keys[:, 0], requires_grad=False)
         with learner.evaluation_mode(), torch.no_grad():
             for rows in learner.iterate_batches(learner.items(task)):
-                selected = network.choose(rows, frequencies).numbers
-                usage += torch.bincount(selected.flatten(), minlength=len(usage))
+                usage += torch.bincount(network.choose(rows, frequencies).numbers.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 
