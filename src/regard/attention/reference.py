@@ -133,10 +133,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
 def distribution(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
-    """Return the weights that are measured, and the share of each row that goes to no key.
-
-    If the weights of an operation are no distribution, |A| / Σ|A| is measured, with the extra column in the sum.
-    """
+    """Return the weights that are measured (|A| / Σ|A| if they are no distribution), and each row's share of no key."""
     operation = call.operation
     if operation is None:
         matrix = weights(call)

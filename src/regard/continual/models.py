@@ -138,15 +138,8 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
-    return Classifier.from_loaded(
-        loaded,
-        metadata["classes"],
-        head=metadata["head"],
-        label_words=metadata.get("label_words", 0),
-        common=metadata["common"],
-        lora=metadata["lora"],
-        seed=metadata["seed"],
-    )
+    options = {name: metadata[name] for name in ("head", "common", "lora", "seed")}
+    return Classifier.from_loaded(loaded, metadata["classes"], label_words=metadata.get("label_words", 0), **options)
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:

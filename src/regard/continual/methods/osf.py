@@ -146,8 +146,7 @@ class Osf(method.Method):
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
     if targets != ALL_LINEAR:
-        names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
-        return target_layers(encoder, names)
+        return target_layers(encoder, targets)
     output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
     linear_layers = (name for name, module in encoder.named_modules() if is_linear_layer(module))
     names = [name for name in linear_layers if encoder.get_submodule(name) is not output_embeddings]
