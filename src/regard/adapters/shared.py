@@ -132,9 +132,8 @@ class SharedAdapters(AdapterModel):
         unused = [name for name, weight in zip(names, highest, strict=True) if weight < least]
         removed = tuple(name for name in unused if name != self.active_adapter)
         if len(removed) == len(names):
-            raise UserError(
-                f"least: expected a weight that an adapter reaches, got {least}; the highest is {max(highest):.4f}"
-            )
+            problem = f"got {least}; the highest is {max(highest):.4f}"
+            raise UserError(f"least: expected a weight that an adapter reaches, {problem}")
         usage = dict(zip(names, weights.mean(0).tolist(), strict=True))
         for name in removed:
             if merge:

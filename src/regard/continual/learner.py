@@ -202,9 +202,8 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
     """Raise UserError if a text has more tokens than the model takes."""
     longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
     if max_tokens is not None and longest > max_tokens:
-        raise UserError(
-            f"length: expected at most {max_tokens} tokens, which this model takes, got a text of {longest}"
-        )
+        limit = f"at most {max_tokens} tokens, which this model takes"
+        raise UserError(f"length: expected {limit}, got a text of {longest}")
 
 
 def _check_task(task: ClassificationTask) -> None:
