@@ -164,8 +164,10 @@ def test_each_example_is_drawn_as_often_as_the_others() -> None:
 # -- batches --------------------------------------------------------------------------------------------
 
 
-def kept_of(*rows: int) -> MethodState:
-    return MethodState([ExampleRef(0, row) for row in rows])
+def remembering(*rows: int, **settings: int) -> memory.MemoryMethod:
+    method = memory.MemoryMethod(memory.MemoryConfig(**settings))  # type: ignore[arg-type]
+    method.state.examples = [ExampleRef(0, row) for row in rows]
+    return method
 
 
 def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
@@ -175,10 +177,10 @@ def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
 
 
 def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Learner) -> None:
-    stage, kept = learner.fine_tuning_phase(), kept_of(1, 4, 7)
+    stage, method = learner.fine_tuning_phase(), remembering(1, 4, 7, replay_batch_size=2)
     learner.task = 1
     plain = learner.epoch_batches(learner.items(1), stage)
-    found = memory.replay_in_batches(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
+    found = method.replay_batches(learner, 1, stage)
     assert (found.steps, found.size) == (plain.steps, 6)
     for step in range(found.steps):
         rows, new = found.rows(step), items_of(plain.rows(step))
@@ -186,12 +188,12 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
         assert items_of(rows)[: len(new)] == new
         old = items_of(rows)[len(new) :]
         assert len(old) == 2
-        assert set(old) < set(kept.examples)
+        assert set(old) < set(method.state.examples)
 
 
 def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     learner.task = 1
-    found = memory.replay_in_batches(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning_phase())
+    found = remembering(1, 4).replay_batches(learner, 1, learner.fine_tuning_phase())
     rows = found.rows(0)
     assert found.size == 2 * BUDGET.batch_size
     assert (rows["labels"] == IGNORE_INDEX).sum() == 2
@@ -203,8 +205,7 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
     learner.task = 1
     stage = learner.fine_tuning_phase()
     plain = learner.epoch_batches(learner.items(1), stage)
-    kept = kept_of(1, 4, 7)
-    found = memory.replay_at_intervals(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)
+    found = remembering(1, 4, 7, replay_batch_size=3).replay_batches(learner, 1, stage, interval=interval)
     assert found.steps == plain.steps + plain.steps // interval
     batches = [items_of(found.rows(step)) for step in range(found.steps)]
     kinds = "".join("o" if {item.task for item in each} == {0} else "n" for each in batches)

@@ -14,10 +14,7 @@ ORDERS: tuple[ProjectionOrder, ...] = get_args(ProjectionOrder)
 
 
 def query_vectors(embedded: Tensor, mask: Tensor) -> Tensor:
-    """Return the query vectors e (row, width): the maximum of each feature over tokens (arXiv 2401.08295).
-
-    `embedded` (row, token, width) are input embeddings; `mask` (row, token) marks the tokens that count.
-    """
+    """Return the query vectors e (row, width): the maxima of embeddings (row, token, width) over tokens of the mask."""
     return embedded.masked_fill(~mask.bool()[..., None], -torch.inf).amax(1)
 
 
@@ -25,15 +22,12 @@ class SharedAttention(nn.Module):
     """SAPT's attention over adapters: one key for each adapter, one query for each row.
 
     The weights are a = softmax(k_i · q / τ) over adapters. The query q comes from the query vector e through two linear
-    maps without bias and a layer norm. The first `count` keys are in use.
+    maps without bias and a layer norm (arXiv 2401.08295, equations 4 to 6). The first `count` keys are in use.
 
     Args:
         width, hidden_size: Number of features of a query vector, and between the two maps.
         projection_order: Position of the SiLU: "published" (after both maps, as in the code) or "paper" (between them).
         temperature: τ; √width by default.
-
-    Source:
-        SAPT (arXiv 2401.08295), equations 4 to 6.
     """
 
     count: Tensor
@@ -66,8 +60,7 @@ class SharedAttention(nn.Module):
         """Add keys until there are `blocks`, sampled from U(−1, 1) with the seed and the index of the adapter."""
         for block in range(len(self.keys), blocks):
             generator = torch.Generator().manual_seed(self.seed + 7919 * (block + 1))
-            key = nn.Parameter(_uniform((self.width,), 1.0, generator).to(self.down), requires_grad=False)
-            self.keys.append(key)
+            self.keys.append(nn.Parameter(_uniform((self.width,), 1.0, generator).to(self.down), requires_grad=False))
 
     def use(self, blocks: int) -> None:
         self.reserve(blocks)
@@ -104,8 +97,7 @@ class SharedAttention(nn.Module):
             raise UserError("blocks: expected at least one that is in use, got none; add one")
         keys = torch.stack([self.keys[index] for index in used])
         with torch.autocast(vectors.device.type, enabled=False):
-            scores: Tensor = self.query(vectors) @ keys.T / self.temperature
-        return scores
+            return self.query(vectors) @ keys.T / self.temperature
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the weights a (row, adapter) of the adapters in use; they sum to 1."""

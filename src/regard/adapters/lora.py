@@ -79,15 +79,14 @@ class Mixture:
         arguments = (rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
         if torch.is_grad_enabled() and weights.requires_grad:
             return _layer_weights(weights, *arguments)
-        version = None if weights.is_inference() else weights._version
-        key = (*arguments, version, torch.is_inference_mode_enabled())
+        key = (*arguments, None if weights.is_inference() else weights._version, torch.is_inference_mode_enabled())
         if key not in self._cache:
             self._cache[key] = _layer_weights(weights, *arguments)
         return self._cache[key]
 
 
 class LoraAdapters(nn.Module):
-    """LoRA adapters of one layer: y = Σ_i a_i (α/r) B_i A_i x.
+    """LoRA adapters of one layer: y = Σ_i a_i (α/r) B_i A_i x (SAPT, arXiv 2401.08295, equation 7).
 
     `A[i]` (rank, inputs) is initialized as the weight of a linear layer, `B[i]` (outputs, rank) with zeros. Frozen
     adapters are contiguous in memory, so that mixing them takes two products whatever their number.
@@ -95,9 +94,6 @@ class LoraAdapters(nn.Module):
     Args:
         detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
         like: Tensor whose device new parameters get.
-
-    Source:
-        SAPT (arXiv 2401.08295), equation 7.
     """
 
     like: Tensor
@@ -120,8 +116,7 @@ class LoraAdapters(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.A, self.B = nn.ParameterList(), nn.ParameterList()
         self.trained: tuple[int, ...] = ()
-        device = None if like is None else like.device
-        self.register_buffer("like", torch.empty(0, device=device), persistent=False)
+        self.register_buffer("like", torch.empty(0, device=None if like is None else like.device), persistent=False)
         self._stack: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -191,10 +186,7 @@ class LoraAdapters(nn.Module):
         return torch.cat([self.A[index] for index in trained]), torch.cat([self.B[index].T for index in trained])
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """Return A (adapter · rank, inputs) and Bᵀ (adapter · rank, outputs) of the frozen adapters, in order.
-
-        The parameters become views of them.
-        """
+        """Return A (adapter · rank, inputs) and Bᵀ of the frozen adapters, in order; parameters become their views."""
         if self._stack is None:
             frozen = [index for index in range(len(self)) if index not in self.trained]
             with torch.inference_mode(False):  # parameters made in inference mode can never be trained
@@ -278,12 +270,9 @@ def _layer_weights(
     trained: tuple[int, ...],
     top_k: int | None,
     gather: bool,
-    top_k_all: int | None = None,
+    top_k_all: int | None,
 ) -> AdapterWeights:
-    """Compute what weights (group, adapter) mean for a layer.
-
-    With `top_k_all` only that many of all adapters keep their weight; with `top_k` only that many of the frozen ones.
-    """
+    """Return weights (group, adapter) as a layer uses them: of `top_k_all` adapters, and of `top_k` frozen ones."""
     count, ranking = weights.shape[1], weights
     if top_k_all is not None:
         selected = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.topk(top_k_all, dim=-1).indices, True)

@@ -31,7 +31,7 @@ class LoraAdapterPool(AdapterPool):
     The weights of the model are frozen. See `LoraAdapters` and `Mixture` for the other arguments.
 
     Args:
-        target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
+        target_modules: "auto", or names of layers or their ends ("q_proj", "0.attention.self.query"), commas between.
         by_row: Whether each row will have its own weights.
 
     Raises:
@@ -108,7 +108,7 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
             "target_modules: expected names, since no layer makes queries and values by name; "
             f"{_describe_layers(linear)}"
         )
-    requested = [targets] if isinstance(targets, str) else list(targets)
+    requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:
         raise UserError(f"target_modules: expected at least one name, got none; {_describe_layers(linear)}")
     for target in requested:

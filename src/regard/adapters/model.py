@@ -66,12 +66,8 @@ class AdapterModel(nn.Module):
         else:
             _check_defaults(lora)
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
-        self.settings: dict[str, Any] = {
-            "adapter_type": adapter_type,
-            "router_hidden_size": router_hidden_size,
-            **router,
-            **options,
-        }
+        self.settings: dict[str, Any] = {"adapter_type": adapter_type, "router_hidden_size": router_hidden_size}
+        self.settings |= {**router, **options}
         embeddings: Any = model.get_input_embeddings().weight
         attention = SharedAttention(embeddings.shape[1], hidden_size=router_hidden_size, **router)
         self.pool = (
@@ -278,10 +274,7 @@ def _is_number(value: Any) -> bool:
 
 
 def base_sha256(model: PreTrainedModel) -> str:
-    """Return the sha256 of the base model's weights by name, rounded to bfloat16; its head does not count.
-
-    It is the same with adapters and without, and in float32 and bfloat16.
-    """
+    """Return the sha256 of the base model's weights without head and adapters, by name, rounded to bfloat16."""
     digest = hashlib.sha256()
     for name, value in sorted(_base_weights(model).items()):
         digest.update(f"{name} {tuple(value.shape)}".encode())

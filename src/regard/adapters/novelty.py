@@ -36,13 +36,10 @@ def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int
     """Test whether two samples (row, width) have the same distribution, whatever the order of rows.
 
     Each feature is divided by its standard deviation over both samples. The observed split counts as one more of the
-    `draws` permutations, so that p is at least 1 / (draws + 1).
+    `draws` permutations, so that p is at least 1 / (draws + 1) (Phipson and Smyth, arXiv 1603.05766).
 
     Raises:
         UserError: A sample has fewer than two rows or numbers that are not finite, or the widths differ.
-
-    Source:
-        Phipson and Smyth (arXiv 1603.05766), for p.
     """
     _check(vectors, reference)
     rows = torch.cat([sample.detach().cpu().double() for sample in (vectors, reference)])
@@ -51,8 +48,7 @@ def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int
     spread = rows.std(0, correction=0)
     rows = rows / torch.where(spread > 0, spread, 1.0)
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    generator = torch.Generator().manual_seed(seed)
-    permutations = torch.rand(draws, len(rows), generator=generator).argsort(1) < len(vectors)
+    permutations = torch.rand(draws, len(rows), generator=torch.Generator().manual_seed(seed)).argsort(1) < len(vectors)
     energies, between = _energies(distances, torch.cat([in_first[None], permutations]).double())
     num_as_large = int((energies[1:] >= energies[0] - _CLOSE * distances.mean()).sum())
     statistic = float(energies[0] / (2 * between[0])) if float(between[0]) else 0.0

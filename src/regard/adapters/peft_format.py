@@ -48,20 +48,11 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
         for matrix, values in (("lora_A", mixed.adapters.A), ("lora_B", mixed.adapters.B)):
             tensors[f"{_PREFIX}{layer}.{matrix}.weight"] = values[index].detach().cpu().contiguous().clone()
         transposed = transposed or not isinstance(mixed.base_layer, nn.Linear)
-    config = {
-        "peft_type": "LORA",
-        "task_type": None,
-        "base_model_name_or_path": adapters.model.name_or_path or None,
-        "inference_mode": True,
-        "r": adapters.settings["r"],
-        "lora_alpha": adapters.settings["lora_alpha"],
-        "lora_dropout": 0.0,
-        "target_modules": list(layers),
-        "fan_in_fan_out": transposed,
-        "bias": "none",
-        "use_rslora": False,
-        "use_dora": False,
-    }
+    config: dict[str, Any] = {"peft_type": "LORA", "task_type": None}
+    config |= {"base_model_name_or_path": adapters.model.name_or_path or None, "inference_mode": True}
+    config |= {name: adapters.settings[name] for name in ("r", "lora_alpha")} | {"lora_dropout": 0.0}
+    config |= {"target_modules": list(layers), "fan_in_fan_out": transposed, "bias": "none"}
+    config |= {"use_rslora": False, "use_dora": False}
     base = saving.base_of(adapters)
     origin = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
     with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
@@ -209,17 +200,11 @@ def _fit_matrices(
         raise UserError(f"{folder}: expected {layer} of {blocks.inputs} inputs and {blocks.outputs} outputs, got {got}")
     if rank > blocks.rank:
         raise UserError(f"{folder}: expected a rank of at most {blocks.rank}, got {rank}")
-    alpha = float(_match_pattern(config.get("alpha_pattern"), layer, config["lora_alpha"]))
+    patterns = (config.get("alpha_pattern") or {}).items()  # regular expressions of a name or its end
+    alphas = [value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer)]
+    alpha = float([*alphas, config["lora_alpha"]][0])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     fitted_down, fitted_up = torch.zeros(blocks.rank, blocks.inputs), torch.zeros(blocks.outputs, blocks.rank)
     fitted_down[:rank] = down.float()
     fitted_up[:, :rank] = up.float() * (scale / blocks.scale)
     return fitted_down, fitted_up
-
-
-def _match_pattern(patterns: Any, layer: str, default: Any) -> Any:
-    """Look a layer up in PEFT's patterns: regular expressions of a name or its end."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", layer):
-            return value
-    return default

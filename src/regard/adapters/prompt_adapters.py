@@ -14,7 +14,7 @@ class PromptAdapters(nn.Module):
 
     A live prompt is read as P' = MLP(P) + P. Closing folds it: P becomes P', a plain tensor, and the MLP is free for
     the next prompt. A folded prompt that is trained again gets an MLP that adds nothing yet; without the residual sum
-    it is trained as a plain tensor.
+    it is trained as a plain tensor (residual prompt tuning, arXiv 2305.03937, section 3).
 
     Args:
         width, length: Number of features, and of vectors in a prompt.
@@ -22,9 +22,6 @@ class PromptAdapters(nn.Module):
         residual: Add P to the output of the MLP.
         words: Embeddings (word, width) from which a new prompt is sampled; by default it is sampled from U(−0.5, 0.5).
             Prompts have their dtype, float32 or wider.
-
-    Source:
-        Residual prompt tuning (arXiv 2305.03937), section 3.
     """
 
     live: Tensor

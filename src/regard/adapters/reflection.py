@@ -20,13 +20,7 @@ def mean_weights(weights: Tensor) -> Tensor:
 
 
 def divergence(target: Tensor, scores: Tensor) -> Tensor:
-    """Return the mean over rows of KL([ā, 0…0] ‖ a), in float32 or wider, a being the softmax of scores (row, adapter).
-
-    The target ā (adapter,) is of an earlier task; adapters added since then are padded with zeros.
-
-    Source:
-        SAPT (arXiv 2401.08295), equation 9.
-    """
+    """Return the mean over rows of KL([ā, 0…0] ‖ softmax(scores)), ā being an earlier task's weights (2401.08295)."""
     if len(target) > scores.shape[1]:
         raise UserError(
             f"target: expected weights of at most the {scores.shape[1]} blocks that there are, got {len(target)}; "

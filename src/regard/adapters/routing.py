@@ -166,8 +166,7 @@ class Routing:
         if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
-            labels = self._calls[0].inputs.get("labels")
-            self.mixture.weights = self.weights({**inputs, "labels": labels}, self.prompt)
+            self.mixture.weights = self.weights({**inputs, "labels": self._calls[0].inputs.get("labels")}, self.prompt)
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the weights (row, adapter) of a batch, whatever autocast's precision."""

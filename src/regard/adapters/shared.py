@@ -132,17 +132,15 @@ class SharedAdapters(AdapterModel):
         unused = [name for name, weight in zip(names, highest, strict=True) if weight < least]
         removed = tuple(name for name in unused if name != self.active_adapter)
         if len(removed) == len(names):
-            raise UserError(
-                f"least: expected a weight that an adapter reaches, got {least}; the highest is {max(highest):.4f}"
-            )
+            problem = f"got {least}; the highest is {max(highest):.4f}"
+            raise UserError(f"least: expected a weight that an adapter reaches, {problem}")
         usage = dict(zip(names, weights.mean(0).tolist(), strict=True))
         for name in removed:
             if merge:
                 self.merge(name, usage[name])
             else:
                 self.delete_adapter(name)
-        loss_after = self._mean_loss(batches, loss) if removed else loss_before
-        return PruneResult(removed, usage, loss_before, loss_after)
+        return PruneResult(removed, usage, loss_before, self._mean_loss(batches, loss) if removed else loss_before)
 
     def _weights(self, batches: Batches) -> Tensor:
         _check_batches(batches)

@@ -36,18 +36,12 @@ def _block_output(block: AttentionCall) -> Tensor:
     compute = reference.operation_output
     if not (torch.is_grad_enabled() and block.requires_grad):
         return compute(block, block.operation)
-    output: Tensor = checkpoint(
-        compute, block, block.operation, use_reentrant=False, preserve_rng_state=block.dropout > 0
-    )
-    return output
+    return checkpoint(compute, block, block.operation, use_reentrant=False, preserve_rng_state=block.dropout > 0)
 
 
 @torch.no_grad()
 def reduce_by_rows(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
-    """Return the requested reductions by name, as `reduce_dense` defines them.
-
-    For a reduction by sample one matrix of one head is held at a time, otherwise a block of rows.
-    """
+    """Return the requested reductions by name, holding a block of rows, or for those by sample one head's matrix."""
     call = call.to_acc_dtype()
     reductions = _reduce_blocks(call, request.select(request.by_axis("key", "query", "call")))
     by_sample = request.select(request.by_axis("sample"))

@@ -58,6 +58,7 @@ class _Workspace:
     """Sequences of some heads, as a prefix and chunks (head · chunk, token · queries_per_key, width), filled with 0."""
 
     def __init__(self, plan: _Plan, chunks: RowChunks) -> None:
+        chunks.fit(chunks.length * chunks.width)
         self.plan, self.queries_per_key = plan, chunks.queries_per_key
         causal = torch.ones(CHUNK, CHUNK, dtype=chunks.like.dtype, device=chunks.like.device).tril_()
         self.causal = causal.repeat_interleave(self.queries_per_key, 0)
@@ -67,8 +68,7 @@ class _Workspace:
         prefix, queries, keys, values = self.split_all(query, key, value)
         start = prefix[1].mT @ prefix[2]
         states, weights = self.states_before(keys, values, start), self.products_within(queries, keys)
-        output = (weights @ values).baddbmm_(queries, states.flatten(0, 1))
-        return self.join(prefix[0] @ start, output, query)
+        return self.join(prefix[0] @ start, (weights @ values).baddbmm_(queries, states.flatten(0, 1)), query)
 
     def backward(self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of queries, keys and values."""
@@ -134,7 +134,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan) -> Tensor:
-        chunks = _fit_chunks(query, key)
+        chunks = RowChunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)
         totals = chunks.like.new_empty(batch, heads, length, 1) if plan.normalised else None
@@ -155,7 +155,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, totals = ctx.saved_tensors
-        plan, chunks = ctx.plan, _fit_chunks(query, key)
+        plan, chunks = ctx.plan, RowChunks(query, key)
         grads = tuple(torch.empty_like(t) for t in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
             workspace = _Workspace(plan, chunks)
@@ -172,12 +172,6 @@ class _Chunked(torch.autograd.Function):
                 for tensor, part in zip(grads, parts, strict=True):
                     chunks.put(part, tensor, chunk)
         return (*grads, None)
-
-
-def _fit_chunks(query: Tensor, key: Tensor) -> RowChunks:
-    chunks = RowChunks(query, key)
-    chunks.fit(key.shape[2] * key.shape[3])
-    return chunks
 
 
 def _take_inputs(

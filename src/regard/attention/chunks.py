@@ -23,10 +23,9 @@ class RowChunks:
     """
 
     def __init__(self, query: Tensor, key: Tensor) -> None:
-        self.batch, self.groups, self.length, _ = key.shape
+        self.batch, self.groups, self.length, self.width = key.shape
         self.queries_per_key = query.shape[1] // self.groups
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        self.like = query.new_empty(0, dtype=dtype)
+        self.like = query.new_empty(0, dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
         self.num_groups = 1
 
     def fit(self, entries: int) -> None:
@@ -36,8 +35,7 @@ class RowChunks:
         self.num_groups = min(self.batch, heads // self.groups) * self.groups if heads >= self.groups else heads
 
     def __iter__(self) -> Iterator[RowChunk]:
-        samples = max(1, self.num_groups // self.groups)
-        return product(slices(self.batch, samples), slices(self.groups, self.num_groups))
+        return product(slices(self.batch, max(1, self.num_groups // self.groups)), slices(self.groups, self.num_groups))
 
     def take(self, tensor: Tensor, chunk: RowChunk) -> Tensor:
         """Return a chunk of a (batch, head, token, width) as (sample · group, token · queries_per_key, width)."""

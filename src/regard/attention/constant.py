@@ -37,8 +37,7 @@ def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant 
     groups = [head // call.num_key_value_groups for head in constant.heads]
     if groups != list(range(value.shape[1])):
         value = value[:, groups]
-    begins_at_first = constant.first_query == constant.first_key == 0
-    can_move = call.query.shape[2] > MAX_LOOKUP_QUERIES and begins_at_first
+    can_move = call.query.shape[2] > MAX_LOOKUP_QUERIES and constant.first_query == constant.first_key == 0
     if call.hides_pairs or (constant.is_shifted and not can_move):
         return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
     if constant.is_shifted:
@@ -97,8 +96,8 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
     queries, by_key = matrices.shape[1], value.permute(1, 2, 0, 3)
     if call.key_mask is not None:
         by_key = by_key * call.key_mask.mT[None, :, :, None]
-    product = torch.bmm(matrices, by_key.reshape(heads, keys, -1))
-    output = product.view(heads, queries, batch, width).permute(2, 1, 0, 3)
+    product = torch.bmm(matrices, by_key.reshape(heads, keys, -1)).view(heads, queries, batch, width)
+    output = product.permute(2, 1, 0, 3)
     factor = _row_factor(call, matrices, constant)
     if factor is None:
         return output.contiguous()

@@ -36,16 +36,10 @@ def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head
     column = column_score(call, operation)
     assert column is None or operation.weighting == "softmax", "a column stands beside softmax alone"
     attention: Any = _compiled_flex_attention() if call.query.is_cuda else flex_attention
-    output, aux = attention(
-        call.query,
-        call.key.to(call.query.dtype),
-        call.value.to(call.query.dtype),
-        score_mod=_score_mod(operation),
-        block_mask=_block_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device),
-        scale=call.scale,
-        enable_gqa=call.num_key_value_groups > 1,
-        return_aux=AuxRequest(lse=True),
-    )
+    key, value = (tensor.to(call.query.dtype) for tensor in (call.key, call.value))
+    mask = _block_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device)
+    options = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1, "return_aux": AuxRequest(lse=True)}
+    output, aux = attention(call.query, key, value, score_mod=_score_mod(operation), block_mask=mask, **options)
     if operation.weighting != "softmax":
         output = output * NORMALISERS[operation.normalisation](aux.lse.exp())[..., None].to(output.dtype)
     if column is not None:
@@ -86,10 +80,7 @@ def _block_mask(length: int, window: int | None, prefix: int, device: torch.devi
     max_distance = length if window is None else window
     return create_block_mask(
         lambda b, h, i, j: ((i >= j) & (i - j < max_distance)) | (j < prefix),
-        B=None,
-        H=None,
-        Q_LEN=length,
-        KV_LEN=length,
+        *(None, None, length, length),
         device=device,
         _compile=device.type == "cuda",
     )

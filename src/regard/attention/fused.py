@@ -77,15 +77,9 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
 
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
     """Return the output of queries, keys and values by PyTorch's fused attention, with the dropout of the call."""
+    options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1}
     return scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=mask,
-        dropout_p=call.dropout,
-        is_causal=is_causal,
-        scale=call.scale,
-        enable_gqa=call.num_key_value_groups > 1,
+        call.query, call.key, call.value, mask, dropout_p=call.dropout, is_causal=is_causal, **options
     )
 
 
@@ -175,10 +169,7 @@ def _with_front_key(call: AttentionCall, key: Tensor, value: Tensor | None) -> T
 
 
 def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
-    """Return the output with biases as products of more entries of queries and keys.
-
-    Entries that a 16-bit float cannot hold are split into parts that it can.
-    """
+    """Return the output with biases as products of more entries, split into parts that a 16-bit float can hold."""
     heads, queries = call.query.shape[1:3]
     query_entries, key_entries, front_entries = [], [], []
     positions = torch.arange(queries, device=call.query.device)
@@ -195,7 +186,10 @@ def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | Non
             query_entries.append(score)
             key_entries.append(call.key.new_zeros(1).expand(call.key.shape[:3]))
             front_entries.append(1.0)
-    query, key = (_append_entries(t, e) for t, e in ((call.query, query_entries), (call.key, key_entries)))
+    query, key = (
+        _align(torch.cat([t, torch.stack([entry.to(t.dtype) for entry in entries], dim=-1)], dim=-1))
+        for t, entries in ((call.query, query_entries), (call.key, key_entries))
+    )
     values = pad(call.value, (0, 1)) if value is not None else call.value
     extended = replace(call, query=query, key=key, value=_align(values))
     if column is None:
@@ -209,8 +203,7 @@ def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | Non
     if value is None:
         return output[..., : call.value.shape[-1]]
     width = call.value.shape[-1]
-    share = output[..., width : width + 1]
-    return output[..., :width] + share * value.to(output.dtype).expand(heads, -1)[:, None]
+    return output[..., :width] + output[..., width : width + 1] * value.to(output.dtype).expand(heads, -1)[:, None]
 
 
 def _split_numbers(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -229,10 +222,6 @@ def _split_positions(positions: Tensor, dtype: torch.dtype) -> list[Tensor]:
     if dtype in (torch.float32, torch.float64):
         return [positions.to(dtype)]
     return [(positions // 256 * 256).to(dtype), (positions % 256).to(dtype)]
-
-
-def _append_entries(x: Tensor, entries: list[Tensor]) -> Tensor:
-    return _align(torch.cat([x, torch.stack([e.to(x.dtype) for e in entries], dim=-1)], dim=-1))
 
 
 def _align(x: Tensor) -> Tensor:

@@ -48,8 +48,7 @@ class InPlaceWeighting:
 
 def _elu(scores: Tensor, buffer: Tensor, _base: Tensor | None) -> Tensor:
     """Return max(s, 0) + exp(min(s, 0)), of s · log2(e): exp2 takes a fifth of the time of exp."""
-    exponential = torch.clamp(scores, max=0, out=buffer).exp2_()
-    return torch.add(exponential, scores.relu_(), alpha=1 / LOG2_E, out=scores)
+    return torch.add(torch.clamp(scores, max=0, out=buffer).exp2_(), scores.relu_(), alpha=1 / LOG2_E, out=scores)
 
 
 def _softpick(scores: Tensor, _buffer: Tensor, base: Tensor | None) -> Tensor:

@@ -126,11 +126,7 @@ def column_statistics(
     the queries that see it, without values.
 
     `lse` is the log-sum-exp of `row_statistics` (float32, the sink in it; a row of ±inf weighs 0). `query_mask` is
-    False at queries that do not count. The other arguments are those of `row_statistics`, with the same values.
-
-    Raises:
-        ValueError: Inputs do not fit together.
-        ImportError: Triton is not installed.
+    False at queries that do not count. Other arguments and errors are those of `row_statistics`.
 
     Source:
         The swapped pass: awslabs/keys_values, issue 77 and pull requests 78 and 83.

@@ -18,10 +18,7 @@ TOLERANCE = 1e-6
 def one_pass(
     call: AttentionCall, request: ReductionRequest, *, output: bool
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Return the output of a call if asked for, and the requested reductions by name.
-
-    Computed in the dtype of the call, which must be float32 or float64. Memory is linear in the number of keys.
-    """
+    """Return the output of a call (of float32 or float64) if asked for, and reductions by name, in linear memory."""
     result = None
     if output:  # in memory as the host wants it: (batch, query, head, width)
         batch, heads, queries, _ = call.query.shape
@@ -167,20 +164,16 @@ def _column_sums(factor: Tensor, exps: Tensor) -> Tensor:
 
 
 def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "batch head"]:
-    """Return λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries of each sample and head.
+    """Return λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries of each sample and head (Bai et al. 2024, 2410.05648).
 
     Lanczos with full re-orthogonalization, until a step moves no head by more than a relative `TOLERANCE`, or for
-    `max_iterations` steps. Memory is (batch, head, steps, key).
-
-    Source:
-        Bai et al. 2024 (arXiv 2410.05648): the outputs of a head are no farther from their mean than √λ_max times the
-        inputs from theirs.
+    `max_iterations` steps. Memory is (batch, head, steps, key). The outputs of a head are no farther from their mean
+    than √λ_max times the inputs from theirs.
     """
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
     start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    vector = _normalize(start.to(call.query).expand(batch, heads, keys))
-    basis, diagonal = [vector], list[Tensor]()
-    off_diagonal: list[Tensor] = []
+    basis = [_normalize(start.to(call.query).expand(batch, heads, keys))]
+    diagonal, off_diagonal = list[Tensor](), list[Tensor]()
     bound = call.query.new_zeros(batch, heads)
     for _ in range(min(max_iterations, keys)):
         product = _multiply(call, basis[-1])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -91,10 +90,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
 
 
 def simplify(call: AttentionCall) -> tuple[AttentionCall, Float[Tensor, "#head 1 value_width"] | None]:
-    """Return the call without what its operation leaves idle, and a value to add to its output.
-
-    An operation that is softmax and no more is left out.
-    """
+    """Return the call without what its operation leaves idle (all, if it is plain softmax), and a value to add."""
     operation = call.operation
     if operation is None:
         return call, None
@@ -111,10 +107,7 @@ def simplify(call: AttentionCall) -> tuple[AttentionCall, Float[Tensor, "#head 1
 
 
 def select_backend(call: AttentionCall, operation: Operation) -> str:
-    """Return the name in `BACKENDS` of what computes the output of a call.
-
-    A whole sequence is computed as its operation says, on CUDA by FlexAttention instead of tiles and blocks.
-    """
+    """Return the name in `BACKENDS` of what computes the output; on CUDA FlexAttention replaces tiles and blocks."""
     if operation.backend == "materialised":
         return "materialised"
     if not _is_whole_sequence(call):
@@ -136,12 +129,10 @@ def _is_whole_sequence(call: AttentionCall) -> bool:
 def _constant_heads_output(call: AttentionCall) -> Tensor:
     """Return the output of a call some heads of which are constant, or mixed with constants."""
     assert call.constant is not None
-    constant = call.constant
-    fixed = constant_output(call)
-    heads = list(constant.heads)
-    if constant.gate is not None:
+    fixed, heads = constant_output(call), list(call.constant.heads)
+    if call.constant.gate is not None:
         attention = compute_output(replace(call, constant=None)).transpose(1, 2)
-        gate = constant.gate.to(attention.dtype)[:, None]
+        gate = call.constant.gate.to(attention.dtype)[:, None]
         fixed = gate * attention[:, :, heads] + (1 - gate) * fixed
         if len(heads) == attention.shape[2]:
             return fixed.transpose(1, 2)
@@ -171,8 +162,7 @@ def expand_bias(call: AttentionCall) -> AttentionCall:
     if bias is None or call.constant is None or bias.shape[1] in (1, heads):
         return call
     others = torch.tensor(_dynamic_heads(call), device=bias.device)
-    expanded = bias.new_zeros(bias.shape[0], heads, *bias.shape[2:])
-    return replace(call, bias=expanded.index_copy(1, others, bias))
+    return replace(call, bias=bias.new_zeros(bias.shape[0], heads, *bias.shape[2:]).index_copy(1, others, bias))
 
 
 def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
@@ -217,10 +207,7 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
-    """Return whether the GPU kernels can compute every requested reduction of a call.
-
-    They return no sum of a row beside a sink, and the first keys' mass is made of uncapped scores.
-    """
+    """Return whether the GPU kernels can compute a request; they lack sums beside a sink, and capped first keys."""
     return (
         call.query.is_cuda
         and call.query.dtype in kernels.DTYPES
@@ -237,13 +224,7 @@ def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
 def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return the requested reductions from the GPU kernels, by name, in float32."""
     names = request.names
-    options: dict[str, Any] = {
-        "scale": call.scale,
-        "causal": call.causal,
-        "offset": call.offset,
-        "key_mask": call.key_mask,
-        "softcap": call.softcap,
-    }
+    options = {name: getattr(call, name) for name in ("scale", "causal", "offset", "key_mask", "softcap")}
     rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
     sees_keys = rows.lse != torch.inf
     lse = rows.lse.masked_fill(~sees_keys, -torch.inf)

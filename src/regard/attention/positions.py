@@ -14,11 +14,7 @@ NUM_BUCKETS, MAX_DISTANCE = 32, 128
 def rotary_angles(
     positions: Int[Tensor, "*lead token"], width: int, base: float = 10_000.0
 ) -> tuple[Float[Tensor, "*lead token width"], Float[Tensor, "*lead token width"]]:
-    """Return cosine and sine of the rotary angles in float32, each half-width repeated as in Llama.
-
-    Source:
-        Su et al. 2021 (arXiv 2104.09864).
-    """
+    """Return cosine and sine of the rotary angles (arXiv 2104.09864) in float32, half-widths repeated as in Llama."""
     inverse = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angles = positions[..., None].float() * inverse
     angles = torch.cat([angles, angles], dim=-1)
@@ -32,8 +28,7 @@ def rotate(
 ) -> Float[Tensor, "batch head token width"]:
     """Rotate queries or keys by the angles of their positions."""
     first, second = x.chunk(2, dim=-1)
-    swapped = torch.cat([-second, first], dim=-1)
-    return x * cosine[:, None].to(x.dtype) + swapped * sine[:, None].to(x.dtype)
+    return x * cosine[:, None].to(x.dtype) + torch.cat([-second, first], dim=-1) * sine[:, None].to(x.dtype)
 
 
 def sinusoidal_table(length: int, width: int) -> Float[Tensor, "length width"]:
@@ -50,11 +45,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 
 def t5_buckets(distances: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
-    """Return the bucket of each distance to an earlier key: exact below 16, then logarithmic to 128.
-
-    Source:
-        Raffel et al. 2020 (arXiv 1910.10683).
-    """
+    """Return the bucket of each distance to an earlier key: exact below 16, then logarithmic to 128 (1910.10683)."""
     exact = NUM_BUCKETS // 2
     distances = distances.clamp(min=0)
     logarithmic = (distances.clamp(min=1) / exact).log() / math.log(MAX_DISTANCE / exact) * (NUM_BUCKETS - exact)

@@ -63,10 +63,7 @@ class _Heads(NamedTuple):
 
 
 class _Workspace:
-    """The tiles of one run: their buffers, the pairs that meet in them, and the bias of each distance.
-
-    A *line* has one number for each distance from −T to T − 1: (group, queries_per_key, 2T).
-    """
+    """The tiles of one run; a *line* has a number for each distance, −T to T − 1: (group, queries_per_key, 2T)."""
 
     def __init__(self, operation: Operation, scale: float, chunks: RowChunks, distance_bias: Tensor | None) -> None:
         self.chunks, self.scale, self.weighting = chunks, scale, INPLACE_WEIGHTINGS[operation.weighting]

@@ -50,10 +50,7 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions in `WEIGHT_REDUCTIONS` to compute.
-
-    `first_mass` covers `num_first_keys`; `spectral_bound` takes at most `max_iterations` Lanczos steps.
-    """
+    """Which reductions to compute: `first_mass` of `num_first_keys`, `spectral_bound` in `max_iterations` at most."""
 
     names: frozenset[str] = field(default_factory=frozenset)
     num_first_keys: int = 1
@@ -78,10 +75,7 @@ class ReductionRequest:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """The whole matrix of a call, or of some of its rows, that reductions of the weights are defined on.
-
-    `whole_samples` are those without padding in the whole call.
-    """
+    """The matrix of a call, or of some of its rows; `whole_samples` are those without padding in the whole call."""
 
     call: AttentionCall
     num_first_keys: int
@@ -147,20 +141,18 @@ def _first_mass(dense: DenseWeights) -> Tensor:
 
 
 def _spectral_bound(dense: DenseWeights) -> Tensor:
-    bounds = []
-    for b, matrix in enumerate(dense.weights):
-        rows = slice(None) if dense.call.query_mask is None else dense.call.query_mask[b]
-        bounds.append(spectral_bound(matrix[:, rows]))
-    return torch.stack(bounds)
+    mask = dense.call.query_mask
+    matrices = dense.weights if mask is None else [dense.weights[b][:, rows] for b, rows in enumerate(mask)]
+    return torch.stack([spectral_bound(matrix) for matrix in matrices])
 
 
 def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
     """Return λ_max of Aᵀ(I − 11ᵀ/n)A, from all singular values of the column-centered matrix."""
-    centered = matrix - matrix.mean(-2, keepdim=True)
-    return torch.linalg.matrix_norm(centered, ord=2).square()
+    return torch.linalg.matrix_norm(matrix - matrix.mean(-2, keepdim=True), ord=2).square()
 
 
 _BY_KERNELS: frozenset[Backend] = frozenset({"tiles", "triton"})
+_WITH_LSE: frozenset[Backend] = _BY_KERNELS | {"lse"}
 _per_key = partial(Reduction, source="weights", axis="key", steps="add", backends=_BY_KERNELS)
 _per_query = partial(Reduction, source="weights", axis="query", steps="concat", backends=_BY_KERNELS)
 _whole = partial(Reduction, source="weights", steps="whole", packed=False)
@@ -173,13 +165,9 @@ _REDUCTIONS = (
     _per_query(name="distance", compute=_distance),
     _per_query(name="row_sum", compute=lambda dense: reference.weights(dense.call).sum(-1)),
     _per_query(name="virtual_sink_mass", compute=lambda dense: dense.missing),
-    _per_query(name="lse", finite=False, backends=_BY_KERNELS | {"lse"}, compute=_lse),
+    _per_query(name="lse", finite=False, backends=_WITH_LSE, compute=_lse),
     _per_query(
-        name="first_mass",
-        packed=False,
-        backends=_BY_KERNELS | {"lse"},
-        requires=("early_query_count",),
-        compute=_first_mass,
+        name="first_mass", packed=False, backends=_WITH_LSE, requires=("early_query_count",), compute=_first_mass
     ),
     _whole(
         name="weights",

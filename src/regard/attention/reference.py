@@ -34,8 +34,7 @@ def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"
             bias = bias - operation.slopes.to(bias.dtype)[:, None, None] * distances
         logits = logits + bias
     if call.bias is not None:
-        floor = torch.finfo(call.bias.dtype).min / 2
-        logits = logits + call.bias.masked_fill(call.bias <= floor, float("-inf"))
+        logits = logits + call.bias.masked_fill(call.bias <= torch.finfo(call.bias.dtype).min / 2, float("-inf"))
     return logits
 
 
@@ -128,17 +127,13 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     """Return the output A·V, with the dropout of the call."""
     if call.operation is not None:
         return operation_output(call, call.operation)
-    matrix = torch.nn.functional.dropout(weights(call), call.dropout)
-    return matrix @ call.expand_groups(call.value)
+    return torch.nn.functional.dropout(weights(call), call.dropout) @ call.expand_groups(call.value)
 
 
 def distribution(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
-    """Return the weights that are measured, and the share of each row that goes to no key.
-
-    If the weights of an operation are no distribution, |A| / Σ|A| is measured, with the extra column in the sum.
-    """
+    """Return the weights that are measured (|A| / Σ|A| if they are no distribution), and each row's share of no key."""
     operation = call.operation
     if operation is None:
         matrix = weights(call)

@@ -65,7 +65,9 @@ class AttentionSpec:
         if self.weighting in ("softmax", "softpick") and self.normalisation != "none":
             raise UserError(f"attention: {self.weighting} is already normalised; leave normalisation at none")
         if self.backend != "auto" and (obstacle := _obstacle(self, self.backend)):
-            raise UserError(f"attention: backend={self.backend} cannot compute {obstacle}; choose {_possible(self)}")
+            *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(self, backend)]
+            advice = f"choose {', '.join(others)} or {last}"
+            raise UserError(f"attention: backend={self.backend} cannot compute {obstacle}; {advice}")
 
     @property
     def resolved(self) -> str:
@@ -130,21 +132,13 @@ def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
             f"weighting={spec.weighting}": spec.weighting not in ("sigmoid", "elu"),
             f"normalisation={spec.normalisation}": spec.normalisation == "clamped-sum",
         },
-        "rowwise": {
-            f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick"),
-        },
+        "rowwise": {f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick")},
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
             "an extra column beside weights that are no softmax": has_column and spec.weighting != "softmax",
         },
     }
     return next((name for name, applies in obstacles.get(backend, {}).items() if applies), None)
-
-
-def _possible(spec: AttentionSpec) -> str:
-    """List the backends that can compute a spec."""
-    *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(spec, backend)]
-    return f"{', '.join(others)} or {last}"
 
 
 ATTENTIONS: dict[str, AttentionSpec] = {

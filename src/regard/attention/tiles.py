@@ -64,7 +64,8 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     """Yield every tile of a softmax call's matrix: some samples or heads at a time, from first query to last."""
     batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    num_rows = _num_rows(call)
+    # Many queries multiply faster, but over few keys most of a causal tile would be future.
+    num_rows = min(queries, max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
     num_samples, num_groups = _num_samples_and_groups(call, num_rows)
     buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
@@ -84,12 +85,6 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
                 masks.apply(raw, sample, head, row)
                 base, total = _exponentiate(call, head, raw, exps)
                 yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
-
-
-def _num_rows(call: AttentionCall) -> int:
-    """Return the queries in a tile: many multiply faster, but over few keys most of a causal tile would be future."""
-    keys = call.key.shape[2]
-    return min(call.query.shape[2], max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
 
 
 def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, int]:

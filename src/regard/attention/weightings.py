@@ -19,23 +19,7 @@ Features = Float[Tensor, "*lead width"]
 
 def softmax(scores: Matrix, keep: Mask) -> Matrix:
     """Return exp(s) / Σ exp(s); a row that sees no key is zero."""
-    least = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~keep, least).softmax(-1).masked_fill(~keep, 0.0)
-
-
-def sigmoid(scores: Matrix, keep: Mask) -> Matrix:
-    """Return σ(s) = 1 / (1 + exp(−s))."""
-    return scores.sigmoid().masked_fill(~keep, 0.0)
-
-
-def elu_plus_one(scores: Matrix, keep: Mask) -> Matrix:
-    """Return elu(s) + 1: s + 1 where s > 0, else exp(s)."""
-    return (elu(scores) + 1).masked_fill(~keep, 0.0)
-
-
-def identity(scores: Matrix, keep: Mask) -> Matrix:
-    """Return the scores: a linear kernel, or that of a feature map."""
-    return scores.masked_fill(~keep, 0.0)
+    return scores.masked_fill(~keep, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~keep, 0.0)
 
 
 def softpick(scores: Matrix, keep: Mask) -> Matrix:
@@ -62,9 +46,9 @@ class Weighting:
 
 WEIGHTINGS = {
     "softmax": Weighting(softmax, proxy=False),
-    "sigmoid": Weighting(sigmoid),
-    "elu": Weighting(elu_plus_one),
-    "linear": Weighting(identity, linear=True),
+    "sigmoid": Weighting(lambda scores, keep: scores.sigmoid().masked_fill(~keep, 0.0)),
+    "elu": Weighting(lambda scores, keep: (elu(scores) + 1).masked_fill(~keep, 0.0)),
+    "linear": Weighting(lambda scores, keep: scores.masked_fill(~keep, 0.0), linear=True),
     "softpick": Weighting(softpick, proxy=False),
 }
 
@@ -74,16 +58,12 @@ def normalize_by_sum(weights: Matrix) -> Matrix:
     return weights / (weights.sum(-1, keepdim=True) + EPSILON)
 
 
-def normalize_by_clamped_sum(weights: Matrix) -> Matrix:
-    """Return A / max(|Σ_j A|, 1), for weights of either sign."""
-    return weights / weights.sum(-1, keepdim=True).abs().clamp(min=1)
-
-
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda weights: weights,
     "sum": normalize_by_sum,
-    "clamped-sum": normalize_by_clamped_sum,
+    "clamped-sum": lambda weights: weights / weights.sum(-1, keepdim=True).abs().clamp(min=1),
 }
+"""By the sum of weights that are not negative, or by max(|Σ_j A|, 1) for weights of either sign."""
 
 
 def proxy_distribution(weights: Matrix) -> Matrix:
@@ -96,12 +76,7 @@ def mlp_features(x: Features, inner: Float[Tensor, "hidden width"], outer: Float
     return linear(relu(linear(x, inner)), outer)
 
 
-def elu_features(x: Features) -> Features:
-    """Return elu(x) + 1, entry by entry."""
-    return elu(x) + 1
-
-
-FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_features, "mlp": mlp_features}
+FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": lambda x: elu(x) + 1, "mlp": mlp_features}
 """`mlp` takes its two weights as well."""
 
 

@@ -122,15 +122,8 @@ class PoolNetwork(AdapterNetwork):
 
 def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Return low-rank adapters in a model, as the settings have them."""
-    targets = config.target_modules
-    return LoraAdapterPool(
-        classifier.encoder,
-        r=config.r,
-        lora_alpha=config.lora_alpha,
-        target_modules=targets if targets == "auto" else [target.strip() for target in targets.split(",")],
-        **options,
-        seed=seed,
-    )
+    options |= {name: getattr(config, name) for name in ("r", "lora_alpha", "target_modules")}
+    return LoraAdapterPool(classifier.encoder, **options, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

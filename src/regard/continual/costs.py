@@ -65,8 +65,7 @@ class TaskCost:
 
 def trim_padding(rows: Rows) -> Rows:
     """Return the rows without the columns that are padding in all of them, in texts and in answers."""
-    mask = rows["attention_mask"]
-    width = int(mask.any(0).nonzero().max()) + 1
+    width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
     trimmed = {**rows, **{name: rows[name][:, :width] for name in INPUTS if name in rows}}
     if rows["labels"].dim() > 1:
         answered = (rows["labels"] != IGNORE_INDEX).any(0).nonzero()

@@ -14,7 +14,7 @@ from regard.runs.intervals import check_confidence, fall_interval, t_interval
 Verdict = Literal["dropped", "maybe", "kept"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ForgottenTask:
     """How far an old task has fallen from just after it was learnt to the last score: means over runs, in per cent.
 
@@ -63,22 +63,10 @@ def find_drops(
         low, high = over_runs.ci_low, over_runs.ci_high
         if over_runs.n < 2 or over_runs.std == 0:
             low, high = (100 * bound for bound in fall_interval(before / 100, after / 100, n, confidence))
-        tasks.append(
-            ForgottenTask(
-                stream=stream,
-                method=method,
-                scenario=scenario,
-                task=task,
-                before=before,
-                after=after,
-                drop=drop,
-                ci_low=low,
-                ci_high=high,
-                n=n,
-                seeds=tuple(fall.seed for fall in falls),
-                verdict="dropped" if low > margin else "maybe" if drop > margin else "kept",
-            )
-        )
+        seeds = tuple(fall.seed for fall in falls)
+        verdict: Verdict = "dropped" if low > margin else "maybe" if drop > margin else "kept"
+        row = (stream, method, scenario, task, before, after, drop, low, high, n, seeds, verdict)
+        tasks.append(ForgottenTask(*row))
     return tasks
 
 

@@ -59,8 +59,7 @@ class Learner:
     def probing_phase(self, **changes: Any) -> TrainingPhase:
         """Return the phase that trains the head alone."""
         epochs, rate = self.budget.num_probing_epochs, self.budget.probing_learning_rate
-        phase = TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head")
-        return replace(phase, **changes)
+        return replace(TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head"), **changes)
 
     def epoch_batches(self, items: Sequence[ExampleRef], stage: TrainingPhase) -> Batches:
         """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
@@ -100,8 +99,7 @@ class Learner:
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token); `labels` in the stream, `tasks`, `rows` (row,).
         """
-        padded_items = [items[number % len(items)] for number in range(max(len(items), size or 0))]
-        batch = self._collate(padded_items, split)
+        batch = self._collate([items[number % len(items)] for number in range(max(len(items), size or 0))], split)
         batch["labels"][len(items) :] = IGNORE_INDEX
         return batch
 
@@ -154,8 +152,7 @@ class Learner:
         return self.task_classes[: task + 1].any(0)
 
     def seed_for(self, *names: Any) -> int:
-        text = "/".join(map(str, (self.seed, *names)))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        return int.from_bytes(hashlib.sha256("/".join(map(str, (self.seed, *names))).encode()).digest()[:6], "big")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[nn.Module]:
@@ -205,9 +202,8 @@ def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> Non
     """Raise UserError if a text has more tokens than the model takes."""
     longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
     if max_tokens is not None and longest > max_tokens:
-        raise UserError(
-            f"length: expected at most {max_tokens} tokens, which this model takes, got a text of {longest}"
-        )
+        limit = f"at most {max_tokens} tokens, which this model takes"
+        raise UserError(f"length: expected {limit}, got a text of {longest}")
 
 
 def _check_task(task: ClassificationTask) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -115,39 +116,31 @@ class MemoryMethod(method.Method):
     def after_task(self, learner: Learner, task: int) -> None:
         store_examples(learner, self.state, self.config, task)
 
+    def replay_batches(
+        self, learner: Learner, task: int, phase: TrainingPhase, *, interval: int | None = None
+    ) -> Batches:
+        """Return the task's batches, each with examples of the memory (arXiv 1902.10486), if there are any.
+
+        With an `interval`, batches of the memory alone follow each so many of the task (arXiv 1906.01076).
+        """
+        if not self.state.examples:
+            return super().batches(learner, task, phase)
+        new = learner.schedule(learner.items(task), phase)
+        batch_size, count = learner.budget.batch_size, self.config.replay_batch_size or learner.budget.batch_size
+        size = batch_size + count if interval is None else max(batch_size, count)
+        sample = partial(sample_memory, list(self.state.examples), count, seed=learner.seed_for("replay", task))
+
+        def rows(step: int) -> Rows:
+            if interval is None:
+                return learner.rows([*new.at(step), *sample(step=step)], size=size)
+            rounds, position = divmod(step, interval + 1)
+            items = sample(step=step) if position == interval else new.at(rounds * interval + position)
+            return learner.rows(items, size=size)
+
+        return Batches(new.steps if interval is None else new.steps + new.steps // interval, size, rows)
+
 
 def sample_memory(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
     """Sample `count` different examples, or all of a smaller memory; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
-
-
-def replay_in_batches(
-    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase
-) -> Batches:
-    """Return the task's batches, each with examples of the memory (arXiv 1902.10486)."""
-    new = learner.schedule(learner.items(task), stage)
-    count = config.replay_batch_size or learner.budget.batch_size
-    items, size, seed = list(state.examples), learner.budget.batch_size + count, learner.seed_for("replay", task)
-
-    def rows(step: int) -> Rows:
-        return learner.rows([*new.at(step), *sample_memory(items, count, seed=seed, step=step)], size=size)
-
-    return Batches(new.steps, size, rows)
-
-
-def replay_at_intervals(
-    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
-) -> Batches:
-    """Return the task's batches, with one of the memory after each `interval` (arXiv 1906.01076)."""
-    new = learner.schedule(learner.items(task), stage)
-    count = config.replay_batch_size or learner.budget.batch_size
-    items, size, seed = list(state.examples), max(learner.budget.batch_size, count), learner.seed_for("replay", task)
-
-    def rows(step: int) -> Rows:
-        rounds, position = divmod(step, interval + 1)
-        if position == interval:
-            return learner.rows(sample_memory(items, count, seed=seed, step=step), size=size)
-        return learner.rows(new.at(rounds * interval + position), size=size)
-
-    return Batches(new.steps + new.steps // interval, size, rows)

@@ -35,7 +35,6 @@ TITLES = {
     "area": "Area under the curve",
 }
 """The measures in the order in which they are told, with their names in words."""
-LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,14 +112,10 @@ def compute_metrics(
 
 
 def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
-    """Return the matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
-
-    The scores of `separate` stand for all rows that come after.
-    """
+    """Return the matrix of one run in a scenario, from rows of `COLUMNS`; scores of `separate` stand from then on."""
     check_scores(frame)
-    runs = frame[[*RUN]].drop_duplicates()
-    if len(runs) > 1:
-        raise UserError(f"matrix: expected the rows of one run, got those of {len(runs)}")
+    if (runs := len(frame[[*RUN]].drop_duplicates())) > 1:
+        raise UserError(f"matrix: expected the rows of one run, got those of {runs}")
     return _make_matrix(frame, scenario)
 
 

@@ -138,15 +138,8 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
 def _build_classifier(loaded: Loaded, metadata: Mapping[str, Any]) -> Classifier:
     if metadata["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=metadata["lora"], seed=metadata["seed"])))
-    return Classifier.from_loaded(
-        loaded,
-        metadata["classes"],
-        head=metadata["head"],
-        label_words=metadata.get("label_words", 0),
-        common=metadata["common"],
-        lora=metadata["lora"],
-        seed=metadata["seed"],
-    )
+    options = {name: metadata[name] for name in ("head", "common", "lora", "seed")}
+    return Classifier.from_loaded(loaded, metadata["classes"], label_words=metadata.get("label_words", 0), **options)
 
 
 def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name: str) -> list[dict[str, Any]]:
@@ -173,8 +166,7 @@ def export_network(
     in L2P. The memory of MbPA++ is not. With `overwrite` it may replace a folder that has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
-        lineage = json.dumps(network.classifier.config.lineage, indent=1)
-        (target / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
+        (target / LINEAGE).write_text(json.dumps(network.classifier.config.lineage, indent=1) + "\n", encoding="utf-8")
         with suppress_logging():
             part_of = metadata["method"]["name"] if network.needs_wrapper else None
             if part_of is None or isinstance(cast(nn.Module, network.classifier), Generator):
@@ -226,10 +218,9 @@ def _load_classifier(folder: Path, metadata: Mapping[str, Any] | None) -> Classi
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"models: expected {path.name} as `regard learn` writes it, cannot read {path}") from error
-    return content
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -33,8 +33,7 @@ class Network(nn.Module):
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """Return the logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
         names = TEXT_INPUTS if isinstance(cast(nn.Module, self.classifier), Generator) else INPUTS
-        logits: Tensor = self.classifier(**{name: rows[name] for name in names if name in rows}).logits
-        return logits
+        return self.classifier(**{name: rows[name] for name in names if name in rows}).logits
 
     def pooled_states(self, rows: dict[str, Tensor]) -> Tensor:
         """Return the state (row, width) of each text that the head reads."""

@@ -48,10 +48,7 @@ def make_learner(
     lora: Mapping[str, Any] | None = None,
     head: HeadName | None = None,
 ) -> Learner:
-    """Return a run before its first task: the stream encoded, and a network over a copy of the model.
-
-    `head` replaces the method's. Raises UserError where stream, method, model and head do not fit.
-    """
+    """Return a run before its first task, over a copy of the model; `head` replaces the method's. Raises UserError."""
     if stream.text:
         if head is not None:
             raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")
@@ -217,20 +214,17 @@ def _make_training_config(
 ) -> TrainingConfig:
     """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648)."""
     budget = learner.budget
+    names = ("micro_batch_size", "lr_scheduler_type", "weight_decay", "max_grad_norm", "precision")
     return TrainingConfig(
+        **{name: getattr(budget, name) for name in names},
         max_steps=batches.steps,
         batch_size=batches.size,
-        micro_batch_size=budget.micro_batch_size,
         learning_rate=phase.learning_rate,
-        lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
         warmup_steps=count_warmup_steps(budget, batches.steps),
         final_lr_ratio=0.0,
-        weight_decay=budget.weight_decay,
         decay="matrices",
         betas=(0.9, 0.999),
         adam_epsilon=1e-6,
-        max_grad_norm=budget.max_grad_norm,
-        precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
         seed=learner.seed_for("stage", learner.task, phase.name) % 2**31,
         save_steps=save_steps,
         save_total_limit=1,
@@ -245,8 +239,7 @@ def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
     if scope == "own":
         previous_rows = [row for row in run.rows["matrix"] if row["after_task"] == task]
         run.rows["matrix"] += [{**row, "after_task": task + 1} for row in previous_rows]
-    scored_tasks = [task] if scope == "own" else range(task + 1)
-    _add_scores(run, scored_tasks, tasks_trained=task + 1, cil=run.method.incremental)
+    _add_scores(run, [task] if scope == "own" else range(task + 1), tasks_trained=task + 1, cil=run.method.incremental)
     _add_diagnostics(run, diagnose, tasks_trained=task + 1)
 
 

@@ -26,8 +26,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     if not isinstance(network, SaptNetwork):
         raise UserError(f"folder: expected a model of sapt, whose blocks share one attention; {folder} is none")
     if not isinstance(model, PreTrainedModel):
-        is_generator = isinstance(network.classifier, Generator)
-        model = load(str(model), dtype="float32", language_model=is_generator).model
+        model = load(str(model), dtype="float32", language_model=isinstance(network.classifier, Generator)).model
     pool = network.pool
     pool.remove()
     within = _check_base(model, network)

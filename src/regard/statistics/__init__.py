@@ -20,28 +20,14 @@ from regard.statistics.statistic import (
 )
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
-    "sink_rate": SinkRate,
-    "column_mass": ColumnMass,
-    "first_mass": FirstMass,
-    "sink_deviation": SinkDeviation,
-    "sink_tokens": SinkTokens,
-    "common_sink_ratio": CommonSinkRatio,
+    **{kind.name: kind for kind in (SinkRate, ColumnMass, FirstMass, SinkDeviation, SinkTokens, CommonSinkRatio)},
     **LAYER_STATISTICS,
-    "input_dependence": InputDependence,
+    InputDependence.name: InputDependence,
 }
 
 DEFAULT = (
-    "sink_rate",
-    "column_mass",
-    "sink_deviation",
-    "sink_tokens",
-    "common_sink_ratio",
-    "entropy",
-    "distance",
-    "over_smoothing",
-    "hidden_norm",
-    "key_norm",
-    "value_norm",
+    *("sink_rate", "column_mass", "sink_deviation", "sink_tokens", "common_sink_ratio", "entropy", "distance"),
+    *("over_smoothing", "hidden_norm", "key_norm", "value_norm"),
 )
 
 
@@ -60,10 +46,7 @@ def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
-    """Return what makes each selected statistic, by name; a `Statistic` is returned as it is.
-
-    The selection is one of `statistic_names`, or has names and `Statistic`s.
-    """
+    """Return what makes each statistic, by name, of a selection as of `statistic_names`, or with `Statistic`s in it."""
     if isinstance(selection, str):
         selection = statistic_names(selection)
     if not isinstance(selection, Iterable):

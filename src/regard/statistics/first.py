@@ -39,9 +39,7 @@ class FirstAlpha(PerLayer):
 
     name = "alpha"
     info = StatisticInfo(
-        title="α_1",
-        description="Attention to the first token, averaged over all queries.",
-        source=f"{GU}, α_1",
+        title="α_1", description="Attention to the first token, averaged over all queries.", source=f"{GU}, α_1"
     )
     needs = frozenset({"column_mass"})
 

@@ -55,20 +55,13 @@ def _distance(statistic: PerLayer, layer: Observation, values: Tensor) -> Iterat
 # -- positions ------------------------------------------------------------------------------------------
 
 
-def first_to_rest_ratio(
-    norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
-) -> Float[Tensor, "sample ..."]:
-    """Return the norm at position 0 over the mean of the others; not finite if there are none, or all are zero."""
-    mask = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
-    others = norms.double().masked_fill(~mask, 0.0)[..., 1:].sum(-1) / (mask.sum(-1) - 1).clamp(min=1)
-    return norms[..., 0].double() / others
-
-
 def _norm(statistic: PerLayer, layer: Observation, norms: Tensor) -> Iterator[SampleValues]:
     """Yield a norm at each position, and the ratio of the first to the mean of the others; by head if it has heads."""
     real, axes = layer.key_mask(norms.shape[-1]), ("head",) * (norms.ndim - 2)
     yield SampleValues(statistic.key(layer, *axes, "position"), norms, real)
-    ratio = first_to_rest_ratio(norms, real)
+    mask = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
+    others = norms.double().masked_fill(~mask, 0.0)[..., 1:].sum(-1) / (mask.sum(-1) - 1).clamp(min=1)
+    ratio = norms[..., 0].double() / others  # not finite if there are no others, or all are zero
     yield SampleValues(statistic.key(layer, *axes, suffix="_sink_ratio"), ratio, ratio.isfinite())
 
 
@@ -98,8 +91,7 @@ def over_smoothing(
 
 def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     """Return −Σ λ log λ in nats, over the eigenvalues of the Gram matrix of unit hidden states, scaled to trace 1."""
-    unit = torch.nn.functional.normalize(hidden.double(), dim=-1)
-    values = torch.linalg.svdvals(unit).square()
+    values = torch.linalg.svdvals(torch.nn.functional.normalize(hidden.double(), dim=-1)).square()
     values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
     return torch.special.entr(values).sum().clamp(min=0)
 

@@ -22,20 +22,15 @@ from regard.statistics.statistic import (
 PERCENT = 100.0
 MAX_ALPHA = 1.001
 """α_k is an average of weights: it is above 1 by rounding only."""
+PerKey = Float[Tensor, "sample head key"]
+RealKeys = Bool[Tensor, "sample key"]
+TopKeys = Int[Tensor, "sample head top"]
 
 
-def alpha_of_keys(
-    layer: Observation, column_mass: Float[Tensor, "sample head key"]
-) -> Float[Tensor, "sample head key"]:
-    """Return α_k = Σ_i A_ik / n_k of the first keys of a layer, from their `column_mass` Σ_i A_ik.
+def alpha_of_keys(layer: Observation, column_mass: PerKey) -> PerKey:
+    """Return α_k = Σ_i A_ik / n_k of the first keys of a layer (Gu et al. 2025), from their `column_mass` Σ_i A_ik.
 
-    n_k counts the queries that may see the key, as `Observation.num_visible_queries` does.
-
-    Raises:
-        UserError: An α_k is above 1.
-
-    Source:
-        Gu et al. 2025, Sink_k^ε.
+    n_k counts the queries that may see the key (`Observation.num_visible_queries`). Raises UserError if an α_k is > 1.
     """
     width = column_mass.shape[-1]
     alpha = column_mass / layer.num_visible_queries(width)[:, None].clamp(min=1)
@@ -48,14 +43,12 @@ def alpha_of_keys(
     return alpha
 
 
-def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[Tensor, "sample head key"]:
+def sink_rate(alpha: PerKey, epsilon: float) -> PerKey:
     """Return 100 if α_k > ε, else 0."""
     return (alpha > epsilon).to(alpha.dtype) * PERCENT
 
 
-def sink_deviation(
-    mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
-) -> Float[Tensor, "sample head key"]:
+def sink_deviation(mass: PerKey, square: PerKey, queries: Int[Tensor, " sample"]) -> PerKey:
     """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024).
 
     Both sums must be of float64: in a column of nearly equal weights they differ in their last digits only.
@@ -66,9 +59,7 @@ def sink_deviation(
     return scatter.sqrt() / mass.clamp(min=torch.finfo(torch.float64).tiny)
 
 
-def topk_keys(
-    column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
-) -> Int[Tensor, "sample head top"]:
+def topk_keys(column_mass: PerKey, real: RealKeys, top: int) -> TopKeys:
     """Return the `top` keys of greatest mass, the greatest first, of equal ones the earlier; padding is at the end."""
     mass = column_mass.masked_fill(~real[:, None], -torch.inf)
     if top == 1:
@@ -76,16 +67,12 @@ def topk_keys(
     return mass.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
-def topk_valid(
-    index: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]
-) -> Bool[Tensor, "sample head top"]:
+def topk_valid(index: TopKeys, real: RealKeys) -> Bool[Tensor, "sample head top"]:
     """Return which of the `topk_keys` are real tokens."""
     return real[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
-def strongest_keys(
-    layer: Observation, top: int
-) -> tuple[Bool[Tensor, "sample key"], Int[Tensor, "sample head top"], Bool[Tensor, "sample head top"]]:
+def strongest_keys(layer: Observation, top: int) -> tuple[RealKeys, TopKeys, Bool[Tensor, "sample head top"]]:
     """Return which keys of a layer are real, its `topk_keys`, and which of those are real."""
     mass = layer.tensors["column_mass"]
     real = layer.attended_keys(mass.shape[-1])

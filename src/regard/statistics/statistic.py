@@ -155,8 +155,7 @@ def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
 
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:
-    layer = -2 if key.layer is None else key.layer
-    return key.statistic, key.site, key.epsilon or 0.0, layer, key.axes
+    return key.statistic, key.site, key.epsilon or 0.0, -2 if key.layer is None else key.layer, key.axes
 
 
 def _encode(key: StatisticKey) -> str:
@@ -227,10 +226,8 @@ class Observation:
 class RunningMoments:
     """Count, mean and sum of squared deviations of each entry of a tensor over samples, in float64.
 
-    The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it.
-
-    Source:
-        Chan, Golub and LeVeque (1983): merging is as exact as one pass over all samples.
+    The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it. Merging is as
+    exact as one pass over all samples (Chan, Golub and LeVeque 1983).
     """
 
     def __init__(self, *parts: Tensor) -> None:
@@ -243,8 +240,7 @@ class RunningMoments:
         values = values.masked_fill(mask == 0, 0.0)
         count = mask.sum(0)
         mean = values.sum(0) / count.clamp(min=1)
-        deviation = ((values - mean).square() * mask).sum(0)
-        self.merge(RunningMoments(count, mean, deviation))
+        self.merge(RunningMoments(count, mean, ((values - mean).square() * mask).sum(0)))
 
     def merge(self, other: RunningMoments) -> None:
         """Add the samples of other moments."""
@@ -264,8 +260,7 @@ class RunningMoments:
 
     def standard_error(self) -> Tensor:
         """Return the standard error of the mean over samples; NaN for fewer than two."""
-        variance = self.deviation / (self.count - 1)
-        return (variance / self.count).sqrt().masked_fill(self.count < 2, torch.nan)
+        return (self.deviation / (self.count - 1) / self.count).sqrt().masked_fill(self.count < 2, torch.nan)
 
     def state(self) -> Tensor:
         """Return count, mean and deviation as one tensor (3, …)."""

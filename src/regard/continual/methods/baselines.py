@@ -84,5 +84,4 @@ class PreScale(ProbeFinetune):
 
     @property
     def head(self) -> Scaling:
-        scaling: Scaling = self.config.scaling
-        return scaling
+        return self.config.scaling

@@ -128,16 +128,13 @@ class KnowledgeSharing(nn.Module):
         own_votes = votes[torch.arange(len(votes), device=votes.device), site.tasks]
         compared = self.compare(_convolve(own_votes, site.real, self.own))
         features = torch.stack([_convolve(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
-        gates = open_gates(self.router(features), site.tasks, site.noise)
-        coefficients = gates[:, :, None] * self.similarity(features)
+        coefficients = open_gates(self.router(features), site.tasks, site.noise)[:, :, None] * self.similarity(features)
         transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.sizes.transfers, -1)))
-        shared: Tensor = self.widen(transfer.flatten(2))
-        return shared
+        return self.widen(transfer.flatten(2))
 
     def votes(self, task: int, states: Tensor) -> Tensor:
         """W_ij p_i of a task for each transfer capsule: (row, token, transfers × capsule)."""
-        capsule = squash(self.capsules[task](states))
-        return torch.einsum("jde,rte->rtjd", self.routes[task], capsule).flatten(2)
+        return torch.einsum("jde,rte->rtjd", self.routes[task], squash(self.capsules[task](states))).flatten(2)
 
 
 class Plugin(nn.Module):
@@ -149,8 +146,7 @@ class Plugin(nn.Module):
         self.specific = TaskSpecific(width, tasks, sizes.neurons)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
-        added: Tensor = self.specific(states + self.sharing(states, site), site)
-        return states + added
+        return states + self.specific(states + self.sharing(states, site), site)
 
 
 def squash(capsule: Tensor) -> Tensor:
@@ -250,8 +246,7 @@ class CtrNetwork(Network):
     def _plug(self, index: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self._site is not None, "a layer was called without its encoder"
         noise = None if self._site.noise is None else self._site.noise[:, index]
-        states: Tensor = self.plugins[index](output, self._site._replace(noise=noise))
-        return states
+        return self.plugins[index](output, self._site._replace(noise=noise))
 
     @property
     def typed_plugins(self) -> tuple[Plugin, ...]:

@@ -58,8 +58,7 @@ class EpiNetwork(PoolNetwork):
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
         """Return (row, width): the mean of a text's last states in the frozen model, which has no adapter."""
-        names = ("input_ids", "token_type_ids")
-        inputs = {name: rows[name] for name in names if name in rows}
+        inputs = {name: rows[name] for name in ("input_ids", "token_type_ids") if name in rows}
         mask = rows["attention_mask"].bool()
         with self.pool.use_weights(None), torch.no_grad():
             states = self.reader[0](**inputs, attention_mask=mask.long(), return_dict=True).last_hidden_state
@@ -68,8 +67,7 @@ class EpiNetwork(PoolNetwork):
     def distances(self, states: Tensor) -> Tensor:
         """Return (row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
         num_tasks = int(self.known.any(1).sum())
-        whitening = self.whitening.double()
-        differences = (states.double()[:, None, None] - self.means[:num_tasks].double()) @ whitening
+        differences = (states.double()[:, None, None] - self.means[:num_tasks].double()) @ self.whitening.double()
         return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:

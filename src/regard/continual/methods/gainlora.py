@@ -78,8 +78,7 @@ class GainNetwork(PoolNetwork):
     def gate_weight(self, embedded: Tensor, adapter: int) -> Tensor:
         """Return how far p₀ (row, width) opens an adapter's gate: (row,), from 0 to 0.96."""
         state, key = self.gate_inputs(embedded, adapter)[-1], self.gate_layer("key", adapter)
-        cosine = nn.functional.cosine_similarity(state, key, dim=-1)
-        return (2 * torch.sigmoid(SHARPNESS * cosine) - 1).abs()
+        return (2 * torch.sigmoid(SHARPNESS * nn.functional.cosine_similarity(state, key, dim=-1)) - 1).abs()
 
     def gate_inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the layers of an adapter's gate read: p₀, p₁ and p₂, each (row, features)."""
@@ -147,8 +146,7 @@ class GainLora(LoraMethod):
 
     def penalties(self, learner: Learner) -> Iterator[Tensor]:
         if learner.task and self.config.orthogonality_weight:
-            overlap_sum = overlap_penalty(learner.network_as(GainNetwork).pool, learner.task)
-            yield self.config.orthogonality_weight * overlap_sum
+            yield self.config.orthogonality_weight * overlap_penalty(learner.network_as(GainNetwork).pool, learner.task)
 
     def after_task(self, learner: Learner, task: int) -> None:
         initial: float = self.config.threshold
@@ -190,5 +188,4 @@ def update_free_projection(free: Tensor, square: Tensor, threshold: float) -> Te
     count = int(sufficient[0]) if len(sufficient) else int((values > 1e-12 * total).sum())
     new_directions = projection @ directions[:, :count]
     basis = torch.linalg.qr(new_directions)[0] if count else new_directions
-    remaining = projection - basis @ basis.T
-    return remaining.to(free.dtype)
+    return (projection - basis @ basis.T).to(free.dtype)

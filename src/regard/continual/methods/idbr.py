@@ -147,8 +147,7 @@ class Idbr(method.Method):
 
     @property
     def memory_size(self) -> int:
-        size: int = self.config.memory_size
-        return size if self.config.replay else 0
+        return self.config.memory_size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
         memory, tasks = self.config.memory_size, len(learner.stream)
@@ -277,8 +276,9 @@ class HalvesMaker:
         mask = torch.arange(width) < torch.tensor([len(halves[0]) for halves in orders])[:, None]
         batch = {**rows, "input_ids": original, "attention_mask": mask, "halves": exchanged}
         if "token_type_ids" in rows:
-            types = (self._types(ids, mask) for ids in (original, exchanged))
-            batch |= dict(zip(("token_type_ids", "halves_types"), types, strict=True))
+            for name, ids in (("token_type_ids", original), ("halves_types", exchanged)):
+                separators = (ids == self.separator).long()
+                batch[name] = ((separators.cumsum(1) - separators > 0) & mask).long()  # 1 behind the first separator
         return batch
 
     def cut(self, ids: Sequence[int], random: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -291,11 +291,6 @@ class HalvesMaker:
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
         return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
-
-    def _types(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return (row, token): 1 behind the first separator."""
-        here = (ids == self.separator).long()
-        return ((here.cumsum(1) - here > 0) & mask).long()
 
 
 ROUNDS = 100

@@ -113,10 +113,7 @@ def apply_formula(moment: Tensor, measure: ThresholdFormula) -> Tensor:
 
 
 def decompose_outside(moment: Tensor, memory: InputSubspace | None) -> tuple[Tensor, Tensor]:
-    """Return the squares (direction,), largest first, and directions (inputs, direction) of inputs outside a subspace.
-
-    `moment` is Σ x xᵀ, or its square. The largest entry of each direction is positive.
-    """
+    """Return squares, largest first, and directions (inputs, direction) of Σ x xᵀ, or its square, outside a memory."""
     outside_moment = moment
     if memory is not None:
         projection = memory.complement_projection()
@@ -147,7 +144,10 @@ def grow_subspace(memory: InputSubspace | None, moment: Tensor, fraction: float)
     if memory is not None and memory.free:
         return InputSubspace(_remove_directions(basis, added), True)
     basis = torch.cat([basis, added], 1)
-    return InputSubspace(_complement(basis), True) if basis.shape[1] > width / 2 else InputSubspace(basis, False)
+    if basis.shape[1] <= width / 2:
+        return InputSubspace(basis, False)
+    complete, _ = torch.linalg.qr(basis, mode="complete")
+    return InputSubspace(complete[:, basis.shape[1] :].contiguous(), True)
 
 
 def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
@@ -156,8 +156,3 @@ def _remove_directions(basis: Tensor, vectors: Tensor) -> Tensor:
         return basis
     left, _, _ = torch.linalg.svd(basis - vectors @ (vectors.T @ basis), full_matrices=False)
     return left[:, : basis.shape[1] - vectors.shape[1]].contiguous()
-
-
-def _complement(basis: Tensor) -> Tensor:
-    complete, _ = torch.linalg.qr(basis, mode="complete")
-    return complete[:, basis.shape[1] :].contiguous()

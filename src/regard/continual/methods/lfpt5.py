@@ -25,6 +25,7 @@ PROMPT = "prompt"
 GENERATED = "written"
 _PAST = -1
 _TRIES = 4
+_LM_COLUMNS = {"input_ids": "question_ids", "attention_mask": "question_mask", "labels": "samples"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +119,7 @@ class Lfpt5(PromptMethod):
         logits = network(rows)
         loss = learner.cross_entropy(logits, rows)
         num_tokens = (rows["labels"] != IGNORE_INDEX).sum(1)
-        renamed = {"input_ids": "question_ids", "attention_mask": "question_mask", "labels": "samples"}
-        lm_rows = {name: rows[source] for name, source in renamed.items()} | {"tasks": rows["tasks"]}
+        lm_rows = {name: rows[source] for name, source in _LM_COLUMNS.items()} | {"tasks": rows["tasks"]}
         loss = loss + self.config.lm_weight * (num_tokens * mean_losses(network(lm_rows), lm_rows["labels"])).sum()
         if PROMPT not in self.state.tensors:
             return loss
@@ -138,8 +138,7 @@ class Lfpt5(PromptMethod):
     def after_task(self, learner: Learner, task: int) -> None:
         if task + 1 == len(learner.stream):
             return
-        prompt = learner.network_as(Lfpt5Network).pool.prompts.prompt(0)
-        self.state.tensors[PROMPT] = prompt.detach().clone()
+        self.state.tensors[PROMPT] = learner.network_as(Lfpt5Network).pool.prompts.prompt(0).detach().clone()
         samples = [self._generate_rows(cast(TextLearner, learner), index) for index in range(task + 1)]
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
@@ -198,9 +197,7 @@ class Lfpt5(PromptMethod):
         task_batch["labels"][len(items) :] = IGNORE_INDEX
         return {
             **task_batch,
-            "question_ids": lm_batch["input_ids"],
-            "question_mask": lm_batch["attention_mask"],
-            "samples": lm_batch["labels"],
+            **{column: lm_batch[name] for name, column in _LM_COLUMNS.items()},
             "old": torch.tensor([item.task == _PAST for item in padded_items]),
             "tasks": torch.tensor([row.task for row in rows]),
             "rows": torch.tensor([item.row for item in padded_items]),
@@ -216,8 +213,7 @@ def divergence(previous: Tensor, now: Tensor, labels: Tensor) -> Tensor:
     """Return Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
     dtype = torch.promote_types(now.dtype, torch.float32)
     old, new = (logits_of.to(dtype).log_softmax(-1) for logits_of in (previous, now))
-    total: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
-    return total
+    return ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
 
 
 def parse_row(text: str, separator: str) -> tuple[str, str] | None:

@@ -91,8 +91,7 @@ class OLora(IncrementalLora):
     def penalties(self, learner: Learner) -> Iterator[Tensor]:
         config, pool = self.config, learner.network_as(PoolNetwork).pool
         if learner.task and config.orthogonality_weight:
-            overlap_sum = overlap_penalty(pool, learner.task, squared=config.squared_overlap)
-            yield config.orthogonality_weight * overlap_sum
+            yield config.orthogonality_weight * overlap_penalty(pool, learner.task, squared=config.squared_overlap)
         if config.norm_weight:
             yield config.norm_weight * torch.stack([part.norm() for part in pool.parameters_of(learner.task)]).sum()
 

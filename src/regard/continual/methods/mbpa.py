@@ -114,12 +114,10 @@ class AdaptingNetwork(Network):
         start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
         weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
-            gradients = self._gradients(weights, neighbors, class_mask)
-            for name, gradient in gradients.items():
+            for name, gradient in self._gradients(weights, neighbors, class_mask).items():
                 decay = 2 * self.config.l2_weight * (weights[name] - start[name])
                 weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
-        logits: Tensor = functional_call(self.classifier, weights, (), _trim_inputs(row)).logits
-        return logits
+        return functional_call(self.classifier, weights, (), _trim_inputs(row)).logits
 
     def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:
         """Return the gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
@@ -178,14 +176,10 @@ class MbPA(memory.MemoryMethod):
         self._show_memory(learner, task)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        if not self.state.examples:
-            return super().batches(learner, task, phase)
-        interval = self.config.replay_interval
-        return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
+        return self.replay_batches(learner, task, phase, interval=self.config.replay_interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        keys = learner.network_as(AdaptingNetwork).keys
-        memory.store_with(learner, self.state, self.config, task, "keys", keys)
+        memory.store_with(learner, self.state, self.config, task, "keys", learner.network_as(AdaptingNetwork).keys)
         self._show_memory(learner, task + 1)
 
     def _show_memory(self, learner: Learner, tasks_trained: int) -> None:

@@ -74,14 +74,12 @@ class SubspaceLayer(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
-        return bias
+        return self.base_layer.bias  # type: ignore[return-value]
 
     def trainable_factors(self) -> tuple[Tensor, Tensor]:
         """Û (outputs, n) and V̂ (n, inputs): U and V without what they have of directions that are held."""
         output_side = self.U - self.U_held @ (self.U_held.T @ self.U)
-        input_side = self.V - (self.V @ self.V_held.T) @ self.V_held
-        return output_side, input_side
+        return output_side, self.V - (self.V @ self.V_held.T) @ self.V_held
 
     def forward(self, states: Tensor) -> Tensor:
         output_side, input_side = self.trainable_factors()
@@ -94,8 +92,7 @@ class SubspaceLayer(nn.Module):
     @torch.no_grad()
     def decompose(self, num_frozen: int) -> None:
         """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
-        wide = self.weight.double()
-        left, values, right = torch.linalg.svd(wide, full_matrices=False)
+        left, values, right = torch.linalg.svd(self.weight.double(), full_matrices=False)
         sides = ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T))
         for factor, frozen_factor, singular_vectors in sides:
             frozen_factor.zero_()
@@ -127,10 +124,6 @@ class OsfNetwork(Network):
             layers.append(layer)
         self.layers = tuple(layers)
 
-    def freeze_directions(self, share: float) -> None:
-        for layer in self.layers:
-            layer.decompose(round(share * len(layer.S)))
-
 
 class Osf(method.Method):
     """Orthogonal subspace fine-tuning (arXiv 2504.07097), which peft has as OSF.
@@ -146,13 +139,14 @@ class Osf(method.Method):
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
-        learner.network_as(OsfNetwork).freeze_directions(self.config.share(task, len(learner.stream)))
+        share = self.config.share(task, len(learner.stream))
+        for layer in learner.network_as(OsfNetwork).layers:
+            layer.decompose(round(share * len(layer.S)))
 
 
 def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
     if targets != ALL_LINEAR:
-        names = targets if targets == "auto" else [target.strip() for target in targets.split(",")]
-        return target_layers(encoder, names)
+        return target_layers(encoder, targets)
     output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
     linear_layers = (name for name, module in encoder.named_modules() if is_linear_layer(module))
     names = [name for name in linear_layers if encoder.get_submodule(name) is not output_embeddings]

@@ -118,14 +118,9 @@ class L2pNetwork(Network):
         if "token_type_ids" in rows:
             types = rows["token_type_ids"]
             inputs["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
-        return self._classify(encoder(**inputs, return_dict=True).last_hidden_state, mask)
-
-    def _classify(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the logits from the mean state of the prompts; of a causal model, from the last state."""
-        reads_last = self.head.pooling == "last"
-        pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
-        logits: Tensor = self.head(pooled[:, None], mask[:, :1])
-        return logits
+        states = encoder(**inputs, return_dict=True).last_hidden_state
+        pooled = pool_states(states, mask, "last") if self.head.pooling == "last" else states[:, : self.added].mean(1)
+        return self.head(pooled[:, None], mask[:, :1])
 
 
 class L2p(adapter_network.PromptMethod):
@@ -167,8 +162,7 @@ class L2p(adapter_network.PromptMethod):
         usage = torch.zeros_like(network.keys[:, 0], requires_grad=False)
         with learner.evaluation_mode(), torch.no_grad():
             for rows in learner.iterate_batches(learner.items(task)):
-                selected = network.choose(rows, frequencies).numbers
-                usage += torch.bincount(selected.flatten(), minlength=len(usage))
+                usage += torch.bincount(network.choose(rows, frequencies).numbers.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 

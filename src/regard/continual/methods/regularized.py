@@ -59,8 +59,7 @@ class Ewc(method.Method):
             (tensors[FISHER + name] * (parameter - tensors[CENTRE + name]).square()).sum()
             for name, parameter in _trainable_parameters(network).items()
         ]
-        penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
-        return penalty
+        return self.config.ewc_lambda / 2 * (torch.stack(terms).sum() + self.state.values[CONSTANT])
 
     def after_task(self, learner: Learner, task: int) -> None:
         items, max_samples = learner.items(task), self.config.fisher_samples
@@ -91,10 +90,7 @@ class Ewc(method.Method):
 def fisher_information(
     learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int
 ) -> dict[str, Tensor]:
-    """Return the diagonal of the Fisher information of each trained parameter, by its name, in its shape.
-
-    The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task.
-    """
+    """Return the Fisher information's diagonal by parameter: the mean squared gradient of each log p(label | text)."""
     parameters, generator = _trainable_parameters(learner.network), torch.Generator().manual_seed(seed)
     information = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
     with learner.evaluation_mode() as network, torch.enable_grad():

@@ -40,14 +40,10 @@ class Replay(memory.MemoryMethod):
     supports_text = True
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        if not self.state.examples:
-            return super().batches(learner, task, phase)
         if self.config.replay_mode == "merge":
             return learner.epoch_batches([*learner.items(task), *self.state.examples], phase)
-        if self.config.replay_mode == "interval":
-            interval = self.config.replay_interval
-            return memory.replay_at_intervals(learner, self.state, self.config, task, phase, interval=interval)
-        return memory.replay_in_batches(learner, self.state, self.config, task, phase)
+        interval = self.config.replay_interval if self.config.replay_mode == "interval" else None
+        return self.replay_batches(learner, task, phase, interval=interval)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +132,8 @@ class AGem(memory.MemoryMethod):
     supports_text = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        if not self.state.examples:
-            return (learner.fine_tuning_phase(),)
-        return (learner.fine_tuning_phase(transform_gradients=partial(self._transform_gradients, learner)),)
+        transform = partial(self._transform_gradients, learner) if self.state.examples else None
+        return (learner.fine_tuning_phase(transform_gradients=transform),)
 
     def _transform_gradients(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project on what does not go against the gradient of the memory's mean loss, the same in every process."""

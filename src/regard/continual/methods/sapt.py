@@ -121,10 +121,7 @@ BALANCE_BATCHES = 4
 
 
 class SaptNetwork(adapter_network.AdapterNetwork):
-    """A model with a pool, and the attention that says how each row mixes it.
-
-    `routing_weights`: the weights (row, adapter) of the last rows; `current_adapter`: the one that is trained.
-    """
+    """A model with a pool, and the attention that mixes it; `routing_weights` (row, adapter) are of the last rows."""
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
@@ -156,8 +153,7 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
         mask = rows.get("prompt_mask", rows["attention_mask"])
         with torch.no_grad():
-            embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
-            return query_vectors(embedded, mask).float()
+            return query_vectors(self.classifier.encoder.get_input_embeddings()(rows["input_ids"]), mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """Return how much each row gets of each adapter (row, adapter); all of its own in disjoint training."""
@@ -292,8 +288,7 @@ class Sapt(method.Method):
         return task
 
     def count_stored(self, rows: int) -> int:
-        requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
-        return max(1, min(requested, rows))
+        return max(1, min(self.config.memory_size or math.ceil(self.config.memory_fraction * rows), rows))
 
     def reflection_strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""

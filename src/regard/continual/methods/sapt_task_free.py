@@ -74,7 +74,6 @@ class SaptTaskFree(Sapt):
 
     Config = SaptTaskFreeConfig
     Network = TaskFreeNetwork
-    supports_text = True
 
     def choose_adapter(self, learner: Learner, task: int) -> int:
         """Return the adapter that a portion gets, decided once."""

@@ -101,16 +101,13 @@ class Seekr(memory.MemoryMethod):
         self.earlier = self._observe(learner, self._future_examples(learner, task), with_gradients=False)
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
-        if not self.state.examples:
-            return super().batches(learner, task, phase)
-        return memory.replay_in_batches(learner, self.state, self.config, task, phase)
+        return self.replay_batches(learner, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORE_INDEX)).nonzero().flatten()
         if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
-        logits = learner.mask_logits(network(rows), rows["tasks"])
-        losses = row_losses(logits, rows["labels"])
+        losses = row_losses(learner.mask_logits(network(rows), rows["tasks"]), rows["labels"])
         label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
         replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).record_attention() as reads:
@@ -166,8 +163,7 @@ class Seekr(memory.MemoryMethod):
                     gradients = torch.autograd.grad(loss, [read.output for read in reads])
                     slopes = [read.weights_grad(part)[0] for read, part in zip(reads, gradients, strict=True)]
                     squares = torch.stack([as_float32(slope).square().mean((-1, -2)) for slope in slopes])
-                attention = torch.stack([as_float32(read.weights())[0] for read in reads])
-                parts = (attention, as_float32(logits)[0], squares)
+                parts = (torch.stack([as_float32(read.weights())[0] for read in reads]), as_float32(logits)[0], squares)
                 observations[item] = Observation(*(part.detach().cpu() for part in parts))
         return observations
 
@@ -185,8 +181,7 @@ class Seekr(memory.MemoryMethod):
             heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
             current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
             stored = self.state.tensors[_tensor_name(ATTENTION, item)].to(current)
-            divergences = attention_divergence(stored, current)
-            total = total + average_by_layer(divergences, [layer for layer, _ in heads])
+            total = total + average_by_layer(attention_divergence(stored, current), [layer for layer, _ in heads])
         return total
 
 
@@ -214,8 +209,7 @@ def attention_divergence(stored: Tensor, current: Tensor) -> Tensor:
 def average_by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
     """Return the mean over layers of the mean of the values (head,) of heads in each."""
     layer_of = torch.tensor(layers, device=values.device)
-    means = [values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]
-    return torch.stack(means).mean()
+    return torch.stack([values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]).mean()
 
 
 def _require_embedding_gradients(table: nn.Module) -> RemovableHandle:

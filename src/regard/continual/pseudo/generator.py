@@ -166,5 +166,4 @@ def broadcast_texts(texts: Sequence[str]) -> list[str]:
     """Return the texts of the first process, in all of them."""
     if processes.world_size() == 1:
         return list(texts)
-    first: list[str] = json.loads(processes.all_gather_bytes(json.dumps(list(texts)).encode())[0])
-    return first
+    return json.loads(processes.all_gather_bytes(json.dumps(list(texts)).encode())[0])

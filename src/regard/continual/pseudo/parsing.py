@@ -117,5 +117,4 @@ def _split_parts(instruction_task: InstructionTask, text: str) -> tuple[str, ...
 def find_definition(task: ClassificationTask) -> str | None:
     """Return the definition before each text of a task: the first of two texts, where all rows have the same."""
     texts = task.train.texts
-    first = {row[0] for row in texts}
-    return texts[0][0] if len(texts[0]) == 2 and len(texts) > 1 and len(first) == 1 else None
+    return texts[0][0] if len(texts[0]) == 2 and len(texts) > 1 and len({row[0] for row in texts}) == 1 else None

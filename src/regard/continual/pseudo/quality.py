@@ -67,8 +67,7 @@ class CopiedRuns:
         low, high = 0, max(map(len, self._words), default=0)
         while low < high:
             middle = (low + high + 1) // 2
-            runs = set(iterate_runs(self._words, middle))
-            if runs.isdisjoint(iterate_runs(self._train_words, middle)):
+            if set(iterate_runs(self._words, middle)).isdisjoint(iterate_runs(self._train_words, middle)):
                 high = middle - 1
             else:
                 low = middle

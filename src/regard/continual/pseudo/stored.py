@@ -86,8 +86,7 @@ def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Ten
     if isinstance(learner, TextLearner):
         assert isinstance(stream_task, TextTask)
         prompts = tuple(map(find_frame(stream_task).make_prompt, inputs))
-        targets = (stream_task.train.targets[0],) * len(inputs)
-        encoded = learner.encode_pairs(TextPairs(inputs=prompts, targets=targets))
+        encoded = learner.encode_pairs(TextPairs(inputs=prompts, targets=(stream_task.train.targets[0],) * len(inputs)))
         answers = [torch.tensor([IGNORE_INDEX])] * len(inputs)
         return pad_batch([encoded.prompt(row) for row in range(len(inputs))], answers, learner.pad_token_id)
     texts = read_as_rows(cast(ClassificationTask, stream_task), inputs)
