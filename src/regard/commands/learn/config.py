@@ -47,10 +47,6 @@ SCALES: dict[str, dict[str, Any]] = {
 and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
 seven tasks.
 """
-PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
-"""Seeds of arXiv 2410.05648."""
-SAPT_SEED = 42
-"""Seed of arXiv 2401.08295."""
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
 

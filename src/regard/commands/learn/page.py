@@ -31,8 +31,8 @@ from regard.report.words import format_value, pluralize
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
-    """Return the report on the tables (see `check_tables`) and metadata of a run as one self-contained HTML file."""
-    tables = learn_tables.check_tables(tables)
+    """Return the report on the tables and metadata of a run as one self-contained HTML file."""
+    tables = learn_tables.drop_unknown(tables)
     matrix, diagnosed, gates, samples = (tables[name] for name in ("matrix", "diagnostics", "gate", "pseudo"))
     score = words.score_name(metadata)
     data: dict[str, Any] = {

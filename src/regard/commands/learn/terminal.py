@@ -25,7 +25,6 @@ FUTURE_NOTE = "In parentheses: not yet trained."
 
 def learn_summary(tables: Tables, metadata: Mapping[str, Any]) -> Group:
     """Summarize runs for a terminal of 80 columns: AP and FGT by method, and the matrix of a single run."""
-    tables = learn_tables.check_tables(tables)
     matrix = tables["matrix"]
     lede, *outcomes = words.write_ledes(tables, metadata)
     has_one_run = len(matrix[learn_tables.RUN_KEYS].drop_duplicates()) == 1

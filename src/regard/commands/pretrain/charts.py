@@ -10,7 +10,6 @@ from regard.report import labels
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 Points = list[dict[str, Any]]
-REQUIRED = ("step", "loss")
 GREY = 4
 """Ink of reference lines."""
 SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60

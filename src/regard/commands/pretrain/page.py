@@ -7,7 +7,6 @@ import pandas as pd
 
 from regard.commands.pretrain import charts, words
 from regard.report import labels
-from regard.report.arrays import check_table
 from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Record, Section, Table, Text
 from regard.report.panels import thinning_note
 from regard.report.words import format_count, format_value, metadata_number
@@ -32,8 +31,7 @@ _NUMBERS = ("weight", "train_tokens", "valid_tokens")
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
-    """Return the report as one self-contained HTML file. Raises UserError without a history."""
-    check_table("history", history, charts.REQUIRED)
+    """Return the report as one self-contained HTML file."""
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
     rest = {key: value for key, value in metadata.items() if key not in _SHOWN}

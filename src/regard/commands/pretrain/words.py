@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from rich.console import Group
 
-from regard.commands.pretrain.charts import REQUIRED, at_step, symbol
+from regard.commands.pretrain.charts import at_step, symbol
 from regard.report import labels
-from regard.report.arrays import check_table
 from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
 from regard.report.terminal import plain, sparkline, summary
@@ -170,8 +169,7 @@ NAME = 26
 
 
 def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Group:
-    """Summarize a run for a terminal of 80 columns. Raises UserError without a history."""
-    check_table("history", history, REQUIRED)
+    """Summarize a run for a terminal of 80 columns."""
     figures = [_line(figure.label, figure.value, figure.note) for figure in key_figures(history, metadata)]
     blocks = [[*figures, *_strongest(sinks)], _curves(history)]
     return summary(name(metadata), ledes(history, metadata), blocks)

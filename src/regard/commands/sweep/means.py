@@ -13,7 +13,6 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.tables import SCENARIOS
-from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.panels import DOMAIN, domains, numeric_column
@@ -98,16 +97,8 @@ class Comparison:
 
     @classmethod
     def of(cls, trials: pd.DataFrame, record: Mapping[str, Any]) -> Comparison:
-        """Compare trials. Raises UserError if there is no trial, a column is missing, or a trial is repeated."""
+        """Compare the trials of a sweep with this record."""
         planned = record.get("trials", [])
-        if trials.empty and not planned:
-            raise UserError("trials: expected at least one trial, the table is empty")
-        missing = [name for name in ("key", "seed") if name not in trials]
-        if missing:
-            raise UserError(f"trials: expected the columns key, seed, …; missing: {', '.join(missing)}")
-        repeated = trials.loc[trials["key"].duplicated(), "key"]
-        if len(repeated):
-            raise UserError(f"trials: expected one row for each trial, several are of {repeated.iloc[0]}")
         names = {trial["key"]: name_combination(trial["values"]) for trial in planned}
         combinations = [
             Combination(name, trials[trials["key"].map(names) == name], count)

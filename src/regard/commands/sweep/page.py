@@ -20,7 +20,7 @@ def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[
     """Return the comparison of all combinations as one self-contained HTML file.
 
     `trials` has a row for each finished trial, `record` is the metadata in `sweep.json`, and `histories` has the curves
-    of each trial by its key. Raises UserError as `Comparison.of`.
+    of each trial by its key.
     """
     comparison = Comparison.of(trials, record)
     curves = Panels(curve_panels(comparison.combinations, histories), "panels", fit=True)
