@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.sweep.charts import LINES, over_seeds
 from regard.commands.sweep.means import average, difference, format_mean, name_combination
-from regard.commands.sweep.page import sweep_page
-from regard.commands.sweep.terminal import sweep_summary
+from regard.commands.sweep.page import LINES, over_seeds, sweep_page
+from regard.commands.sweep.words import sweep_summary
 from regard.report.words import format_signed
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
