@@ -9,13 +9,6 @@ import pandas as pd
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import make_dot_panel
 from regard.commands.learn.metrics import format_fixed
-from regard.commands.learn.tables import (
-    average_statistic,
-    compute_correlation,
-    compute_forgetting,
-    round_value,
-    task_names,
-)
 from regard.report import labels
 from regard.report.page import Heading, Part, Table
 from regard.report.panels import Panel
@@ -41,9 +34,8 @@ def average_by_layer(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any
         `values` by statistic, method, task and time, one number per layer. Empty without layer values.
     """
     rows = table[table["statistic"].isin(list(STATISTICS))].dropna(subset=["layer"])
-    rows = pd.concat(
-        [rows[rows["after_task"] == rows["task_index"] + ahead].assign(time=time) for time, ahead in _TIMES.items()]
-    )
+    ahead = rows["after_task"] - rows["task_index"]
+    rows = pd.concat([rows[ahead == distance].assign(time=time) for time, distance in _TIMES.items()])
     if rows.empty:
         return {}
     keys = ["statistic", "method", "task_index", "time", "layer"]
@@ -73,10 +65,11 @@ def _by_method(
 ) -> dict[str, dict[str, Any]]:
     by_method: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for task, rows in tasks.items():
-        means = average_statistic(rows, statistic, "method", "time", "layer")
+        means = learn_tables.average_statistic(rows, statistic, "method", "time", "layer")
         for method in methods:
             by_method[method][task] = {
-                time: [round_value(means.get((method, time, layer))) for layer in layers] for time in _TIMES
+                time: [learn_tables.round_value(means.get((method, time, layer))) for layer in layers]
+                for time in _TIMES
             }
     return by_method
 
@@ -84,9 +77,8 @@ def _by_method(
 def average_layers(table: pd.DataFrame) -> pd.DataFrame:
     """Return one value per statistic, run, task and time: the table's own, else the mean over layers."""
     keys = ["method", "seed", "after_task", "task_index", "statistic"]
-    totals, means = (
-        table[table["layer"].isna() == is_total].groupby(keys, sort=False)["value"].mean() for is_total in (True, False)
-    )
+    is_total = table["layer"].isna()
+    totals, means = (table[mask].groupby(keys, sort=False)["value"].mean() for mask in (is_total, ~is_total))
     return totals.combine_first(means).reset_index()
 
 
@@ -125,8 +117,8 @@ def _note(pairs: pd.DataFrame) -> str:
     """Describe the dots and their correlation, overall and after subtracting each method's means."""
     columns = ["value", "forgetting"]
     centered = (pairs[columns] - pairs.groupby("method")[columns].transform("mean")).round(9)
-    overall = compute_correlation(pairs["value"], pairs["forgetting"])
-    within = compute_correlation(centered["value"], centered["forgetting"])
+    overall = learn_tables.compute_correlation(pairs["value"], pairs["forgetting"])
+    within = learn_tables.compute_correlation(centered["value"], centered["forgetting"])
     parts = ["points forgotten by the end"]
     parts += [f"r = {format_fixed(overall)} over {len(pairs)} dots"] if math.isfinite(overall) else []
     if math.isfinite(within) and pairs["method"].nunique() > 1:
@@ -168,8 +160,9 @@ PSEUDO_ABOUT = (
 
 def make_pseudo_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
     """Make a table of `PSEUDO_COLUMNS` and forgetting by task, for each method with pseudo samples."""
-    names = task_names(matrix)
-    forgetting = compute_forgetting(matrix).groupby(["method", "task_index"])["forgetting"].mean().to_dict()
+    names = learn_tables.task_names(matrix)
+    forgetting = learn_tables.compute_forgetting(matrix).groupby(["method", "task_index"])["forgetting"]
+    mean_forgetting = forgetting.mean().to_dict()
     parts: list[Part] = []
     head = ["Task", *(title for title, _, _ in PSEUDO_COLUMNS.values()), "Forgotten"]
     for method, method_rows in table.groupby("method", sort=False):
@@ -181,7 +174,7 @@ def make_pseudo_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
                 format_fixed(scale * means.get((task, name), math.nan), digits)
                 for name, (_, scale, digits) in PSEUDO_COLUMNS.items()
             ]
-            cells.append(format_fixed(forgetting.get((method, task), math.nan), 1))
+            cells.append(format_fixed(mean_forgetting.get((method, task), math.nan), 1))
             rows.append((names[task - 1], "", cells))
         parts += [Heading(method), Table(rows, head, f"{method}, pseudo samples")]
     return parts

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn import charts, costs, gate, words
-from regard.commands.learn import diagnostics as learn_diagnostics
+from regard.commands.learn import charts, costs, diagnostics, gate, words
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
@@ -40,16 +39,16 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         "styles": learn_tables.assign_styles(matrix),
         "matrix": learn_matrix.make_matrix_data(matrix),
         "curves": charts.make_curve_panels(matrix),
-        "diagnostics": learn_diagnostics.average_by_layer(diagnosed, matrix),
+        "diagnostics": diagnostics.average_by_layer(diagnosed, matrix),
         "interference": learn_matrix.make_interference_data(tables["interference"], matrix),
         "gate": gate.make_gate_data(gates, matrix),
     }
     boxes = _boxes(data)
-    beside = Panels(learn_diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
+    matrices = _matrix(tables, data["matrix"])
+    beside = Panels(diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
     gate_parts = [boxes["gate"], *gate.make_score_tables(gates, matrix)]
-    sample_dots = Panels(
-        learn_diagnostics.make_forgetting_panels(samples, matrix, learn_diagnostics.PSEUDO_PLOTTED), "pseudo-dots"
-    )
+    sample_dots = diagnostics.make_forgetting_panels(samples, matrix, diagnostics.PSEUDO_PLOTTED)
+    sample_parts = [*diagnostics.make_pseudo_tables(samples, matrix), Panels(sample_dots, "pseudo-dots")]
     return Page(
         eyebrow="Regard · continual learning",
         title=words.stream_name(matrix, metadata),
@@ -57,9 +56,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         key_figures=words.make_key_figures(tables, metadata),
         warnings=words.write_warnings(tables, metadata),
         sections=[
-            Section(
-                "matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], words.describe_matrix(matrix, score)
-            ),
+            Section("matrix", f"{score} matrix", [matrices], words.describe_matrix(matrix, score)),
             Section("curves", "Forgetting", [boxes["curves"]], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
             Section("differences", "Differences", *learn_metrics.make_difference_tables(tables["differences"], matrix)),
@@ -68,12 +65,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
             Section("interference", "Gradient interference", [boxes["interference"]], _INTERFERENCE),
             Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
-            Section(
-                "pseudo",
-                "Pseudo samples",
-                [*learn_diagnostics.make_pseudo_tables(samples, matrix), sample_dots],
-                learn_diagnostics.PSEUDO_ABOUT,
-            ),
+            Section("pseudo", "Pseudo samples", sample_parts, diagnostics.PSEUDO_ABOUT),
             Section("stream", "Stream", _stream(metadata)),
             Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
             Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),
@@ -115,15 +107,15 @@ def _matrix(tables: Tables, matrices: Mapping[str, Any]) -> Box:
 def _boxes(data: Mapping[str, Any]) -> dict[str, Box]:
     """Make the boxes of curves, diagnostics, interference and gates, with their fields."""
     scenarios = {scenario: SCENARIOS[scenario] for scenario in data["curves"]}
-    diagnostics, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
-    methods = diagnostics.get("methods", [])
+    by_layer, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
+    methods = by_layer.get("methods", [])
     all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
     afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
     fields = {
         "curves": [Select("curves-setting", "Scenario", scenarios)],
         "diagnostics": [
             Select("diagnostics-method", "Method", {**all_methods, **_same(methods)}),
-            Select("diagnostics-task", "Task", _same(diagnostics.get("tasks", []))),
+            Select("diagnostics-task", "Task", _same(by_layer.get("tasks", []))),
         ],
         "interference": [
             Select("interference-method", "Method", _same(interference.get("methods", []))),

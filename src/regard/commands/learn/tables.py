@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from regard.report import panels
+
 SCENARIOS = {"til": "TIL", "cil": "CIL"}
 """Names of the scenarios: task-incremental (task known) and class-incremental learning."""
 
 RUN_KEYS = ["method", "seed", "order"]
-NUM_INKS, NUM_STROKES = 6, 3
 
 Tables = Mapping[str, pd.DataFrame]
 Cells = list[list[float | None]]
@@ -87,9 +88,8 @@ def compute_forgetting(matrix: pd.DataFrame) -> pd.DataFrame:
     initial = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < num_tasks)]
     final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]]
     scores = initial.merge(final, on=[*RUN_KEYS, "task_index"], suffixes=("", "_at_end"))
-    return scores.assign(forgetting=scores["score"] - scores["score_at_end"])[
-        [*RUN_KEYS, "task_index", "task", "forgetting"]
-    ]
+    scores["forgetting"] = scores["score"] - scores["score_at_end"]
+    return scores[[*RUN_KEYS, "task_index", "task", "forgetting"]]
 
 
 def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
@@ -111,10 +111,9 @@ def make_cells(means: Mapping[Any, float], rows: Iterable[int], columns: Iterabl
 
 def assign_styles(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
     """Assign an ink and a stroke to each method, as far as they suffice."""
-    names = method_names(matrix)[: NUM_INKS * NUM_STROKES]
-    return [(name, i % NUM_INKS, i // NUM_INKS) for i, name in enumerate(names)]
+    return panels.assign_styles(method_names(matrix))
 
 
 def round_value(value: Any) -> float | None:
     """Round to five digits; None if not finite."""
-    return float(f"{float(value):.5g}") if pd.notna(value) and math.isfinite(float(value)) else None
+    return panels.round_value(float(value)) if pd.notna(value) and math.isfinite(float(value)) else None

@@ -16,6 +16,7 @@ from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
 from regard.report.page import KeyFigure
+from regard.report.panels import INKS
 from regard.report.terminal import WIDTH, plain, summary
 from regard.report.words import format_duration, format_signed, metadata_number, pluralize
 
@@ -220,7 +221,7 @@ def describe_matrix(matrix: pd.DataFrame, score: str) -> str:
 def describe_curves(matrix: pd.DataFrame) -> str:
     """Describe lines and bands of the curves, and which tasks and methods they leave out."""
     num_methods, num_old_tasks = matrix["method"].nunique(), count_tasks(matrix) - 1
-    band = "; band: 95 % interval (Student’s t)" if num_methods <= learn_tables.NUM_INKS else ""
+    band = "; band: 95 % interval (Student’s t)" if num_methods <= INKS else ""
     parts = [f"Means over runs{band}." if _max_runs(matrix) > 1 else "One run of each method."]
     if num_old_tasks > MAX_TASK_PANELS:
         parts.append(f"{MAX_TASK_PANELS} of the {num_old_tasks} old tasks are drawn, spread evenly.")

@@ -117,9 +117,8 @@ def _sinks(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
             note = f"{labels.number(mass / uniform, 3)}× uniform attention’s {labels.number(uniform, 3)}"
         figures.append(KeyFigure("Mean α₁", labels.number(mass, 3), note))
     if "norm_ratio" in last:
-        figures.append(
-            KeyFigure("|h₁| / mean |hₜ|", f"{labels.number(last['norm_ratio'], 3)}×", "largest of all layers")
-        )
+        ratio = f"{labels.number(last['norm_ratio'], 3)}×"
+        figures.append(KeyFigure("|h₁| / mean |hₜ|", ratio, "largest of all layers"))
     return [*figures, *_emergence(metadata)] if {"sink_rate", "alpha_first"} & set(last) else figures
 
 
@@ -197,9 +196,8 @@ def _curves(history: pd.DataFrame) -> list[str]:
     lines = []
     for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
         values = numeric_column(history, key)
-        finite = [float(value) for value in values if value == value and abs(value) != float("inf")]
-        if len(finite) > 1:
-            lines.append(
-                f"{name:<16}{labels.number(finite[0], 3):>6} {sparkline(finite)} {labels.number(finite[-1], 3)}"
-            )
+        values = values[np.isfinite(values)]
+        if len(values) > 1:
+            first, last = (labels.number(float(values[i]), 3) for i in (0, -1))
+            lines.append(f"{name:<16}{first:>6} {sparkline(values)} {last}")
     return lines

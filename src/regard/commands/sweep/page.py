@@ -13,7 +13,17 @@ from regard.commands.sweep.means import METRICS, Combination, Comparison, format
 from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.page import Command, Group, Page, Panels, Record, Section, Table, Tables
-from regard.report.panels import Panel, last_value, line, numeric_column, panel, thinning_note
+from regard.report.panels import (
+    INKS,
+    STROKES,
+    Panel,
+    assign_styles,
+    last_value,
+    line,
+    numeric_column,
+    panel,
+    thinning_note,
+)
 from regard.report.words import format_value
 
 _AGAIN = "Trials that have finished in the sweep’s folder are not run twice."
@@ -86,7 +96,6 @@ def _unfinished(comparison: Comparison) -> Table:
     return Table(rows, ["Trial", "State", "Attempts", "Error"], "Trials without a result")
 
 
-INKS, STROKES = 6, 3
 LINES = INKS * STROKES
 """Combinations that are drawn, at most: each has its own ink and stroke."""
 
@@ -114,9 +123,8 @@ def _panel(
     for name in names:
         steps, mean, error = over_seeds(frames[name], metric, axis)
         points += line(axis, name, steps, mean, unit, error)
-    styles = [(name, i % INKS, i // INKS) for i, name in enumerate(names)]
     note = _note([frame for of_name in frames.values() for frame in of_name], metric)
-    return panel(title, note, axis, points, styles)
+    return panel(title, note, axis, points, assign_styles(names))
 
 
 def _note(frames: Sequence[pd.DataFrame], metric: str) -> str:

@@ -39,10 +39,8 @@ def write_title(comparison: Comparison) -> str:
 def write_ledes(comparison: Comparison) -> list[str]:
     """Write how much was run, and how the combinations compare in validation loss and sinks, or in scores."""
     num_trials, num_unfinished = len(comparison.trials), len(comparison.unfinished)
-    parts = [
-        pluralize(len(comparison.combinations), "combination"),
-        pluralize(comparison.trials["seed"].nunique(), "seed"),
-    ]
+    parts = [pluralize(len(comparison.combinations), "combination")]
+    parts.append(pluralize(comparison.trials["seed"].nunique(), "seed"))
     parts.append(f"{num_trials:,} of {pluralize(num_trials + num_unfinished, 'trial')} finished")
     sentences = [_compare(comparison, metric) for metric in _COMPARED if metric in comparison.metrics]
     return [" · ".join(parts), " ".join(sentence for sentence in sentences if sentence)]
