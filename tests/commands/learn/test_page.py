@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 from regard.commands.learn.charts import MAX_TASK_PANELS
-from regard.commands.learn.costs import sum_costs
 from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MAX_NUMBERS, MEAN, make_matrix_data
-from regard.commands.learn.metrics import METRICS, find_baseline, format_fixed
+from regard.commands.learn.metrics import METRICS, find_baseline, format_fixed, sum_costs
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import find_unfinished_runs, has_one_order, task_names
 from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings

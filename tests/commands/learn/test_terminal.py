@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from regard.commands.learn.charts import MAX_DOTS, average_forgetting, average_seen_tasks, make_dot_panel
-from regard.commands.learn.costs import format_bytes
 from regard.commands.learn.diagnostics import average_layers
 from regard.commands.learn.metrics import (
     METRICS,
     Estimate,
+    format_bytes,
     format_estimate,
     format_fixed,
     format_p_value,

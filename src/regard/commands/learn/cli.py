@@ -106,10 +106,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
-    """Return a callback that reports the events of a comparison as text.
-
-    The differences between the stream's protocols become a note.
-    """
+    """Return a callback that reports a comparison's events as text, and the protocols' differences as a note."""
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
     from regard.data.splits import format_protocol_differences
 

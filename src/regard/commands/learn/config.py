@@ -1,7 +1,4 @@
-"""Configuration of `regard learn`, and its scales.
-
-Cheap to import: values are resolved when a configuration is made.
-"""
+"""Configuration of `regard learn`, and its scales. It is cheap to import."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ AS_GIVEN = "given"
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(Config):
-    """Configuration of `regard learn`; each field is a command-line option.
-
-    Fields that are None take the value of `scale`.
-    """
+    """Configuration of `regard learn`; each field is an option. Fields that are None take the value of `scale`."""
 
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.

@@ -234,10 +234,7 @@ def _to_rows(table: pd.DataFrame) -> list[Row]:
 
 
 def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Iterate over encoder inputs, each with its batch's routing weights active.
-
-    Batches of soft-prompt networks come without prompts.
-    """
+    """Iterate over encoder inputs with the batch's routing weights active; soft prompts are left out."""
     network = learner.network
     for batch in batches:
         inputs = {name: batch[name] for name in INPUTS if name in batch}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn import charts, costs, diagnostics, gate, words
+from regard.commands.learn import charts, diagnostics, gate, words
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
@@ -60,7 +60,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             Section("curves", "Forgetting", [boxes["curves"]], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
             Section("differences", "Differences", *learn_metrics.make_difference_tables(tables["differences"], matrix)),
-            Section("cost", "Cost", _cost(tables), costs.ABOUT),
+            Section("cost", "Cost", _cost(tables), learn_metrics.COST_ABOUT),
             Section("diagnostics", "Diagnostics", [boxes["diagnostics"]], _DIAGNOSTICS),
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
             Section("interference", "Gradient interference", [boxes["interference"]], _INTERFERENCE),
@@ -159,13 +159,13 @@ def _about_metrics(summary: pd.DataFrame) -> str:
 
 def _cost(tables: Tables) -> list[Part]:
     """Make the table of costs, and dots of score over cost."""
-    costs_by_method = costs.sum_costs(tables["cost"])
+    costs_by_method = learn_metrics.sum_costs(tables["cost"])
     scenario, scores = _first(tables)
     score = f"AP, {SCENARIOS[scenario]}"
     methods = learn_metrics.rank_methods(list(costs_by_method.index), scores)
     means = {name: estimate.mean for name, estimate in scores.items()}
     panels = charts.make_cost_panels(costs_by_method, tables["matrix"], means, score) if means else []
-    return [costs.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
+    return [learn_metrics.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
 
 
 _DIAGNOSTICS = (

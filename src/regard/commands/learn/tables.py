@@ -79,11 +79,7 @@ def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
 
 
 def compute_forgetting(matrix: pd.DataFrame) -> pd.DataFrame:
-    """Return how many points each old task of a finished run lost since it was trained; with TIL if available.
-
-    Returns:
-        Columns method, seed, order, task_index, task, forgetting.
-    """
+    """Return how many points (`forgetting`) each old task of a finished run lost since it was trained; TIL if known."""
     rows, num_tasks = select_trained(matrix, *find_scenarios(matrix)[:1]), count_tasks(matrix)
     initial = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < num_tasks)]
     final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]]

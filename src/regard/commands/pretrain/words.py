@@ -32,8 +32,6 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was trained, then the outcome."""
     config, last = labels.section(metadata, "config"), last_values(history)
     attention, parameters = config.get("attention"), metadata_number(metadata, "model", "parameters")
-    if isinstance(attention, Mapping):
-        attention = attention.get("name") or attention.get("weighting")
     parts = [
         f"{attention} attention" if attention else "",
         "" if parameters is None else f"{format_count(parameters)} parameters",

@@ -176,13 +176,13 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
 def format_mean(value: Mean, unit: str = "") -> str:
     """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error."""
     text = labels.number(value.value, 3)
-    if value.error > _ROUNDING * abs(value.value):
+    if value.error > ROUNDING * abs(value.value):
         places = min(decimals(value.error), max(0, 4 - _power(value.value)))
         text = f"{value.value:,.{places}f} ± {value.error:,.{places}f}"
     return f"{text} %" if unit == "%" and value.n else text
 
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """Relative errors below this are those of floating-point sums."""
 
 

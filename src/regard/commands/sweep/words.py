@@ -26,8 +26,6 @@ EMERGENCE = "emergence_step"
 _PAIRED = "paired by seed (Student’s t)"
 _WELCH = "Welch’s where fewer than two seeds are in common"
 _OVERLAP = "Where an interval overlaps 0, these seeds do not tell the two apart."
-_ROUNDING = 1e-9
-"""Intervals of a smaller half width are those of floating-point sums."""
 
 
 def write_title(comparison: Comparison) -> str:
@@ -126,7 +124,7 @@ def format_difference(difference: Difference, unit: str) -> list[str]:
     if not difference.has_interval:
         return [f"{format_signed(difference.value)}{points}", "–", result]
     half = (difference.high - difference.low) / 2
-    places = sweep_means.decimals(half) if half > _ROUNDING else 3
+    places = sweep_means.decimals(half) if half > sweep_means.ROUNDING else 3
     value, low, high = (format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
 
