@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from regard.report import colors
-from regard.report.words import format_value
+from regard.report.labels import format_value
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page may run its own scripts and styles and fetch nothing; browsers enforce this."""

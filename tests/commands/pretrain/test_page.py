@@ -10,8 +10,8 @@ from rich.console import Console
 
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
+from regard.report.labels import format_count, format_duration
 from regard.report.panels import MOST, line, thin_indices
-from regard.report.words import format_count, format_duration
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 

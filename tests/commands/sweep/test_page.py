@@ -14,7 +14,7 @@ from rich.console import Console
 from regard.commands.sweep.means import average, difference, format_mean, name_combination
 from regard.commands.sweep.page import LINES, over_seeds, sweep_page
 from regard.commands.sweep.words import sweep_summary
-from regard.report.words import format_signed
+from regard.report.labels import format_signed
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 

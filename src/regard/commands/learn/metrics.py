@@ -13,7 +13,6 @@ from regard.commands.learn.tables import SCENARIOS, method_names
 from regard.report import labels, page
 from regard.report.page import Table
 from regard.report.panels import numeric_column
-from regard.report.words import format_duration, format_signed, verdict
 
 REFERENCES = {"joint": "all tasks at once", "separate": "a model for each task"}
 """Methods that do not learn task after task: upper bounds, not competitors."""
@@ -184,16 +183,16 @@ def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
 def _table(differences: Sequence[Difference], caption: str) -> Table:
     rows = []
     for item in differences:
-        result = verdict(item.mean, item.contains_zero if item.has_interval else None)
+        result = labels.verdict(item.mean, item.contains_zero if item.has_interval else None)
         interval = format_difference_interval(item) if item.has_interval else "–"
-        rows.append((item.method, "", [format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
+        rows.append((item.method, "", [labels.format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
     head = ["Method", "Difference", "95 % interval", "p, t-test, Holm", ""]
     return Table(rows, head, f"{caption}: differences", caption)
 
 
 def format_difference_interval(difference: Difference) -> str:
     """Format an interval with signs, as in "+0.51 to +1.33"."""
-    return f"{format_signed(difference.ci_low, 2)} to {format_signed(difference.ci_high, 2)}"
+    return f"{labels.format_signed(difference.ci_low, 2)} to {labels.format_signed(difference.ci_high, 2)}"
 
 
 def format_p_value(p: float) -> str:
@@ -268,7 +267,7 @@ def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping
 
 
 def _time(seconds: float) -> str:
-    return "–" if pd.isna(seconds) else format_duration(float(seconds))
+    return "–" if pd.isna(seconds) else labels.format_duration(float(seconds))
 
 
 def format_bytes(count: float) -> str:

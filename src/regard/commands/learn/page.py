@@ -27,7 +27,6 @@ from regard.report.page import (
     Text,
     read_asset,
 )
-from regard.report.words import format_value, pluralize
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
@@ -110,7 +109,7 @@ def _boxes(data: Mapping[str, Any]) -> dict[str, Box]:
     by_layer, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
     methods = by_layer.get("methods", [])
     all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
-    afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
+    afters = {str(after): labels.pluralize(after, "task") for after in interference.get("afters", [])}
     fields = {
         "curves": [Select("curves-setting", "Scenario", scenarios)],
         "diagnostics": [
@@ -196,7 +195,7 @@ def _task(task: Mapping[str, Any]) -> Row:
     classes = [str(label) for label in task.get("labels") or []]
     classes_text = f"{len(classes)}: {', '.join(classes)}" if len(classes) <= _MAX_NAMED_CLASSES else str(len(classes))
     short_hashes = ", ".join(str(hashes.get(split) or "–")[:12] for split in _SPLITS)
-    cells = [classes_text, *(format_value(rows.get(split)) for split in _SPLITS), short_hashes]
+    cells = [classes_text, *(labels.format_value(rows.get(split)) for split in _SPLITS), short_hashes]
     return str(task.get("name", "")), str(task.get("source") or ""), cells
 
 
@@ -266,9 +265,9 @@ def _protocol_parts(metadata: Mapping[str, Any]) -> list[Part]:
 
 def _protocol_cells(entry: Mapping[str, Any], identical: str) -> list[str]:
     sizes = ([labels.section(entry, name).get(split) for split in _SPLITS] for name in _PROTOCOLS)
-    texts = ["–" if None in counts else format_value(counts) for counts in sizes]
-    shared = [format_value(entry.get(name)) for name in _SHARED]
-    return [identical, *shared, *texts, format_value(entry.get("dropped"))]
+    texts = ["–" if None in counts else labels.format_value(counts) for counts in sizes]
+    shared = [labels.format_value(entry.get(name)) for name in _SHARED]
+    return [identical, *shared, *texts, labels.format_value(entry.get("dropped"))]
 
 
 def _sum_protocols(entries: Sequence[Mapping[str, Any]]) -> list[str]:

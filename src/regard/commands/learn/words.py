@@ -15,10 +15,10 @@ from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
+from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
 from regard.report.page import KeyFigure
 from regard.report.panels import INKS
 from regard.report.terminal import WIDTH, plain, summary
-from regard.report.words import format_duration, format_signed, metadata_number, pluralize
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
 SCORE_NAMES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match"}

@@ -14,7 +14,6 @@ from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, sparkline
-from regard.report.words import join, run_time
 
 MAXIMA, MINIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio"), ("matrix_entropy",)
 """Statistics whose largest, or smallest, value over the layers is a key figure."""
@@ -122,7 +121,7 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
         [line for measure in all_measures for line in _smoothing(measure, name)],
         _norms(all_measures, name),
     ]
-    lede = join([labels.samples(metadata), run_time(metadata, "in")])
+    lede = labels.join([labels.samples(metadata), labels.run_time(metadata, "in")])
     return terminal.summary(labels.model_name(metadata), [lede], [*maps, *lines])
 
 

@@ -9,10 +9,10 @@ from rich.console import Group
 
 from regard.commands.pretrain.charts import at_step, symbol
 from regard.report import labels
+from regard.report.labels import format_count, format_duration, join, metadata_number
 from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
 from regard.report.terminal import plain, sparkline, summary
-from regard.report.words import format_count, format_duration, join, metadata_number
 
 Last = Mapping[str, float]
 

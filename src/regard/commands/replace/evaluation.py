@@ -66,9 +66,6 @@ class ProbeEvaluator:
     def metric(self) -> str:
         return self.task.metric
 
-    def seeds(self, count: int) -> Sequence[int]:
-        return range(count)
-
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         names = (f"train-{key}", f"validation-{key}")
         splits = (self.train_rows, self.validation_rows)
@@ -138,9 +135,6 @@ class PerplexityEvaluator:
     train_rows: Encoded
     validation_rows: Encoded
     settings: ProbeConfig
-
-    def seeds(self, count: int) -> Sequence[int]:
-        return (0,)
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         total, tokens = 0.0, 0

@@ -271,7 +271,8 @@ def _scores(
     evaluation: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
     """Score each source, ranking, fraction and seed, and each operation and seed."""
-    seeds, metric = evaluation.evaluator.seeds(config.num_seeds), evaluation.evaluator.metric
+    seeds = range(config.num_seeds if isinstance(evaluation.evaluator, ProbeEvaluator) else 1)
+    metric = evaluation.evaluator.metric
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:

@@ -9,9 +9,9 @@ from rich.console import Group
 
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name, intervals
 from regard.report import labels
+from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, plain, summary
-from regard.report.words import join, pluralize, run_time
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
 _METRICS = {"mcc": "Matthews correlation", "f1": "F1", "entity_f1": "entity F1", "token_f1": "F1"}

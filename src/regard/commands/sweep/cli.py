@@ -147,7 +147,7 @@ def print_progress(progress: SweepProgress) -> None:
 def _describe_failures(result: SweepResult) -> str:
     """Return which trials failed, each with the last line of its error; those with the same one together."""
     from regard.commands.learn.tables import list_first
-    from regard.report.words import pluralize
+    from regard.report.labels import pluralize
 
     by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
     by_error: dict[str, list[str]] = {}

@@ -15,8 +15,8 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.tables import SCENARIOS
 from regard.report import labels
 from regard.report.arrays import Floats
+from regard.report.labels import format_value
 from regard.report.panels import DOMAIN, domains, numeric_column
-from regard.report.words import format_value
 from regard.runs.intervals import t_half_width, welch_half_width
 
 _SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}

@@ -12,6 +12,7 @@ from regard.commands.sweep import words
 from regard.commands.sweep.means import METRICS, Combination, Comparison, format_mean
 from regard.report import labels
 from regard.report.arrays import Floats
+from regard.report.labels import format_value
 from regard.report.page import Command, Group, Page, Panels, Record, Section, Table, Tables
 from regard.report.panels import (
     INKS,
@@ -24,7 +25,6 @@ from regard.report.panels import (
     panel,
     thinning_note,
 )
-from regard.report.words import format_value
 
 _AGAIN = "Trials that have finished in the sweep’s folder are not run twice."
 

@@ -11,7 +11,6 @@ from regard.commands.sweep.means import Combination, Comparison, Difference, for
 from regard.report import labels
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, plain, summary
-from regard.report.words import format_signed, format_value, pluralize, verdict
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 """The metrics that the lede compares."""
@@ -37,9 +36,9 @@ def write_title(comparison: Comparison) -> str:
 def write_ledes(comparison: Comparison) -> list[str]:
     """Write how much was run, and how the combinations compare in validation loss and sinks, or in scores."""
     num_trials, num_unfinished = len(comparison.trials), len(comparison.unfinished)
-    parts = [pluralize(len(comparison.combinations), "combination")]
-    parts.append(pluralize(comparison.trials["seed"].nunique(), "seed"))
-    parts.append(f"{num_trials:,} of {pluralize(num_trials + num_unfinished, 'trial')} finished")
+    parts = [labels.pluralize(len(comparison.combinations), "combination")]
+    parts.append(labels.pluralize(comparison.trials["seed"].nunique(), "seed"))
+    parts.append(f"{num_trials:,} of {labels.pluralize(num_trials + num_unfinished, 'trial')} finished")
     sentences = [_compare(comparison, metric) for metric in _COMPARED if metric in comparison.metrics]
     return [" · ".join(parts), " ".join(sentence for sentence in sentences if sentence)]
 
@@ -60,7 +59,7 @@ def write_warnings(comparison: Comparison) -> list[str]:
     """Write one sentence for everything that makes the numbers incomplete or uncertain."""
     notes, num_unfinished = [], len(comparison.unfinished)
     if num_unfinished:
-        trials = pluralize(num_unfinished, "trial")
+        trials = labels.pluralize(num_unfinished, "trial")
         notes.append(f"{trials} without a result; means are over the seeds that have one.")
     if not has_seeds(comparison):
         notes.append("One seed for each combination: there are no standard errors and no intervals.")
@@ -119,13 +118,13 @@ def describe_differences(comparison: Comparison) -> str:
 
 def format_difference(difference: Difference, unit: str) -> list[str]:
     """Format a difference, its interval, and the verdict."""
-    result = verdict(difference.value, difference.overlaps if difference.has_interval else None)
+    result = labels.verdict(difference.value, difference.overlaps if difference.has_interval else None)
     points = " points" if unit == "%" else ""
     if not difference.has_interval:
-        return [f"{format_signed(difference.value)}{points}", "–", result]
+        return [f"{labels.format_signed(difference.value)}{points}", "–", result]
     half = (difference.high - difference.low) / 2
     places = sweep_means.decimals(half) if half > sweep_means.ROUNDING else 3
-    value, low, high = (format_signed(x, places) for x in (difference.value, difference.low, difference.high))
+    value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
 
 
@@ -142,7 +141,7 @@ def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:
     comparison = Comparison.of(trials, record)
     lede, *outcomes = write_ledes(comparison)
     unfinished = [
-        plain(f"{name}, {seed}: {format_value(trial['error'] or trial['state'])}")
+        plain(f"{name}, {seed}: {labels.format_value(trial['error'] or trial['state'])}")
         for name, seed, trial in comparison.unfinished
     ]
     notes = [*outcomes, *write_warnings(comparison)]
