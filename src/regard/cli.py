@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from regard.commands.learn import check
+from regard.commands.learn import check, rollback
 from regard.commands.learn import cli as learn
-from regard.commands.learn import rollback_cli as rollback
 from regard.commands.measure import cli as measure
 from regard.commands.measure import compare
 from regard.commands.pretrain import cli as pretrain

@@ -12,6 +12,9 @@ from regard.report.arrays import Floats
 
 Panel = dict[str, Any]
 Values = Sequence[float] | Floats
+Styles = Sequence[tuple[str, int, int]]
+"""The name of each line, its ink, and its stroke (0 solid, 1 dashed, 2 dotted)."""
+INKS, STROKES = 6, 3
 MOST = 500
 """The most points of one line on a page; longer lines are thinned evenly."""
 DOMAIN = "valid_loss."
@@ -62,16 +65,22 @@ def line(
             {
                 axis: int(places[i]),
                 "series": series,
-                "value": _round(value),
-                "low": _round(value - margin) if is_sure else None,
-                "high": _round(value + margin) if is_sure else None,
+                "value": round_value(value),
+                "low": round_value(value - margin) if is_sure else None,
+                "high": round_value(value + margin) if is_sure else None,
                 "shown": labels.with_unit(value, unit, 4) + (f" ± {labels.number(margin, 2)}" if is_sure else ""),
             }
         )
     return points
 
 
-def _round(value: float) -> float:
+def assign_styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Assign an ink and a stroke to each name, as far as they suffice."""
+    return [(name, i % INKS, i // INKS) for i, name in enumerate(names[: INKS * STROKES])]
+
+
+def round_value(value: float) -> float:
+    """Round to five digits, which a chart cannot show more of."""
     return float(f"{value:.5g}")
 
 
@@ -80,10 +89,10 @@ def panel(
     note: str,
     axis: str,
     points: Sequence[Mapping[str, Any]],
-    lines: Sequence[tuple[str, int, int]] | None = None,
+    lines: Styles | None = None,
     **fields: Any,
 ) -> list[Panel]:
-    """One panel, none without points; `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted)."""
+    """One panel, none without points; `lines` are the styles of its lines."""
     if not points:
         return []
     styles = {} if lines is None else {"lines": [list(style) for style in lines]}

@@ -94,12 +94,16 @@ def parse_seeds(text: str) -> list[int]:
     return [int(parse_number(part, int, "--seeds")) for part in text.split(",")]
 
 
-def check_model_folder(model: str) -> None:
-    """Check that a folder is that of a model. Raises UserError if it is that of a run, which has a model inside."""
-    folder = Path(model) / "model"
-    if not (Path(model) / "config.json").is_file() and (folder / "config.json").is_file():
-        expected = f"config.json in the folder '{model}'"
-        raise UserError(f"model: expected {expected}, which is of a run; did you mean {folder}?")
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_model_options` as `regard.models.load` takes them.
+
+    Raises UserError if the model is the folder of a run, which has a model inside.
+    """
+    folder = Path(args.model) / "model"
+    if not (Path(args.model) / "config.json").is_file() and (folder / "config.json").is_file():
+        problem = f"expected config.json in the folder '{args.model}', which is of a run"
+        raise UserError(f"model: {problem}; did you mean {folder}?")
+    return {name: getattr(args, name) for name in ("dtype", "device", "trust_remote_code")}
 
 
 def file_slug(name: str) -> str:

@@ -170,15 +170,18 @@ def progress(run: int, position: int, stage: str) -> Progress:
 def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
     """Half a minute a task: of six tasks two were done by an earlier command, and two are by now."""
     times = iter([100.0, 110.0, 130.0, 160.0])
-    clock = command.Clock(lambda: next(times))
-    for told in (progress(1, 3, "head"), progress(1, 3, "all")):
-        clock.describe(told)
-    assert clock.describe(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
-    assert clock.describe(progress(1, 3, TASK_END)) == (
-        "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"  # 10 s for the one, three are left
-    )
-    assert clock.describe(progress(2, 1, TASK_END)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
-    assert clock.describe(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
+    told: list[str] = []
+    report = command.describe_progress(lambda event: told.append(event.phase), lambda: next(times))
+    for event in (progress(1, 3, "head"), progress(1, 3, "all"), progress(1, 3, "head")):
+        report(event)
+    assert told[-1] == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
+    report(progress(1, 3, TASK_END))
+    # 10 s for the one, three are left
+    assert told[-1] == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"
+    report(progress(2, 1, TASK_END))
+    assert told[-1].endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
+    report(progress(2, 2, "head"))
+    assert told[-1].endswith("head 4/8; 0:01:00 left")  # 60 s for two
 
 
 @pytest.mark.exhaustive

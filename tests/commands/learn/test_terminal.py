@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from regard.commands.learn.charts import MAX_DOTS, average_forgetting, average_seen_tasks, make_dot_panel
-from regard.commands.learn.costs import format_bytes
 from regard.commands.learn.diagnostics import average_layers
 from regard.commands.learn.metrics import (
     METRICS,
     Estimate,
+    format_bytes,
     format_estimate,
     format_fixed,
     format_p_value,
@@ -22,9 +22,8 @@ from regard.commands.learn.metrics import (
 )
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import compute_correlation, compute_forgetting
-from regard.commands.learn.terminal import FUTURE_NOTE, learn_summary, shorten_names
-from regard.commands.learn.words import describe_overlap
-from regard.report.words import format_signed
+from regard.commands.learn.words import FUTURE_NOTE, describe_overlap, learn_summary, shorten_names
+from regard.report.labels import format_signed
 from tests.commands.learn import learned
 
 TABLES = learned.tables()

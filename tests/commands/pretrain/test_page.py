@@ -10,9 +10,8 @@ from rich.console import Console
 
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
-from regard.errors import UserError
+from regard.report.labels import format_count, format_duration
 from regard.report.panels import MOST, line, thin_indices
-from regard.report.words import format_count, format_duration
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
@@ -229,13 +228,6 @@ def test_hostile_texts_are_escaped() -> None:
     assert [attributes.get("id") for attributes, _ in page.scripts] == ["regard-data", None, None]
     assert "img" not in {tag for tag, _ in page.tags}
     assert page.text.count(evil) >= 5
-
-
-def test_a_wrong_history_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="empty"):
-        pretrain_page(RUN[0].iloc[:0], *RUN[1:])
-    with pytest.raises(UserError, match="missing: loss"):
-        terminal(RUN[0].drop(columns="loss"), *RUN[1:])
 
 
 # -- numbers and the terminal

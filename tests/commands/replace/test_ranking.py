@@ -21,7 +21,6 @@ from regard.commands.replace.ranking import (
     rank_randomly,
 )
 from regard.constants import Constants, Head, Origin
-from regard.errors import UserError
 
 HEADS: list[Head] = [("encoder", 0, 0), ("encoder", 0, 1), ("encoder", 0, 2), ("encoder", 1, 0), ("encoder", 1, 1)]
 """Three heads in the first layer and two in the second."""
@@ -100,19 +99,6 @@ def test_the_heads_behind_the_dynamic_ones_become_constant(name: str) -> None:
 
 def test_every_name_is_known_here() -> None:
     assert {*EXPECTED, "random"} == set(RANKINGS)
-
-
-@pytest.mark.parametrize("name", ["", "Lambda", "layers", "norm"])
-def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match="rank-heads-by: expected one of lambda, input-dependence, ") as told:
-        named(name)
-    assert str(told.value).endswith(f"got {name!r}")
-
-
-@pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan")])
-def test_what_is_no_fraction_is_refused(fraction: float) -> None:
-    with pytest.raises(UserError, match="fractions: expected numbers from 0 to 1, got"):
-        named("lambda").constant(fraction)
 
 
 def test_gates_and_norms_are_handed_on_as_they_are_given() -> None:

@@ -11,12 +11,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.sweep.charts import LINES, over_seeds
 from regard.commands.sweep.means import average, difference, format_mean, name_combination
-from regard.commands.sweep.page import sweep_page
-from regard.commands.sweep.terminal import sweep_summary
-from regard.errors import UserError
-from regard.report.words import format_signed
+from regard.commands.sweep.page import LINES, over_seeds, sweep_page
+from regard.commands.sweep.words import sweep_summary
+from regard.report.labels import format_signed
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
@@ -277,15 +275,6 @@ def test_hostile_texts_are_escaped() -> None:
     assert [attributes.get("id") for attributes, _ in page.scripts] == ["regard-data", None, None]
     assert "img" not in {tag for tag, _ in page.tags}
     assert page.text.count(evil) >= 5
-
-
-def test_wrong_trials_are_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="at least one trial"):
-        sweep_page(trials().iloc[:0], {}, {})
-    with pytest.raises(UserError, match="missing: seed"):
-        terminal(trials().drop(columns="seed"), record())
-    with pytest.raises(UserError, match="several are of softmax-0"):
-        sweep_page(pd.concat([trials(), trials().head(1)]), record(), {})
 
 
 # -- the terminal

@@ -20,7 +20,7 @@ from rich.console import Console
 from regard import LearnResult
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
 from regard.commands.sweep.state import SweepState
-from regard.commands.sweep.terminal import sweep_summary
+from regard.commands.sweep.words import sweep_summary
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.work_dir import lock_dir

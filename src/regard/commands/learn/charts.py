@@ -1,13 +1,12 @@
 """Panels of a continual-learning report: curves over tasks, dots for runs and methods."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from regard.commands.learn.metrics import format_fixed
 from regard.commands.learn.tables import (
-    NUM_INKS,
     RUN_KEYS,
     SCENARIOS,
     assign_styles,
@@ -19,7 +18,7 @@ from regard.commands.learn.tables import (
     task_names,
 )
 from regard.report import labels
-from regard.report.panels import Panel, line, panel, thin_indices
+from regard.report.panels import INKS, Panel, Styles, line, panel, thin_indices
 from regard.runs.intervals import t_half_width
 
 MAX_TASK_PANELS = 12
@@ -71,20 +70,18 @@ def _average_complete(rows: pd.DataFrame, missing: int) -> pd.DataFrame:
     return means[means["count"] == means["after_task"] - missing].rename(columns={"mean": "value"})
 
 
-def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Sequence[tuple[str, int, int]]) -> list[Panel]:
+def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Styles) -> list[Panel]:
     """Draw a line per method: means over runs, with 95 % intervals if there are few methods."""
     points = []
     for name, _, _ in styles:
         means = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
         margins = [t_half_width(int(row["count"]), float(row["std"])) for _, row in means.iterrows()]
-        has_bands = len(styles) <= NUM_INKS
+        has_bands = len(styles) <= INKS
         points += line("after", name, [*means.index], [*means["mean"]], "", margins if has_bands else None)
     return panel(caption, note, "after", points, styles)
 
 
-def make_dot_panel(
-    caption: str, note: str, axis: str, dots: Iterable[Dot], styles: Sequence[tuple[str, int, int]]
-) -> list[Panel]:
+def make_dot_panel(caption: str, note: str, axis: str, dots: Iterable[Dot], styles: Styles) -> list[Panel]:
     """Make a panel of the finite dots, thinned beyond `MAX_DOTS`; none for fewer than two."""
     methods = {name for name, _, _ in styles}
     known = [dot for dot in dots if dot[0] in methods and math.isfinite(dot[2]) and math.isfinite(dot[3])]

@@ -105,47 +105,31 @@ def run(args: argparse.Namespace) -> None:
     run_command(args, "learn", args.out or Path("runs") / f"learn-{name}", run_learn, parts=PARTS)
 
 
-def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
-    """Return a callback that reports the events of a comparison as text.
+def describe_progress(on_progress: OnProgress, now: Callable[[], float] = time.monotonic) -> Callable[[Progress], None]:
+    """Return a callback that reports a comparison's events as text, as in "run 2 of 6, prescale, seed 39: task 3 of 7".
 
-    The differences between the stream's protocols become a note.
+    The protocols' differences become a note. The time left is estimated from the tasks finished since the first report.
     """
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
     from regard.data.splits import format_protocol_differences
 
-    clock = Clock()
+    start: tuple[float, int] | None = None
 
     def report(progress: Progress) -> None:
-        event = progress.event
+        nonlocal start
+        event, num_finished, num_tasks = progress.event, progress.num_finished, progress.runs * progress.tasks
         if event.phase == PROTOCOLS:
             note = format_protocol_differences(event.metrics)
             on_progress(ProgressEvent(phase="reading the stream", note=note))
-        else:
-            phase, is_end = clock.describe(progress), event.phase == TASK_END
-            step, steps = progress.num_finished, progress.runs * progress.tasks
-            on_progress(ProgressEvent(phase=phase, step=step, steps=steps, milestone=is_end))
+            return
+        start = start or (now(), num_finished)
+        run = f"run {progress.run} of {progress.runs}, {progress.method}, seed {progress.seed}"
+        step = f" {event.step}/{event.steps}" if event.steps else ""
+        phase = f"{run}: task {event.task_index} of {progress.tasks}, {event.task}, {event.phase}{step}"
+        if num_finished > start[1]:
+            seconds_per_task = (now() - start[0]) / (num_finished - start[1])
+            phase += f"; {datetime.timedelta(seconds=round(seconds_per_task * (num_tasks - num_finished)))} left"
+        is_end = event.phase == TASK_END
+        on_progress(ProgressEvent(phase=phase, step=num_finished, steps=num_tasks, milestone=is_end))
 
     return report
-
-
-class Clock:
-    """Describes progress, with the time for the remaining tasks, estimated from those finished since the first call."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._start: float | None = None
-        self._num_finished = 0
-
-    def describe(self, progress: Progress) -> str:
-        """Describe progress, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
-        if self._start is None:
-            self._start, self._num_finished = self._now(), progress.num_finished
-        event, time_left = progress.event, ""
-        if progress.num_finished > self._num_finished:
-            seconds_per_task = (self._now() - self._start) / (progress.num_finished - self._num_finished)
-            num_left = progress.runs * progress.tasks - progress.num_finished
-            time_left = f"; {datetime.timedelta(seconds=round(seconds_per_task * num_left))} left"
-        run = f"run {progress.run} of {progress.runs}, {progress.method}, seed {progress.seed}"
-        task = f"task {event.task_index} of {progress.tasks}, {event.task}"
-        step = f" {event.step}/{event.steps}" if event.steps else ""
-        return f"{run}: {task}, {event.phase}{step}{time_left}"

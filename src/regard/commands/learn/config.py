@@ -1,7 +1,4 @@
-"""Configuration of `regard learn`, and its scales.
-
-Cheap to import: values are resolved when a configuration is made.
-"""
+"""Configuration of `regard learn`, and its scales. It is cheap to import."""
 
 from __future__ import annotations
 
@@ -47,20 +44,13 @@ SCALES: dict[str, dict[str, Any]] = {
 and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
 seven tasks.
 """
-PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
-"""Seeds of arXiv 2410.05648."""
-SAPT_SEED = 42
-"""Seed of arXiv 2401.08295."""
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(Config):
-    """Configuration of `regard learn`; each field is a command-line option.
-
-    Fields that are None take the value of `scale`.
-    """
+    """Configuration of `regard learn`; each field is an option. Fields that are None take the value of `scale`."""
 
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.

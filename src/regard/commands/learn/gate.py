@@ -72,10 +72,8 @@ def make_gate_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
 
 def _split_times(rows: pd.DataFrame, num_tasks: int) -> dict[str, pd.DataFrame]:
     """Split rows by when they were measured."""
-    return {
-        "learning": rows[rows["after_task"] == rows["task_index"]],
-        "inference": rows[rows["after_task"] == num_tasks],
-    }
+    after = rows["after_task"]
+    return {"learning": rows[after == rows["task_index"]], "inference": rows[after == num_tasks]}
 
 
 def has_adapter_per_task(rows: pd.DataFrame) -> bool:

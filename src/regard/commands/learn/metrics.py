@@ -1,4 +1,4 @@
-"""Metrics of continual learning in a report: titles, order, means with intervals, tables of differences."""
+"""Metrics of continual learning and their cost in a report: titles, order, means with intervals, tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.learn.tables import SCENARIOS, method_names
-from regard.report import page
+from regard.report import labels, page
 from regard.report.page import Table
-from regard.report.words import format_signed, verdict
+from regard.report.panels import numeric_column
 
 REFERENCES = {"joint": "all tasks at once", "separate": "a model for each task"}
 """Methods that do not learn task after task: upper bounds, not competitors."""
@@ -183,16 +183,16 @@ def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
 def _table(differences: Sequence[Difference], caption: str) -> Table:
     rows = []
     for item in differences:
-        result = verdict(item.mean, item.contains_zero if item.has_interval else None)
+        result = labels.verdict(item.mean, item.contains_zero if item.has_interval else None)
         interval = format_difference_interval(item) if item.has_interval else "–"
-        rows.append((item.method, "", [format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
+        rows.append((item.method, "", [labels.format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
     head = ["Method", "Difference", "95 % interval", "p, t-test, Holm", ""]
     return Table(rows, head, f"{caption}: differences", caption)
 
 
 def format_difference_interval(difference: Difference) -> str:
     """Format an interval with signs, as in "+0.51 to +1.33"."""
-    return f"{format_signed(difference.ci_low, 2)} to {format_signed(difference.ci_high, 2)}"
+    return f"{labels.format_signed(difference.ci_low, 2)} to {labels.format_signed(difference.ci_high, 2)}"
 
 
 def format_p_value(p: float) -> str:
@@ -212,3 +212,67 @@ def _about(differences: Sequence[Difference], baseline: str) -> str:
         f"{sentence} 95 % intervals from {num_pairs} pairs; if an interval contains 0, these runs do not "
         "separate the two methods."
     )
+
+
+_COSTS = {
+    "seconds": "sum",
+    "hook_seconds": "sum",
+    "flops": "sum",
+    "peak_memory_mib": "max",
+    "memory_bytes": "max",
+    "memory_examples": "max",
+    "examples_per_second": "mean",
+}
+COST_ABOUT = (
+    "Means over runs. Time and FLOPs are summed over tasks; memory, bytes and examples are the maximum over tasks. "
+    "Peak memory on a GPU is that of the task, including what a method prepares and what is measured before its steps. "
+    "On the CPU it is the peak of the process so far, so methods of one process inherit it; regard sweep learn starts "
+    "a process for each. Time covers training and the method’s work before and after it, which is also shown alone; "
+    "scoring and diagnostics are excluded. FLOPs and examples/s cover training steps, including gradient correction. "
+    "Computation before an answer (mbpa++ adapts itself to each text) is in no column. Stored: what a method stores "
+    "beside the model. Stored examples: rows stored unchanged; vectors, densities and texts made of rows count as "
+    "Stored only."
+)
+"""Description of the table's columns."""
+
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def sum_costs(cost: pd.DataFrame) -> pd.DataFrame:
+    """Sum costs over tasks and average them over runs, by method; `whole_seconds` adds the time around training."""
+    keys = [cost[key] for key in ("method", "seed", "order") if key in cost]
+    numbers = pd.DataFrame({name: numeric_column(cost, name) for name in _COSTS}, index=cost.index)
+    runs = numbers.groupby(keys, sort=False)
+    by_run = {
+        name: runs[name].sum(min_count=1) if reduction == "sum" else runs[name].agg(reduction)
+        for name, reduction in _COSTS.items()
+    }
+    means = pd.DataFrame(by_run).groupby(level=0, sort=False).mean()
+    return means.assign(whole_seconds=means["seconds"] + means["hook_seconds"].fillna(0.0))
+
+
+def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> Table:
+    """Make a row per method: its score `name`, then its cost."""
+    rows = []
+    for method in methods:
+        cost = costs.loc[method]
+        cells = [format_estimate(scores.get(method)), _time(cost["whole_seconds"]), _time(cost["hook_seconds"])]
+        cells += [labels.number(cost["flops"] / 1e12, 3), labels.number(cost["peak_memory_mib"], 3)]
+        cells.append(format_bytes(cost["memory_bytes"]))
+        cells += [labels.number(cost[key], 3) for key in ("memory_examples", "examples_per_second")]
+        rows.append((method, REFERENCES.get(method, ""), cells))
+    head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
+    head += ["Stored examples", "Examples/s"]
+    return Table(rows, head, "Cost by method")
+
+
+def _time(seconds: float) -> str:
+    return "–" if pd.isna(seconds) else labels.format_duration(float(seconds))
+
+
+def format_bytes(count: float) -> str:
+    """Format bytes in a suitable unit, as in "1.5 MiB"; "–" for NaN."""
+    if pd.isna(count):
+        return "–"
+    unit, name = next(((unit, name) for unit, name in _SIZES if count >= unit), (1, "B"))
+    return f"{labels.number(float(count) / unit, 3)} {name}" if unit > 1 else f"{count:.0f} B"

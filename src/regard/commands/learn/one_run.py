@@ -99,9 +99,10 @@ def run_method(
         on_kept=report_task,
     )
     pairs += _interference(learner, config, num_tasks=len(stream))
-    gate = run_state.rows["gate"]
+    rows = run_state.rows
+    gate = rows["gate"]
     return {
-        **run_state.rows,
+        **rows,
         "interference": pairs,
         "pseudo": collect_rows(learner, method, len(stream)) if config.diagnostic_samples else [],
         "seconds": round(time.perf_counter() - start, 3),
@@ -114,10 +115,7 @@ def run_method(
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
-        "warnings": [
-            *write_gate_warnings(gate, method),
-            *write_score_warnings(run_state.rows["matrix"], stream, method_rate),
-        ],
+        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(rows["matrix"], stream, method_rate)],
     }
 
 
@@ -154,13 +152,8 @@ def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
     return warnings
 
 
-def write_score_warnings(
-    matrix: Sequence[Row], stream: Stream, method_rate: MethodLearningRate | None = None
-) -> list[str]:
-    """Warn about tasks scored no better than their most frequent test label right after training.
-
-    `method_rate`: The method's own learning rate; None if it uses the budget's.
-    """
+def write_score_warnings(matrix: Sequence[Row], stream: Stream, rate: MethodLearningRate | None = None) -> list[str]:
+    """Warn about tasks scored no better than their most frequent test label; `rate` is the method's own, if any."""
     tasks = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     scores = {
         row["task"]: row["score"]
@@ -171,8 +164,8 @@ def write_score_warnings(
     if not names:
         return []
     text = list_first(names, MAX_NAMED_TASKS)
-    option = "--learning-rate" if method_rate is None else method_rate.option.rstrip(" =")
-    hint = f"more --num-epochs or {option}" if method_rate is None else f"more epochs or another {option}"
+    own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
+    hint = own_hint or "more --num-epochs or --learning-rate"
     return [f"scores: no better than the most frequent label right after training: {text}. Try {hint}"]
 
 
@@ -241,10 +234,7 @@ def _to_rows(table: pd.DataFrame) -> list[Row]:
 
 
 def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Iterate over encoder inputs, each with its batch's routing weights active.
-
-    Batches of soft-prompt networks come without prompts.
-    """
+    """Iterate over encoder inputs with the batch's routing weights active; soft prompts are left out."""
     network = learner.network
     for batch in batches:
         inputs = {name: batch[name] for name in INPUTS if name in batch}

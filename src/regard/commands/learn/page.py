@@ -1,13 +1,12 @@
 """Report on continual-learning runs as one self-contained HTML file."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn import charts, costs, gate, protocols, pseudo, words
-from regard.commands.learn import diagnostics as learn_diagnostics
+from regard.commands.learn import charts, diagnostics, gate, words
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
@@ -25,28 +24,30 @@ from regard.report.page import (
     Section,
     Select,
     Table,
+    Text,
     read_asset,
 )
-from regard.report.words import format_value, pluralize
 
 
 def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
-    """Return the report on the tables (see `check_tables`) and metadata of a run as one self-contained HTML file."""
-    tables = learn_tables.check_tables(tables)
+    """Return the report on the tables and metadata of a run as one self-contained HTML file."""
+    tables = learn_tables.drop_unknown(tables)
     matrix, diagnosed, gates, samples = (tables[name] for name in ("matrix", "diagnostics", "gate", "pseudo"))
     score = words.score_name(metadata)
     data: dict[str, Any] = {
         "styles": learn_tables.assign_styles(matrix),
         "matrix": learn_matrix.make_matrix_data(matrix),
         "curves": charts.make_curve_panels(matrix),
-        "diagnostics": learn_diagnostics.average_by_layer(diagnosed, matrix),
+        "diagnostics": diagnostics.average_by_layer(diagnosed, matrix),
         "interference": learn_matrix.make_interference_data(tables["interference"], matrix),
         "gate": gate.make_gate_data(gates, matrix),
     }
     boxes = _boxes(data)
-    beside = Panels(learn_diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
+    matrices = _matrix(tables, data["matrix"])
+    beside = Panels(diagnostics.make_diagnostic_panels(diagnosed, matrix), "beside-dots")
     gate_parts = [boxes["gate"], *gate.make_score_tables(gates, matrix)]
-    sample_dots = Panels(learn_diagnostics.make_forgetting_panels(samples, matrix, pseudo.PLOTTED), "pseudo-dots")
+    sample_dots = diagnostics.make_forgetting_panels(samples, matrix, diagnostics.PSEUDO_PLOTTED)
+    sample_parts = [*diagnostics.make_pseudo_tables(samples, matrix), Panels(sample_dots, "pseudo-dots")]
     return Page(
         eyebrow="Regard · continual learning",
         title=words.stream_name(matrix, metadata),
@@ -54,20 +55,16 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
         key_figures=words.make_key_figures(tables, metadata),
         warnings=words.write_warnings(tables, metadata),
         sections=[
-            Section(
-                "matrix", f"{score} matrix", [_matrix(tables, data["matrix"])], words.describe_matrix(matrix, score)
-            ),
+            Section("matrix", f"{score} matrix", [matrices], words.describe_matrix(matrix, score)),
             Section("curves", "Forgetting", [boxes["curves"]], words.describe_curves(matrix)),
             Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables["summary"])),
             Section("differences", "Differences", *learn_metrics.make_difference_tables(tables["differences"], matrix)),
-            Section("cost", "Cost", _cost(tables), costs.ABOUT),
+            Section("cost", "Cost", _cost(tables), learn_metrics.COST_ABOUT),
             Section("diagnostics", "Diagnostics", [boxes["diagnostics"]], _DIAGNOSTICS),
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
             Section("interference", "Gradient interference", [boxes["interference"]], _INTERFERENCE),
             Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
-            Section(
-                "pseudo", "Pseudo samples", [*pseudo.make_quality_tables(samples, matrix), sample_dots], pseudo.ABOUT
-            ),
+            Section("pseudo", "Pseudo samples", sample_parts, diagnostics.PSEUDO_ABOUT),
             Section("stream", "Stream", _stream(metadata)),
             Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
             Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),
@@ -109,15 +106,15 @@ def _matrix(tables: Tables, matrices: Mapping[str, Any]) -> Box:
 def _boxes(data: Mapping[str, Any]) -> dict[str, Box]:
     """Make the boxes of curves, diagnostics, interference and gates, with their fields."""
     scenarios = {scenario: SCENARIOS[scenario] for scenario in data["curves"]}
-    diagnostics, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
-    methods = diagnostics.get("methods", [])
+    by_layer, interference, gates = (data[name] for name in ("diagnostics", "interference", "gate"))
+    methods = by_layer.get("methods", [])
     all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
-    afters = {str(after): pluralize(after, "task") for after in interference.get("afters", [])}
+    afters = {str(after): labels.pluralize(after, "task") for after in interference.get("afters", [])}
     fields = {
         "curves": [Select("curves-setting", "Scenario", scenarios)],
         "diagnostics": [
             Select("diagnostics-method", "Method", {**all_methods, **_same(methods)}),
-            Select("diagnostics-task", "Task", _same(diagnostics.get("tasks", []))),
+            Select("diagnostics-task", "Task", _same(by_layer.get("tasks", []))),
         ],
         "interference": [
             Select("interference-method", "Method", _same(interference.get("methods", []))),
@@ -161,13 +158,13 @@ def _about_metrics(summary: pd.DataFrame) -> str:
 
 def _cost(tables: Tables) -> list[Part]:
     """Make the table of costs, and dots of score over cost."""
-    costs_by_method = costs.sum_costs(tables["cost"])
+    costs_by_method = learn_metrics.sum_costs(tables["cost"])
     scenario, scores = _first(tables)
     score = f"AP, {SCENARIOS[scenario]}"
     methods = learn_metrics.rank_methods(list(costs_by_method.index), scores)
     means = {name: estimate.mean for name, estimate in scores.items()}
     panels = charts.make_cost_panels(costs_by_method, tables["matrix"], means, score) if means else []
-    return [costs.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
+    return [learn_metrics.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
 
 
 _DIAGNOSTICS = (
@@ -188,18 +185,17 @@ def _stream(metadata: Mapping[str, Any]) -> list[Part]:
     """Make the table of tasks, the differences between protocols, and the other metadata of the stream."""
     head = ["Task", "Classes", "Train", "Dev", "Test", "SHA-256 of train, dev, test"]
     tasks = Table([_task(one) for one in words.task_records(metadata)], head, "Tasks of the stream")
-    excluded = ("tasks", protocols.KEY)
+    excluded = ("tasks", _KEY)
     rest = {key: value for key, value in labels.section(metadata, "stream").items() if key not in excluded}
-    return [tasks, *protocols.make_protocol_parts(metadata), Record(rest)]
+    return [tasks, *_protocol_parts(metadata), Record(rest)]
 
 
 def _task(task: Mapping[str, Any]) -> Row:
     rows, hashes = labels.section(task, "rows"), labels.section(task, "sha256")
-    splits = ("train", "dev", "test")
     classes = [str(label) for label in task.get("labels") or []]
     classes_text = f"{len(classes)}: {', '.join(classes)}" if len(classes) <= _MAX_NAMED_CLASSES else str(len(classes))
-    short_hashes = ", ".join(str(hashes.get(split) or "–")[:12] for split in splits)
-    cells = [classes_text, *(format_value(rows.get(split)) for split in splits), short_hashes]
+    short_hashes = ", ".join(str(hashes.get(split) or "–")[:12] for split in _SPLITS)
+    cells = [classes_text, *(labels.format_value(rows.get(split)) for split in _SPLITS), short_hashes]
     return str(task.get("name", "")), str(task.get("source") or ""), cells
 
 
@@ -230,3 +226,59 @@ def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
         for index, run in enumerate(metadata.get("runs", []), 1)
     }
     return {**rest, "runs": runs} if runs else rest
+
+
+_KEY = "protocols"
+"""Key of the differences in the stream's metadata."""
+_PROTOCOLS, _SPLITS = ("paper", "clean"), ("train", "dev", "test")
+_SHARED = ("dev_in_test", "train_in_test", "train_in_dev")
+_PROTOCOL_HEAD = (
+    *("Task", "Dev and test", "Dev in test", "Train in test", "Train in dev"),
+    *("Paper: train, dev, test", "Clean: train, dev, test", "Dropped by clean"),
+)
+_PROTOCOL_ABOUT = (
+    "Rows of the published files that occur in two splits, and the rows of each protocol before sampling. Paper keeps "
+    "the files as published; dev is the test split if there is no other. Clean drops rows that a later split has, and "
+    "takes dev from train where dev was test."
+)
+_REFUSED = " Clean refuses this stream: a split or a class would have no rows left."
+_FILES = {True: "identical files", False: "two files", None: "incomplete"}
+
+
+def _protocol_parts(metadata: Mapping[str, Any]) -> list[Part]:
+    """Make heading, description and table; nothing if the protocols are equal or unknown."""
+    entries = labels.section(labels.section(metadata, "stream"), _KEY)
+    by_task = {str(name): entry for name, entry in entries.items() if isinstance(entry, Mapping)}
+    different = {name: entry for name, entry in by_task.items() if entry.get("paper") != entry.get("clean")}
+    if not different:
+        return []
+    rows = [
+        (name, f"tested on {entry.get('evaluated')}", _protocol_cells(entry, _FILES.get(entry.get("identical"), "–")))
+        for name, entry in different.items()
+    ]
+    if len(by_task) > 1:
+        rows.append((f"all {len(by_task)} tasks", "", _sum_protocols(list(by_task.values()))))
+    refused = any(entry.get("clean") is None for entry in different.values())
+    description = _PROTOCOL_ABOUT + (_REFUSED if refused else "")
+    return [Heading("Protocols"), Text(description), Table(rows, _PROTOCOL_HEAD, "Differences between protocols")]
+
+
+def _protocol_cells(entry: Mapping[str, Any], identical: str) -> list[str]:
+    sizes = ([labels.section(entry, name).get(split) for split in _SPLITS] for name in _PROTOCOLS)
+    texts = ["–" if None in counts else labels.format_value(counts) for counts in sizes]
+    shared = [labels.format_value(entry.get(name)) for name in _SHARED]
+    return [identical, *shared, *texts, labels.format_value(entry.get("dropped"))]
+
+
+def _sum_protocols(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sum over all tasks, including those without a difference."""
+    known = [entry["identical"] for entry in entries if entry.get("identical") is not None]
+    total: dict[str, Any] = {name: _sum([entry.get(name) for entry in entries]) for name in (*_SHARED, "dropped")}
+    for name in _PROTOCOLS:
+        total[name] = {split: _sum([labels.section(entry, name).get(split) for entry in entries]) for split in _SPLITS}
+    return _protocol_cells(total, f"{known.count(True)} of {len(known)} the same")
+
+
+def _sum(numbers: Sequence[Any]) -> int | None:
+    """Sum numbers; None if one is unknown."""
+    return None if any(number is None for number in numbers) else sum(numbers)

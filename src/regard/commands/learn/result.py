@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from regard.commands.learn.page import learn_page
-from regard.commands.learn.terminal import learn_summary
+from regard.commands.learn.words import learn_summary
 from regard.continual import comparison, forgetting, metrics
 from regard.runs.result import RunResult
 

@@ -1,4 +1,4 @@
-"""Tables of a continual-learning run: required columns, runs, task names."""
+"""Tables of a continual-learning run: runs, scenarios, task names."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,77 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.report import panels
 
 SCENARIOS = {"til": "TIL", "cil": "CIL"}
 """Names of the scenarios: task-incremental (task known) and class-incremental learning."""
 
-COLUMNS = {
-    "matrix": ("stream", "method", "seed", "order", "after_task", "task_index", "task", "scenario", "score"),
-    "metrics": ("method", "seed", "order", "scenario", "metric", "value"),
-    "summary": ("method", "scenario", "metric", "n", "mean", "ci_low", "ci_high"),
-    "differences": (
-        *("method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "overlaps"),
-        "t_test_holm",
-    ),
-    "cost": (
-        *("method", "seed", "task_index", "seconds", "flops", "peak_memory_mib", "memory_bytes"),
-        *("memory_examples", "examples_per_second"),
-    ),
-    "diagnostics": ("method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"),
-    "interference": ("method", "seed", "after_task", "task_index_a", "task_index_b", "dot", "cosine"),
-    "gate": ("method", "seed", "after_task", "task_index", "statistic", "adapter", "value"),
-    "pseudo": ("method", "seed", "task_index", "statistic", "value"),
-}
-"""Columns that the report reads, by table."""
-
-REQUIRED_TABLES = ("matrix", "metrics", "summary")
-"""Tables without which there is no report; the others may be empty or missing."""
-
 RUN_KEYS = ["method", "seed", "order"]
-NUM_INKS, NUM_STROKES = 6, 3
 
 Tables = Mapping[str, pd.DataFrame]
 Cells = list[list[float | None]]
 
 
-def check_tables(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return all tables, those that are missing as empty ones, and without rows that have no value.
-
-    Raises:
-        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
-            score twice.
-    """
-    complete = {}
-    for name, columns in COLUMNS.items():
-        table = tables.get(name)
-        if table is None or table.empty:
-            if name in REQUIRED_TABLES:
-                problem = "the table is missing" if table is None else "the table is empty"
-                raise UserError(f"{name}: expected at least one row, {problem}")
-            table = pd.DataFrame(columns=list(columns))
-        missing = [column for column in columns if column not in table]
-        if missing:
-            raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
-        complete[name] = table
-    _check_matrix(complete["matrix"])
-    for name in ("diagnostics", "gate", "pseudo"):
-        complete[name] = complete[name].dropna(subset=["value"]).astype({"value": "float64"})
-    return complete
-
-
-def _check_matrix(matrix: pd.DataFrame) -> None:
-    streams = [str(name) for name in matrix["stream"].unique()]
-    if len(streams) > 1:
-        raise UserError(f"matrix: expected the runs of one stream, got {', '.join(streams)}")
-    unknown = sorted({str(scenario) for scenario in matrix["scenario"].unique()} - set(SCENARIOS))
-    if unknown:
-        raise UserError(f"scenario: expected {' or '.join(SCENARIOS)}, got {', '.join(unknown)}")
-    keys = [*RUN_KEYS, "after_task", "task_index", "scenario"]
-    duplicates = matrix[matrix.duplicated(keys)]
-    if len(duplicates):
-        values = ", ".join(f"{key} {duplicates.iloc[0][key]}" for key in keys)
-        raise UserError(f"matrix: expected one row for each score, several are of {values}")
+def drop_unknown(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return all tables, those of measured statistics without the rows that have no value."""
+    measured = {name: tables[name].dropna(subset=["value"]) for name in ("diagnostics", "gate", "pseudo")}
+    return {**tables, **{name: table.astype({"value": "float64"}) for name, table in measured.items()}}
 
 
 def list_first(names: Sequence[str], max_names: int) -> str:
@@ -135,18 +79,13 @@ def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
 
 
 def compute_forgetting(matrix: pd.DataFrame) -> pd.DataFrame:
-    """Return how many points each old task of a finished run lost since it was trained; with TIL if available.
-
-    Returns:
-        Columns method, seed, order, task_index, task, forgetting.
-    """
+    """Return how many points (`forgetting`) each old task of a finished run lost since it was trained; TIL if known."""
     rows, num_tasks = select_trained(matrix, *find_scenarios(matrix)[:1]), count_tasks(matrix)
     initial = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < num_tasks)]
     final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]]
     scores = initial.merge(final, on=[*RUN_KEYS, "task_index"], suffixes=("", "_at_end"))
-    return scores.assign(forgetting=scores["score"] - scores["score_at_end"])[
-        [*RUN_KEYS, "task_index", "task", "forgetting"]
-    ]
+    scores["forgetting"] = scores["score"] - scores["score_at_end"]
+    return scores[[*RUN_KEYS, "task_index", "task", "forgetting"]]
 
 
 def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
@@ -168,10 +107,9 @@ def make_cells(means: Mapping[Any, float], rows: Iterable[int], columns: Iterabl
 
 def assign_styles(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
     """Assign an ink and a stroke to each method, as far as they suffice."""
-    names = method_names(matrix)[: NUM_INKS * NUM_STROKES]
-    return [(name, i % NUM_INKS, i // NUM_INKS) for i, name in enumerate(names)]
+    return panels.assign_styles(method_names(matrix))
 
 
 def round_value(value: Any) -> float | None:
     """Round to five digits; None if not finite."""
-    return float(f"{float(value):.5g}") if pd.notna(value) and math.isfinite(float(value)) else None
+    return panels.round_value(float(value)) if pd.notna(value) and math.isfinite(float(value)) else None

@@ -65,14 +65,7 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(args.text) if args.text else None
-    arguments.check_model_folder(args.model)
+    options = arguments.model_options(args)
     ReplacedModel.register()
-    loaded = models.load(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        random_weights=args.random_weights,
-        trust_remote_code=args.trust_remote_code,
-        seed=config.seed,
-    )
+    loaded = models.load(args.model, random_weights=args.random_weights, seed=config.seed, **options)
     return measure(loaded, texts=texts, config=config, on_progress=on_progress)

@@ -13,8 +13,8 @@ from regard.commands.measure.words import key_figures, top_tokens
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Block, Floats, Labels, Measure, heads, layers, measures, nanmean
+from regard.report.labels import format_value, join, run_time
 from regard.report.page import Box, Explorer, Glossary, Page, Record, Section, Table, read_asset
-from regard.report.words import format_value, join, run_time
 
 _TOKENS = (
     "How often a head's strongest column stood on this token at this position: "

@@ -149,11 +149,9 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
     ]
 
 
-def _run_batches(
-    model: Any, observer: Watch, input_ids: Tensor, batch_size: int, on_progress: OnProgress | None
-) -> None:
-    for start in range(0, len(input_ids), batch_size):
-        batch = input_ids[start : start + batch_size].to(model.device)
+def _run_batches(model: Any, observer: Watch, ids: Tensor, batch_size: int, on_progress: OnProgress | None) -> None:
+    for start in range(0, len(ids), batch_size):
+        batch = ids[start : start + batch_size].to(model.device)
         try:
             output = model(**_model_inputs(model, batch))[0]
         except torch.OutOfMemoryError as error:
@@ -166,8 +164,8 @@ def _run_batches(
             layer = f"output of the last layer in batch {start // batch_size}"
             raise UserError(f"non-finite activations: {layer}; expected finite values")
         if on_progress is not None:
-            done = min(start + batch_size, len(input_ids))
-            on_progress(ProgressEvent(phase="measuring", step=done, steps=len(input_ids)))
+            done = min(start + batch_size, len(ids))
+            on_progress(ProgressEvent(phase="measuring", step=done, steps=len(ids)))
 
 
 def _model_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:

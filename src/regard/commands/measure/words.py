@@ -11,12 +11,10 @@ from rich.console import Group
 from rich.text import Text
 
 from regard.report import colors, labels, terminal
-from regard.report.arrays import Block, Measure, check_table, heads, measures, nanmean
+from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, sparkline
-from regard.report.words import join, run_time
 
-TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "share")
 MAXIMA, MINIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio"), ("matrix_entropy",)
 """Statistics whose largest, or smallest, value over the layers is a key figure."""
 MARGIN = 5
@@ -60,7 +58,6 @@ def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFram
     kept = ["site", "position", "token", "share"]
     if tokens is None or tokens.empty:
         return pd.DataFrame(columns=kept)
-    check_table("tokens", tokens, TOKEN_COLUMNS)
     sites = [_of_site(rows) for _, rows in tokens.groupby("site", sort=False, dropna=False)]
     best = [rows.sort_values("share", ascending=False, kind="stable").head(max_tokens) for rows in sites]
     return pd.concat(best, ignore_index=True)[kept]
@@ -124,7 +121,7 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
         [line for measure in all_measures for line in _smoothing(measure, name)],
         _norms(all_measures, name),
     ]
-    lede = join([labels.samples(metadata), run_time(metadata, "in")])
+    lede = labels.join([labels.samples(metadata), labels.run_time(metadata, "in")])
     return terminal.summary(labels.model_name(metadata), [lede], [*maps, *lines])
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 
 from regard.report import labels
-from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
+from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, round_value, thin_indices
 
 Points = list[dict[str, Any]]
-REQUIRED = ("step", "loss")
 GREY = 4
 """Ink of reference lines."""
 SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
@@ -125,10 +124,10 @@ def _map(sinks: pd.DataFrame, statistic: str, caption: str) -> list[dict[str, An
     rows = pd.concat(known.values())
     layers, heads = (sorted(int(label) for label in rows[axis].unique()) for axis in ("layer", "head"))
     values = [_cells(known[step], layers, heads) for step in steps]
-    top = float(f"{float(rows['value'].max()) or 1.0:.5g}")
+    top = round_value(float(rows["value"].max()) or 1.0)
     return [{"caption": caption, "layers": layers, "heads": heads, "steps": steps, "top": top, "values": values}]
 
 
 def _cells(rows: pd.DataFrame, layers: Sequence[int], heads: Sequence[int]) -> list[list[float | None]]:
-    by = {(int(row.layer), int(row.head)): float(f"{row.value:.5g}") for row in rows.itertuples(index=False)}
+    by = {(int(row.layer), int(row.head)): round_value(row.value) for row in rows.itertuples(index=False)}
     return [[by.get((layer, head)) for head in heads] for layer in layers]

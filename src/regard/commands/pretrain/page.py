@@ -7,10 +7,8 @@ import pandas as pd
 
 from regard.commands.pretrain import charts, words
 from regard.report import labels
-from regard.report.arrays import check_table
 from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Record, Section, Table, Text
 from regard.report.panels import thinning_note
-from regard.report.words import format_count, format_value, metadata_number
 
 _SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
 """The metadata that other sections show."""
@@ -32,8 +30,7 @@ _NUMBERS = ("weight", "train_tokens", "valid_tokens")
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
-    """Return the report as one self-contained HTML file. Raises UserError without a history."""
-    check_table("history", history, charts.REQUIRED)
+    """Return the report as one self-contained HTML file."""
     losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
     rest = {key: value for key, value in metadata.items() if key not in _SHOWN}
@@ -66,7 +63,7 @@ def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
     base = labels.section(metadata, "config_defaults")
     unchanged = {field: value for field, value in config.items() if field in base and base[field] == value}
     changed = {field: [value, base.get(field)] for field, value in config.items() if field not in unchanged}
-    rows = [(field.replace("_", " "), "", list(map(format_value, values))) for field, values in changed.items()]
+    rows = [(field.replace("_", " "), "", list(map(labels.format_value, values))) for field, values in changed.items()]
     table = Table(rows, ["Differs from the base recipe", "Here", "Base recipe"], "Changed fields")
     return [
         table if rows else Text("Every field is the base recipe’s."),
@@ -83,8 +80,8 @@ def _data(metadata: Mapping[str, Any]) -> list[Part]:
 
 
 def _domain(domain: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    weight, *counts = (metadata_number({"domain": domain}, "domain", key) for key in _NUMBERS)
+    weight, *counts = (labels.metadata_number({"domain": domain}, "domain", key) for key in _NUMBERS)
     cells = ["–" if weight is None else labels.number(weight, 3)]
-    cells += ["–" if count is None else format_count(count) for count in counts]
+    cells += ["–" if count is None else labels.format_count(count) for count in counts]
     name, source, sha256 = (str(domain.get(key) or "") for key in ("name", "source", "sha256"))
     return name, source, [*cells, sha256[:12] or "–"]

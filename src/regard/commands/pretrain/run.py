@@ -193,7 +193,7 @@ def _result(
 ) -> PretrainResult:
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model, tokenizer = model.device, _whole(model), text.tokenizer
-    sha256 = tokenizers.tokenizer_hash(tokenizer)
+    sha256, (num_samples, length) = tokenizers.tokenizer_hash(tokenizer), sinks.samples.shape
     history = make_history([_rename_items(row) for row in trained.history])
     metadata = describe_run(
         config,
@@ -208,12 +208,7 @@ def _result(
             "domains": [domain.metadata() for domain in text.corpus.domains],
             "tokenizer": {"name": config.tokenizer, "size": len(tokenizer), "sha256": sha256},
         },
-        watch={
-            "samples": len(sinks.samples),
-            "length": sinks.samples.shape[1],
-            "epsilon": config.epsilon,
-            "uniform": sinks.uniform,
-        },
+        watch={"samples": num_samples, "length": length, "epsilon": config.epsilon, "uniform": sinks.uniform},
         final=final_metrics(history),
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 from rich.console import Group
 
-from regard.commands.pretrain.charts import REQUIRED, at_step, symbol
+from regard.commands.pretrain.charts import at_step, symbol
 from regard.report import labels
-from regard.report.arrays import check_table
+from regard.report.labels import format_count, format_duration, join, metadata_number
 from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
 from regard.report.terminal import plain, sparkline, summary
-from regard.report.words import format_count, format_duration, join, metadata_number
 
 Last = Mapping[str, float]
 
@@ -33,8 +32,6 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was trained, then the outcome."""
     config, last = labels.section(metadata, "config"), last_values(history)
     attention, parameters = config.get("attention"), metadata_number(metadata, "model", "parameters")
-    if isinstance(attention, Mapping):
-        attention = attention.get("name") or attention.get("weighting")
     parts = [
         f"{attention} attention" if attention else "",
         "" if parameters is None else f"{format_count(parameters)} parameters",
@@ -118,9 +115,8 @@ def _sinks(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
             note = f"{labels.number(mass / uniform, 3)}× uniform attention’s {labels.number(uniform, 3)}"
         figures.append(KeyFigure("Mean α₁", labels.number(mass, 3), note))
     if "norm_ratio" in last:
-        figures.append(
-            KeyFigure("|h₁| / mean |hₜ|", f"{labels.number(last['norm_ratio'], 3)}×", "largest of all layers")
-        )
+        ratio = f"{labels.number(last['norm_ratio'], 3)}×"
+        figures.append(KeyFigure("|h₁| / mean |hₜ|", ratio, "largest of all layers"))
     return [*figures, *_emergence(metadata)] if {"sink_rate", "alpha_first"} & set(last) else figures
 
 
@@ -170,8 +166,7 @@ NAME = 26
 
 
 def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Group:
-    """Summarize a run for a terminal of 80 columns. Raises UserError without a history."""
-    check_table("history", history, REQUIRED)
+    """Summarize a run for a terminal of 80 columns."""
     figures = [_line(figure.label, figure.value, figure.note) for figure in key_figures(history, metadata)]
     blocks = [[*figures, *_strongest(sinks)], _curves(history)]
     return summary(name(metadata), ledes(history, metadata), blocks)
@@ -199,9 +194,8 @@ def _curves(history: pd.DataFrame) -> list[str]:
     lines = []
     for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
         values = numeric_column(history, key)
-        finite = [float(value) for value in values if value == value and abs(value) != float("inf")]
-        if len(finite) > 1:
-            lines.append(
-                f"{name:<16}{labels.number(finite[0], 3):>6} {sparkline(finite)} {labels.number(finite[-1], 3)}"
-            )
+        values = values[np.isfinite(values)]
+        if len(values) > 1:
+            first, last = (labels.number(float(values[i]), 3) for i in (0, -1))
+            lines.append(f"{name:<16}{first:>6} {sparkline(values)} {last}")
     return lines

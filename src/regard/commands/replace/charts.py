@@ -16,7 +16,6 @@ from regard.commands.replace import words
 from regard.commands.replace.scores import GROUP, NONE, Outcome, axis_places, constant_rows, curves, fraction_name
 from regard.report import labels
 from regard.report.panels import Panel, panel
-from regard.report.words import join, pluralize
 
 SIDE, MOST = 64, 12
 """The most rows and columns of an image, and images on a page."""
@@ -48,7 +47,7 @@ def _panels(outcome: Outcome, points: pd.DataFrame, series: str) -> list[Panel]:
         written = []
         for row in rows.to_dict("records"):
             margin = "" if math.isnan(row["ci_low"]) else f" ± {labels.number((row['ci_high'] - row['ci_low']) / 2, 2)}"
-            shown = f"{labels.number(row['mean'], 3)}{margin} ({pluralize(row['n'], 'seed')})"
+            shown = f"{labels.number(row['mean'], 3)}{margin} ({labels.pluralize(row['n'], 'seed')})"
             fraction, numbers = float(row["dynamic_fraction"]), (row["mean"], row["ci_low"], row["ci_high"])
             named = dict(zip(("value", "low", "high"), numbers, strict=True))
             written.append(_point(positions, fraction, str(row[series]), shown, **named))
@@ -106,7 +105,7 @@ def order_maps(heads: pd.DataFrame, metadata: Mapping[str, Any]) -> list[dict[st
 def _cell(row: Mapping[Any, Any], value_name: str) -> dict[str, Any]:
     rank, value, pattern = int(row["rank"]), row["value"], row["pattern"]
     formatted_value = "" if pd.isna(value) else f"{value_name} {labels.number(float(value), 3)}"
-    shown = join([f"rank {rank}", formatted_value, "" if pd.isna(pattern) else str(pattern)])
+    shown = labels.join([f"rank {rank}", formatted_value, "" if pd.isna(pattern) else str(pattern)])
     return {"layer": int(row["layer"]), "x": int(row["head"]), "value": rank, "shown": shown}
 
 
@@ -159,8 +158,8 @@ def payload(images: list[Picture]) -> list[dict[str, Any]]:
         rank = "" if image.rank is None else f"rank {image.rank}"
         encoded.append(
             {
-                "caption": join([f"Layer {image.layer}, head {image.head}", site]),
-                "note": join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"]),
+                "caption": labels.join([f"Layer {image.layer}, head {image.head}", site]),
+                "note": labels.join([image.pattern, rank, f"max. {labels.number(image.largest, 2)}"]),
                 "size": list(image.weights.shape),
                 "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
             }

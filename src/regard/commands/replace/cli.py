@@ -69,15 +69,9 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
         check_origin(args.constants_from)
     if args.task not in TASKS or data:
         read_task(args.task, data if args.task in TASKS else None, **config.columns)
-    arguments.check_model_folder(args.model)
+    options = arguments.model_options(args)
     ReplacedModel.register()
-    loaded = models.load(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        trust_remote_code=args.trust_remote_code,
-        language_model=args.task == LANGUAGE_MODEL,
-    )
+    loaded = models.load(args.model, language_model=args.task == LANGUAGE_MODEL, **options)
     return replace(
         loaded,
         args.task,

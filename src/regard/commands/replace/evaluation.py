@@ -66,9 +66,6 @@ class ProbeEvaluator:
     def metric(self) -> str:
         return self.task.metric
 
-    def seeds(self, count: int) -> Sequence[int]:
-        return range(count)
-
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         names = (f"train-{key}", f"validation-{key}")
         splits = (self.train_rows, self.validation_rows)
@@ -139,9 +136,6 @@ class PerplexityEvaluator:
     validation_rows: Encoded
     settings: ProbeConfig
 
-    def seeds(self, count: int) -> Sequence[int]:
-        return (0,)
-
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         total, tokens = 0.0, 0
         with eval_mode(self.model), torch.no_grad():
@@ -177,9 +171,6 @@ class PerplexityEvaluator:
             optimizer.zero_grad(set_to_none=True)
 
 
-Evaluator = ProbeEvaluator | PerplexityEvaluator
-
-
 @dataclass(frozen=True)
 class HeadEvaluation:
     """Scores of one model on one task, kept in the journal, with constants in `folder`.
@@ -187,7 +178,7 @@ class HeadEvaluation:
     Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part.
     """
 
-    evaluator: Evaluator
+    evaluator: ProbeEvaluator | PerplexityEvaluator
     gate_rate: float | None
     constants_rate: float | None
     journal: Journal
@@ -290,13 +281,11 @@ class HeadEvaluation:
 
         self.evaluator.train(replacement.parameters(), seed, rate, report_epoch)
 
-    def cost(
-        self, constants: Constants, order: HeadRanking, fractions: Sequence[float]
-    ) -> list[tuple[float, float, float]]:
+    def cost(self, constants: Constants, order: HeadRanking, fractions: Sequence[float]) -> list[tuple[float, ...]]:
         """Return (dynamic fraction, milliseconds, FLOPs) of one forward pass, the median of a few."""
         model, batch = self.evaluator.model, next(read_batches(self.evaluator.validation_rows))
         inputs = {name: values.to(model.device) for name, values in batch.items()}
-        costs = []
+        costs: list[tuple[float, ...]] = []
         for fraction in fractions:
             self.step(f"timing {fraction:g} dynamic")
             with self._replaced(constants, order.constant(fraction)), eval_mode(model), torch.no_grad():

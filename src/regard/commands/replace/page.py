@@ -10,7 +10,6 @@ from regard.commands.replace import charts, words
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
-from regard.report.words import join
 
 _DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
 _OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
@@ -39,7 +38,7 @@ def replace_page(
                 "constants",
                 "Constant matrices",
                 [_patterns(heads), Box(images, ["pictures"], css="pictures")],
-                join([_both(metadata), charts.about(images)], " "),
+                labels.join([_both(metadata), charts.about(images)], " "),
             ),
             Section("cost", "Time and FLOPs", _cost(cost), _batch(metadata)),
             Section("provenance", "Provenance", [Record(metadata)]),
@@ -153,4 +152,4 @@ def _batch(metadata: Mapping[str, Any]) -> str:
     cost = labels.section(metadata, "cost")
     texts = {"batch_size": "batch size {}", "length": "{} tokens", "device": "on {}"}
     parts = [text.format(cost[key]) for key, text in texts.items() if cost.get(key)]
-    return join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "."
+    return labels.join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "."

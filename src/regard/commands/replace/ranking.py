@@ -10,9 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.commands.replace.config import RANKINGS
 from regard.constants import Constants, Head
-from regard.errors import UserError, check_choice
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
 
@@ -32,8 +30,6 @@ class HeadRanking:
 
     def constant(self, dynamic_fraction: float) -> list[Head]:
         """Return the heads to replace so that this fraction stays dynamic, rounded to whole heads."""
-        if not 0 <= dynamic_fraction <= 1:
-            raise UserError(f"dynamic-fractions: expected numbers from 0 to 1, got {dynamic_fraction:g}")
         return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
@@ -81,7 +77,6 @@ Ranker = Callable[[Constants], HeadRanking]
 
 def rank_heads(name: str, constants: Constants, seed: int, lambdas: Ranker, norms: Ranker) -> HeadRanking:
     """Return the ranking of a name; `lambdas` and `norms` are called only if needed."""
-    check_choice("rank-heads-by", name, RANKINGS)
     rankers: dict[str, Ranker] = {
         "lambda": lambdas,
         "reversed": lambda constants: lambdas(constants).reversed(),

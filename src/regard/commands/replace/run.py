@@ -12,13 +12,7 @@ from transformers import PreTrainedModel
 from regard import models
 from regard.commands.replace import config as replace_config
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
-from regard.commands.replace.evaluation import (
-    EVALUATION_TOKENS,
-    Evaluator,
-    HeadEvaluation,
-    PerplexityEvaluator,
-    ProbeEvaluator,
-)
+from regard.commands.replace.evaluation import EVALUATION_TOKENS, HeadEvaluation, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, NONE
@@ -122,7 +116,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
         probe = ProbeConfig(learning_rate=preset.learning_rate, batch_size=preset.batch_size, epochs=preset.epochs)
         through = changed(probe, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or probe.epochs, probe.epochs))
-        evaluator: Evaluator = PerplexityEvaluator(encoder, train, valid, through)
+        evaluator: PerplexityEvaluator | ProbeEvaluator = PerplexityEvaluator(encoder, train, valid, through)
         if read.name != LANGUAGE_MODEL:
             evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
@@ -277,7 +271,8 @@ def _scores(
     evaluation: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
     """Score each source, ranking, fraction and seed, and each operation and seed."""
-    seeds, metric = evaluation.evaluator.seeds(config.num_seeds), evaluation.evaluator.metric
+    seeds = range(config.num_seeds if isinstance(evaluation.evaluator, ProbeEvaluator) else 1)
+    metric = evaluation.evaluator.metric
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:

@@ -9,17 +9,12 @@ from rich.console import Group
 
 from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name, intervals
 from regard.report import labels
+from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, plain, summary
-from regard.report.words import join, pluralize, run_time
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
 _METRICS = {"mcc": "Matthews correlation", "f1": "F1", "entity_f1": "entity F1", "token_f1": "F1"}
-
-
-def task(name: str) -> str:
-    """Return the task's title."""
-    return _TASKS.get(name, name)
 
 
 def metric(name: str) -> str:
@@ -29,7 +24,8 @@ def metric(name: str) -> str:
 
 def title(outcome: Outcome, model: str, name: str) -> str:
     """Return the task's title, and the model's name if there are several."""
-    return f"{task(name)}, {model}" if outcome.multiple_models else task(name)
+    task = _TASKS.get(name, name)
+    return f"{task}, {model}" if outcome.multiple_models else task
 
 
 def drop(value: float, unit: str) -> str:
@@ -87,8 +83,8 @@ def _write_drops(outcome: Outcome) -> str:
         text = f"the score drops by {drop(float(rows['drop'].mean()), unit)}"
         if len(rows) > 1:
             worst = rows.loc[rows["drop"].idxmax()]
-            text += f" on average over {len(rows)} tasks, at most by {drop(float(worst['drop']), unit)}"
-            text += f" ({task(str(worst['task']))})"
+            task, most = str(worst["task"]), drop(float(worst["drop"]), unit)
+            text += f" on average over {len(rows)} tasks, at most by {most} ({_TASKS.get(task, task)})"
         parts.append(f"with {describe_fraction(fraction)} {text}")
     sentence = "; ".join(parts)
     return f"Constants: {outcome.constants}. {sentence[:1].upper()}{sentence[1:]}."

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the trials, print, write. Everything that can be refused is refused before one begins."""
     from regard.commands.sweep.run import find_command, sweep
-    from regard.commands.sweep.terminal import sweep_summary
+    from regard.commands.sweep.words import sweep_summary
     from regard.runs.command_line import print_summary
 
     command = find_command(args.verb)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
             **{name: getattr(options, name) for name in ("out", "launcher", "address", "workers", "gpus", "retries")},
             arguments=folder_arguments(command, options),
             command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
-            on_progress=PrintProgress(),
+            on_progress=print_progress,
         )
     except KeyboardInterrupt:
         raise UserError(f"interrupted; what is done is kept in {options.out}: the same command goes on") from None
@@ -82,11 +82,8 @@ class _Parser(argparse.ArgumentParser):
 def make_parser(command: Command) -> argparse.ArgumentParser:
     """Return the parser of what follows the command: options of the sweep, and of the command's configuration."""
     parser = _Parser(prog=f"regard sweep {command.name}", description=HELP, allow_abbrev=False)
-    if command.presets:
-        names = ", ".join(command.presets)
-        parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {names}")
-    else:
-        parser.set_defaults(name=None)
+    names = ", ".join(command.presets)
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {names}")
     parser.add_argument("--config", type=Path, metavar="FILE", help="or the settings in a file that a run has written")
     parser.add_argument(
         "--vary",
@@ -136,26 +133,21 @@ def parse_vary(command: Command, texts: Sequence[str]) -> dict[str, list[Any]]:
     return vary
 
 
-class PrintProgress:
-    """Prints how each trial ended on standard error: of all on a terminal, else of those that failed."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-
-    def __call__(self, progress: SweepProgress) -> None:
-        event = progress.event
-        results = {"failed": f"failed, tried again ({event.error})", "given up": f"failed ({event.error})"}
-        if self._is_terminal:
-            results["finished"] = f"finished in {event.seconds:.0f} s"
-        if event.kind in results:
-            line = f"[{progress.finished}/{progress.trials}] {progress.trial}: {results[event.kind]}"
-            print(line, file=sys.stderr, flush=True)
+def print_progress(progress: SweepProgress) -> None:
+    """Print how a trial ended on standard error: of all on a terminal, else of those that failed."""
+    event = progress.event
+    results = {"failed": f"failed, tried again ({event.error})", "given up": f"failed ({event.error})"}
+    if sys.stderr.isatty():
+        results["finished"] = f"finished in {event.seconds:.0f} s"
+    if event.kind in results:
+        line = f"[{progress.finished}/{progress.trials}] {progress.trial}: {results[event.kind]}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _describe_failures(result: SweepResult) -> str:
     """Return which trials failed, each with the last line of its error; those with the same one together."""
     from regard.commands.learn.tables import list_first
-    from regard.report.words import pluralize
+    from regard.report.labels import pluralize
 
     by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
     by_error: dict[str, list[str]] = {}

@@ -13,11 +13,10 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.tables import SCENARIOS
-from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Floats
+from regard.report.labels import format_value
 from regard.report.panels import DOMAIN, domains, numeric_column
-from regard.report.words import format_value
 from regard.runs.intervals import t_half_width, welch_half_width
 
 _SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}
@@ -98,16 +97,8 @@ class Comparison:
 
     @classmethod
     def of(cls, trials: pd.DataFrame, record: Mapping[str, Any]) -> Comparison:
-        """Compare trials. Raises UserError if there is no trial, a column is missing, or a trial is repeated."""
+        """Compare the trials of a sweep with this record."""
         planned = record.get("trials", [])
-        if trials.empty and not planned:
-            raise UserError("trials: expected at least one trial, the table is empty")
-        missing = [name for name in ("key", "seed") if name not in trials]
-        if missing:
-            raise UserError(f"trials: expected the columns key, seed, …; missing: {', '.join(missing)}")
-        repeated = trials.loc[trials["key"].duplicated(), "key"]
-        if len(repeated):
-            raise UserError(f"trials: expected one row for each trial, several are of {repeated.iloc[0]}")
         names = {trial["key"]: name_combination(trial["values"]) for trial in planned}
         combinations = [
             Combination(name, trials[trials["key"].map(names) == name], count)
@@ -185,13 +176,13 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
 def format_mean(value: Mean, unit: str = "") -> str:
     """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error."""
     text = labels.number(value.value, 3)
-    if value.error > _ROUNDING * abs(value.value):
+    if value.error > ROUNDING * abs(value.value):
         places = min(decimals(value.error), max(0, 4 - _power(value.value)))
         text = f"{value.value:,.{places}f} ± {value.error:,.{places}f}"
     return f"{text} %" if unit == "%" and value.n else text
 
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """Relative errors below this are those of floating-point sums."""
 
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from regard.commands.learn.command import LearnCommand
-from regard.commands.pretrain.command import PretrainCommand
+from regard.commands.sweep.commands import LearnCommand, PretrainCommand
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
 from regard.errors import UserError, check_choice

@@ -60,9 +60,8 @@ class SweepState:
         """Return the state that an earlier sweep left in a folder, or an empty one.
 
         Raises:
-            UserError: The folder is of something else or of a sweep of another command, or the state is damaged.
+            UserError: The folder is of a sweep of another command, or the state is damaged.
         """
-        check_sweep_dir(folder)
         path, state = folder / STATE, cls(folder, command)
         if not path.exists():
             return state
@@ -73,11 +72,10 @@ class SweepState:
             raise UserError(f"--out: {folder} holds a sweep of {record['command']}, expected one of {command}")
         state.vary, state.command_line = tuple(record["vary"]), record["command_line"]
         for trial in record["trials"]:
-            fields = read_json(state.path(trial["key"]))
+            file = state.path(trial["key"])
+            fields = read_json(file)
             if trial_key(command, fields) != trial["key"]:
-                raise UserError(
-                    f"--out: {state.path(trial['key'])} is missing or damaged; restore it, or choose another folder"
-                )
+                raise UserError(f"--out: {file} is missing or damaged; restore it, or choose another folder")
             state.fields[trial["key"]] = fields
             state.trials[trial["key"]] = {name: value for name, value in trial.items() if name != "values"}
         return state

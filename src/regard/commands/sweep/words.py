@@ -1,10 +1,16 @@
-"""Sentences and key figures of a report on a sweep."""
+"""Sentences and key figures of a report on a sweep, and the summary for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from rich.console import Group
 
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Comparison, Difference, format_mean
 from regard.report import labels
 from regard.report.page import KeyFigure
-from regard.report.words import format_signed, pluralize, verdict
+from regard.report.terminal import WIDTH, plain, summary
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 """The metrics that the lede compares."""
@@ -19,8 +25,6 @@ EMERGENCE = "emergence_step"
 _PAIRED = "paired by seed (Student’s t)"
 _WELCH = "Welch’s where fewer than two seeds are in common"
 _OVERLAP = "Where an interval overlaps 0, these seeds do not tell the two apart."
-_ROUNDING = 1e-9
-"""Intervals of a smaller half width are those of floating-point sums."""
 
 
 def write_title(comparison: Comparison) -> str:
@@ -32,11 +36,9 @@ def write_title(comparison: Comparison) -> str:
 def write_ledes(comparison: Comparison) -> list[str]:
     """Write how much was run, and how the combinations compare in validation loss and sinks, or in scores."""
     num_trials, num_unfinished = len(comparison.trials), len(comparison.unfinished)
-    parts = [
-        pluralize(len(comparison.combinations), "combination"),
-        pluralize(comparison.trials["seed"].nunique(), "seed"),
-    ]
-    parts.append(f"{num_trials:,} of {pluralize(num_trials + num_unfinished, 'trial')} finished")
+    parts = [labels.pluralize(len(comparison.combinations), "combination")]
+    parts.append(labels.pluralize(comparison.trials["seed"].nunique(), "seed"))
+    parts.append(f"{num_trials:,} of {labels.pluralize(num_trials + num_unfinished, 'trial')} finished")
     sentences = [_compare(comparison, metric) for metric in _COMPARED if metric in comparison.metrics]
     return [" · ".join(parts), " ".join(sentence for sentence in sentences if sentence)]
 
@@ -57,7 +59,7 @@ def write_warnings(comparison: Comparison) -> list[str]:
     """Write one sentence for everything that makes the numbers incomplete or uncertain."""
     notes, num_unfinished = [], len(comparison.unfinished)
     if num_unfinished:
-        trials = pluralize(num_unfinished, "trial")
+        trials = labels.pluralize(num_unfinished, "trial")
         notes.append(f"{trials} without a result; means are over the seeds that have one.")
     if not has_seeds(comparison):
         notes.append("One seed for each combination: there are no standard errors and no intervals.")
@@ -116,11 +118,59 @@ def describe_differences(comparison: Comparison) -> str:
 
 def format_difference(difference: Difference, unit: str) -> list[str]:
     """Format a difference, its interval, and the verdict."""
-    result = verdict(difference.value, difference.overlaps if difference.has_interval else None)
+    result = labels.verdict(difference.value, difference.overlaps if difference.has_interval else None)
     points = " points" if unit == "%" else ""
     if not difference.has_interval:
-        return [f"{format_signed(difference.value)}{points}", "–", result]
+        return [f"{labels.format_signed(difference.value)}{points}", "–", result]
     half = (difference.high - difference.low) / 2
-    places = sweep_means.decimals(half) if half > _ROUNDING else 3
-    value, low, high = (format_signed(x, places) for x in (difference.value, difference.low, difference.high))
+    places = sweep_means.decimals(half) if half > sweep_means.ROUNDING else 3
+    value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
+
+
+SEEDS, CELL = 8, 18
+COLUMNS = (
+    *("valid_loss", "sink_rate", "alpha_first"),
+    *("average_performance_til", "forgetting_til", "average_performance_cil"),
+)
+_HEAD = "combination"
+
+
+def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:
+    """Summarize a sweep for a terminal of 80 columns: means by combination, differences, trials without a result."""
+    comparison = Comparison.of(trials, record)
+    lede, *outcomes = write_ledes(comparison)
+    unfinished = [
+        plain(f"{name}, {seed}: {labels.format_value(trial['error'] or trial['state'])}")
+        for name, seed, trial in comparison.unfinished
+    ]
+    notes = [*outcomes, *write_warnings(comparison)]
+    return summary(write_title(comparison), [lede], [_means(comparison), unfinished], notes)
+
+
+def _means(comparison: Comparison) -> list[str]:
+    """Format a line for each combination; the last metrics are omitted if names are long."""
+    metrics = [metric for metric in COLUMNS if metric in comparison.metrics]
+    names = [plain(item.name) for item in comparison.combinations]
+    longest = max(map(len, names))
+    while len(metrics) > 1 and longest > _room(len(metrics)):
+        metrics.pop()
+    if not metrics:
+        return []
+    width = min(max(longest, len(_HEAD)), _room(len(metrics)))
+    titles = "".join(f"{comparison.metrics[metric][0]:>{CELL}}" for metric in metrics)
+    lines = [f"{_HEAD:<{width}}{'seeds':>{SEEDS}}{titles}"]
+    for name, item in zip(names, comparison.combinations, strict=True):
+        means = [(sweep_means.mean(item.rows, metric), comparison.metrics[metric][1]) for metric in metrics]
+        cells = "".join(f"{sweep_means.format_mean(mean, unit):>{CELL}}" for mean, unit in means)
+        lines.append(f"{_shorten(name, width):<{width}}{count_seeds(item):>{SEEDS}}{cells}")
+    return lines
+
+
+def _room(num_metrics: int) -> int:
+    return WIDTH - SEEDS - CELL * num_metrics
+
+
+def _shorten(name: str, width: int) -> str:
+    """Omit the middle of a long name: combinations differ at both ends."""
+    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - width // 2 - 1) :]}"

@@ -1,17 +1,21 @@
-"""`regard learn` as a sweep repeats it: one method a trial."""
+"""`regard learn` and `regard pretrain` as a sweep repeats them: one method, one recipe a trial."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.result import LearnResult
+from regard.commands.pretrain.config import PRESETS, PretrainConfig, preset_config
+from regard.commands.pretrain.result import PretrainResult
 from regard.data.stream_catalog import STREAMS
+from regard.data.texts import Source, check_source
 from regard.errors import UserError
 from regard.runs.command import Command
+from regard.runs.result import read_metadata
 
 
 class LearnCommand(Command):
@@ -54,3 +58,33 @@ class LearnCommand(Command):
         seen = scores[scores["task_index"] <= scores["after_task"]]
         means = seen.groupby(["after_task", "scenario"])["score"].mean().unstack()
         return means.add_prefix("average_performance_").rename_axis("tasks").reset_index()
+
+
+class PretrainCommand(Command):
+    """Trials of `regard pretrain`."""
+
+    name = "pretrain"
+    config = PretrainConfig
+    presets = tuple(PRESETS)
+    folder_options: ClassVar[Mapping[str, str]] = {
+        "cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
+    }
+
+    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
+        config = PretrainConfig.from_file(file) if file is not None else preset_config(preset or "nano")
+        return config.to_dict()
+
+    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        config = PretrainConfig.from_dict(fields)
+        for source in config.data:
+            check_source(Source.parse(source))
+        return config.to_dict()
+
+    def final_metrics(self, folder: Path) -> dict[str, Any]:
+        metadata = read_metadata(folder, self.name)
+        final = {name: value for name, value in metadata["final"].items() if isinstance(value, int | float | None)}
+        cost = {name: metadata["cost"].get(name) for name in ("seconds", "tokens_per_second")}
+        return {**final, "emergence_step": metadata["emergence"].get("step"), **cost}
+
+    def curves(self, folder: Path) -> pd.DataFrame:
+        return pd.read_parquet(folder / f"{PretrainResult.tables['history']}.parquet")
