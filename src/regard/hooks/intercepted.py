@@ -1,8 +1,10 @@
-"""Models that call `scaled_dot_product_attention` themselves: their calls are intercepted while a block lasts."""
+"""Models that compute attention by functions of PyTorch: these are intercepted while a block lasts."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeGuard
 
 import torch
@@ -15,26 +17,53 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+from regard.hooks.products import AttentionProducts
 
 SDPA = "sdpa"
 """The attention that a host of Transformers is told to use, so that it makes the call at all."""
 
 
 class _Thread(threading.local):
-    """The modules of intercepted hosts that are computing now in a thread, the innermost last."""
+    """The modules of intercepted hosts that are computing now in a thread, the innermost last, and their products."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.products = AttentionProducts()
 
 
 _RUNNING = _Thread()
 
 
 def accepts_attention_function(model: PreTrainedModel) -> bool:
-    """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known."""
+    """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known.
+
+    A file of Transformers may hold models that do and others that do not, so that the code of each layer is read.
+    """
     model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
-    is_of_regard = type(model).__module__.startswith("regard.")
-    return is_of_regard or model_type in deberta.MODEL_TYPES or bool(type(model)._can_set_attn_implementation())
+    if type(model).__module__.startswith("regard.") or model_type in deberta.MODEL_TYPES:
+        return True
+    if not type(model)._can_set_attn_implementation():
+        return False
+    inner = {
+        part
+        for child in model.modules()
+        if isinstance(child, PreTrainedModel) and child is not model
+        for part in child.modules()
+    }
+    classes: set[type] = {
+        type(part) for part in model.modules() if "attention" in type(part).__name__.lower() and part not in inner
+    }
+    return not classes or any(_reads_interface(module_class) for module_class in classes)
+
+
+@cache
+def _reads_interface(module_class: type) -> bool:
+    """Return whether the forward of a layer, or of a class that it extends, speaks of the interface."""
+    forwards = [vars(base)["forward"] for base in module_class.__mro__[:-2] if "forward" in vars(base)]
+    try:
+        return any("attention_interface" in inspect.getsource(forward) for forward in forwards)
+    except (OSError, TypeError):
+        return True
 
 
 def find_intercepted(model: nn.Module) -> list[nn.Module]:
@@ -71,6 +100,8 @@ def _enter(module: nn.Module, _args: Any) -> None:
 
 def _leave(_module: nn.Module, _args: Any, _output: Any) -> None:
     _RUNNING.modules.pop()
+    if not _RUNNING.modules:
+        _RUNNING.products.end()
 
 
 class _Interception(TorchFunctionMode):
@@ -79,10 +110,14 @@ class _Interception(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is scaled_dot_product_attention and _RUNNING.modules and not IN_INTERFACE.get():
-            module = _RUNNING.modules[-1]
-            return dispatch(module, _read_call(module, *args, **kwargs or {}))
-        return function(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        if not _RUNNING.modules or IN_INTERFACE.get():
+            return function(*args, **kwargs)
+        module = _RUNNING.modules[-1]
+        if function is scaled_dot_product_attention:
+            _RUNNING.products.skip(module)
+            return dispatch(module, _read_call(module, *args, **kwargs))
+        return _RUNNING.products.compute(module, function, args, kwargs, dispatch)
 
 
 def _read_call(
