@@ -29,9 +29,14 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.products = AttentionProducts()
+        self.mode = _Interception()
 
-
-_RUNNING = _Thread()
+    def cut(self, depth: int) -> None:
+        """Forget all but the outermost `depth` modules, and intercept no longer if none is left."""
+        is_on = bool(self.modules)
+        del self.modules[depth:]
+        if is_on and not self.modules:
+            self.mode.__exit__(None, None, None)
 
 
 def accepts_attention_function(model: PreTrainedModel) -> bool:
@@ -84,28 +89,33 @@ def intercepting(model: nn.Module) -> Iterator[None]:
     if not modules:
         yield
         return
+    depth = len(_RUNNING.modules)
     handles = [module.register_forward_pre_hook(_enter) for module in modules]
     handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
     try:
-        with _Interception():
-            yield
+        yield
     finally:
+        _RUNNING.cut(depth)  # after an interrupt no module is left
         for handle in handles:
             handle.remove()
 
 
 def _enter(module: nn.Module, _args: Any) -> None:
+    """Intercept calls from the outermost module on, also where a backward pass computes a forward again."""
+    if not _RUNNING.modules:
+        _RUNNING.mode.__enter__()
     _RUNNING.modules.append(module)
 
 
-def _leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-    _RUNNING.modules.pop()
+def _leave(module: nn.Module, _args: Any, output: Any) -> None:
+    if module in _RUNNING.modules:
+        _RUNNING.cut(len(_RUNNING.modules) - 1 - _RUNNING.modules[::-1].index(module))
     if not _RUNNING.modules:
-        _RUNNING.products.end()
+        _RUNNING.products.end(is_complete=output is not None)
 
 
 class _Interception(TorchFunctionMode):
-    """Has no state, so that blocks may end in any order."""
+    """On while a module of an intercepted host computes, once a thread however many blocks there are."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,6 +128,9 @@ class _Interception(TorchFunctionMode):
             _RUNNING.products.skip(module)
             return dispatch(module, _read_call(module, *args, **kwargs))
         return _RUNNING.products.compute(module, function, args, kwargs, dispatch)
+
+
+_RUNNING = _Thread()
 
 
 def _read_call(

@@ -146,11 +146,11 @@ class AttentionProducts:
         """Ignore the softmax of a module that calls `scaled_dot_product_attention` as well."""
         self._softmax, self._skipped = None, module
 
-    def end(self) -> None:
-        """Forget everything. Raise a UserError if weights have not been multiplied."""
+    def end(self, *, is_complete: bool = True) -> None:
+        """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
         softmax, self._softmax, self._skipped = self._softmax, None, None
         self._products.clear()
-        if softmax is not None:
+        if softmax is not None and is_complete:
             raise _refusal(softmax.module, "its weights are changed between their softmax and the product with values")
 
     def _note_softmax(

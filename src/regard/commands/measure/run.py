@@ -20,7 +20,6 @@ from regard.errors import UserError
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
-from regard.hooks.observe import EMBEDDING_LAYER
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
@@ -206,11 +205,6 @@ def _check_layers(config: MeasureConfig, layers: Container[int]) -> None:
 
 def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFrame) -> None:
     empty = ", ".join(name for name in observer.statistics if not filter_statistic(table, name).any())
-    if empty and config.layer_ids == (EMBEDDING_LAYER,):
-        raise UserError(
-            f"statistics: {empty} has no data in layer {EMBEDDING_LAYER}: the embeddings have no attention. Choose "
-            "statistics of hidden states, or other layers as well."
-        )
     if empty:
         raise UserError(
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
