@@ -35,8 +35,8 @@ def check_observable(model: nn.Module) -> None:
 def no_attention_interface(model: nn.Module) -> UserError:
     """Return the error of a model whose attention does not go through Transformers' interface."""
     return UserError(
-        f"cannot observe {type(model).__name__}: it calls its attention neither through Transformers' "
-        "AttentionInterface nor by torch.nn.functional.scaled_dot_product_attention"
+        f"cannot observe {type(model).__name__}: its attention goes neither through Transformers' AttentionInterface "
+        "nor through scaled_dot_product_attention, and is no softmax of a product"
     )
 
 
