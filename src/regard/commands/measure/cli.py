@@ -73,6 +73,7 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         device=args.device,
         random_weights=args.random_weights,
         trust_remote_code=args.trust_remote_code,
+        adapter=args.adapter,
         seed=config.seed,
     )
     return measure(loaded, texts=texts, config=config, on_progress=on_progress)

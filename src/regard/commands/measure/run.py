@@ -74,7 +74,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
         texts = _check_texts(texts, config.input)
         ReplacedModel.register()
-        loaded = resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
+        call = "measure(model, tokenizer, texts)"
+        loaded = resolve_model(model, tokenizer, to="observe", call=call, merge=False)
         started = time.perf_counter()
         _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
         windows = _make_windows(loaded, texts, config)
@@ -89,7 +90,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=windows.tokens)
     metadata = describe_run(
         config.replace(batch_size=config.batch_rows),
-        model=describe_model(loaded.model, loaded.name, loaded.sha256),
+        model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
         data={
             "source": texts.source if texts is not None else f"{config.input} tokens",
             "sha256": texts.sha256 if texts is not None else None,

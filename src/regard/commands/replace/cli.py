@@ -77,6 +77,7 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
         device=args.device,
         trust_remote_code=args.trust_remote_code,
         language_model=args.task == LANGUAGE_MODEL,
+        adapter=args.adapter,
     )
     return replace(
         loaded,
