@@ -19,6 +19,9 @@ from regard.errors import UserError
 from regard.models import load
 from regard.models.pretrained import as_loaded
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+"""PEFT calls what Transformers renames."""
+
 Saved = Callable[..., Path]
 ALL_LAYERS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"],
@@ -36,7 +39,9 @@ def ids() -> Tensor:
 
 def adapt(model: Any, **options: Any) -> Any:
     """A `PeftModel` with LoRA matrices that change the output."""
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, **options))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, fan_in_fan_out=model.config.model_type == "gpt2", **options)
+    )
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -68,7 +68,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
     Raises:
         UserError: It adds tokens or the like, so that it cannot be merged, or does not fit the model.
     """
-    peft = _import_peft()
+    peft, weights = _import_peft(), _read_weights(folder)
     base = str(_read_config(folder).get("base_model_name_or_path") or "")
     if base and Path(base).name != Path(str(model.name_or_path)).name:
         warnings.warn(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}", stacklevel=2)
@@ -78,7 +78,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
             raise UserError(_refuse_prompts(config, f"'{name}'"))
         adapted = peft.PeftModel.from_pretrained(model, str(folder), config=config)
         loaded = peft.get_peft_model_state_dict(adapted)
-        for key, tensor in _read_weights(folder).items():
+        for key, tensor in weights.items():
             if key not in loaded or not loaded[key].cpu().to(tensor.dtype).equal(tensor):
                 raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)

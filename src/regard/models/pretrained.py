@@ -146,6 +146,7 @@ def load(
             elif random_weights:
                 model = _make_random(auto_class, config, seed, trust_remote_code=trust_remote_code, **options)
             else:
+                options["needs_head"] = adapter is None or language_model
                 model = _load_trained(auto_class, folder, config, name, trust_remote_code=trust_remote_code, **options)
         if adapter is not None and adapter_folder is not None:
             merged: Any = merge_adapter(model, adapter_folder, adapter)
@@ -163,12 +164,17 @@ def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | s
         return auto_class.from_config(config, dtype=stored if dtype == "auto" else dtype, **options)
 
 
-def _load_trained(auto_class: Any, folder: Path, config: Any, name: str, **options: Any) -> PreTrainedModel:
-    """Return the model with the folder's weights; raise UserError if some are missing."""
+def _load_trained(
+    auto_class: Any, folder: Path, config: Any, name: str, *, needs_head: bool = True, **options: Any
+) -> PreTrainedModel:
+    """Return the model with the folder's weights; raise UserError if some are missing, unless of a head to be left."""
     # weights of another size come back in `info`, to be refused with their names
     info_options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = auto_class.from_pretrained(folder, config=config, use_safetensors=True, **info_options, **options)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(_HEADS))
+    prefix = f"{model.base_model_prefix}."
+    missing = sorted(key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith(_HEADS))
+    if not needs_head and model.base_model is not model:
+        missing = [key for key in missing if key.startswith(prefix)]
     wrong = sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing and not wrong and set(missing) <= _head_of(model):
         raise UserError(
