@@ -19,6 +19,11 @@ _MUSICGEN = {"decoder": {
     "num_codebooks": 1, "pad_token_id": 0, "max_position_embeddings": 128, "num_chroma": 4}}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "bamba": _SMALL | _MAMBA | {"num_key_value_heads": 2, "attn_layer_indices": [1]},
+    "big_bird": _SMALL | {"attention_type": "original_full", "max_position_embeddings": 128},
+    "bigbird_pegasus": {
+        "vocab_size": 100, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
+        "attention_type": "original_full"},
     "blt": {
         "vocab_size": 100, "num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 100, "max_position_embeddings": 128,
         "patcher_config": _SMALL, "encoder_config": _SMALL | {"hidden_size_global": 32},

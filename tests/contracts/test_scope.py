@@ -72,7 +72,7 @@ class OwnModel(PreTrainedModel):
 
 def test_refusals() -> None:
     linear = nn.Linear(2, 2)
-    with pytest.raises(UserError, match="neither through Transformers' AttentionInterface nor"), watching(linear):
+    with pytest.raises(UserError, match="goes neither through Transformers' AttentionInterface nor"), watching(linear):
         linear(torch.zeros(1, 2))
     with pytest.raises(UserError, match="pass a PyTorch module"), watching("gpt2"):  # type: ignore[arg-type]
         pass

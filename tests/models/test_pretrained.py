@@ -103,7 +103,10 @@ def test_random_weights_need_no_weight_file_and_keep_the_random_state(saved: Sav
 def test_an_unknown_model() -> None:
     message = refusal("no-such-owner/no-such-model")
     assert "'no-such-owner/no-such-model' is no folder here and could not be had from the hub" in message
-    assert "expected a folder with config.json, the id of a model on the hub, or 'minilm'" in message
+    assert (
+        "expected a folder with config.json or adapter_config.json, the id of a model on the hub, or 'minilm'"
+        in message
+    )
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ class AttentionCall:
         causal: A query sees no key after its own position.
         offset: Position of the first query among the keys.
         keep: Pairs that may meet; None: all.
+        scale: 0 where the bias is the whole score, as of a model that computes its scores by itself.
         bias: Added to the scores; for all heads, or for those that are not constant.
         softcap: Scores become `softcap · tanh(score / softcap)`.
         sink: A learned logit a head in the normaliser, without a key.

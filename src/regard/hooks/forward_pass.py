@@ -23,6 +23,7 @@ class ForwardContext:
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
         encoder_tokens: Tokens of the encoder whose states it is passed.
+        images: Images that it is passed, one a row; None if it is passed none, or several together.
     """
 
     offset: int = 0
@@ -31,6 +32,7 @@ class ForwardContext:
     segments: Int[Tensor, "batch query"] | None = None
     encoder_mask: Bool[Tensor, "batch key"] | None = None
     encoder_tokens: int = 0
+    images: int | None = None
 
     @classmethod
     def from_arguments(
@@ -45,6 +47,7 @@ class ForwardContext:
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
         encoder_states = arguments.get("encoder_hidden_states")
+        pixels = arguments.get("pixel_values")
         is_packable = mask is None and offset == 0
         return cls(
             offset=offset,
@@ -53,6 +56,7 @@ class ForwardContext:
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
+            images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
         )
 
     def query_mask(self, count: int) -> Tensor | None:

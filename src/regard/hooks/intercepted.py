@@ -1,8 +1,10 @@
-"""Models that call `scaled_dot_product_attention` themselves: their calls are intercepted while a block lasts."""
+"""Models that compute attention by functions of PyTorch: these are intercepted while a block lasts."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeGuard
 
 import torch
@@ -15,26 +17,58 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+from regard.hooks.products import AttentionProducts
 
 SDPA = "sdpa"
 """The attention that a host of Transformers is told to use, so that it makes the call at all."""
 
 
 class _Thread(threading.local):
-    """The modules of intercepted hosts that are computing now in a thread, the innermost last."""
+    """The modules of intercepted hosts that are computing now in a thread, the innermost last, and their products."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.products = AttentionProducts()
+        self.mode = _Interception()
 
-
-_RUNNING = _Thread()
+    def cut(self, depth: int) -> None:
+        """Forget all but the outermost `depth` modules, and intercept no longer if none is left."""
+        is_on = bool(self.modules)
+        del self.modules[depth:]
+        if is_on and not self.modules:
+            self.mode.__exit__(None, None, None)
 
 
 def accepts_attention_function(model: PreTrainedModel) -> bool:
-    """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known."""
+    """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known.
+
+    A file of Transformers may hold models that do and others that do not, so that the code of each layer is read.
+    """
     model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
-    is_of_regard = type(model).__module__.startswith("regard.")
-    return is_of_regard or model_type in deberta.MODEL_TYPES or bool(type(model)._can_set_attn_implementation())
+    if type(model).__module__.startswith("regard.") or model_type in deberta.MODEL_TYPES:
+        return True
+    if not type(model)._can_set_attn_implementation():
+        return False
+    inner = {
+        part
+        for child in model.modules()
+        if isinstance(child, PreTrainedModel) and child is not model
+        for part in child.modules()
+    }
+    classes: set[type] = {
+        type(part) for part in model.modules() if "attention" in type(part).__name__.lower() and part not in inner
+    }
+    return not classes or any(_reads_interface(module_class) for module_class in classes)
+
+
+@cache
+def _reads_interface(module_class: type) -> bool:
+    """Return whether the forward of a layer, or of a class that it extends, speaks of the interface."""
+    forwards = [vars(base)["forward"] for base in module_class.__mro__[:-2] if "forward" in vars(base)]
+    try:
+        return any("attention_interface" in inspect.getsource(forward) for forward in forwards)
+    except (OSError, TypeError):
+        return True
 
 
 def find_intercepted(model: nn.Module) -> list[nn.Module]:
@@ -55,34 +89,48 @@ def intercepting(model: nn.Module) -> Iterator[None]:
     if not modules:
         yield
         return
+    depth = len(_RUNNING.modules)
     handles = [module.register_forward_pre_hook(_enter) for module in modules]
     handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
     try:
-        with _Interception():
-            yield
+        yield
     finally:
+        _RUNNING.cut(depth)  # after an interrupt no module is left
         for handle in handles:
             handle.remove()
 
 
 def _enter(module: nn.Module, _args: Any) -> None:
+    """Intercept calls from the outermost module on, also where a backward pass computes a forward again."""
+    if not _RUNNING.modules:
+        _RUNNING.mode.__enter__()
     _RUNNING.modules.append(module)
 
 
-def _leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-    _RUNNING.modules.pop()
+def _leave(module: nn.Module, _args: Any, output: Any) -> None:
+    if module in _RUNNING.modules:
+        _RUNNING.cut(len(_RUNNING.modules) - 1 - _RUNNING.modules[::-1].index(module))
+    if not _RUNNING.modules:
+        _RUNNING.products.end(is_complete=output is not None)
 
 
 class _Interception(TorchFunctionMode):
-    """Has no state, so that blocks may end in any order."""
+    """On while a module of an intercepted host computes, once a thread however many blocks there are."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is scaled_dot_product_attention and _RUNNING.modules and not IN_INTERFACE.get():
-            module = _RUNNING.modules[-1]
-            return dispatch(module, _read_call(module, *args, **kwargs or {}))
-        return function(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        if not _RUNNING.modules or IN_INTERFACE.get():
+            return function(*args, **kwargs)
+        module = _RUNNING.modules[-1]
+        if function is scaled_dot_product_attention:
+            _RUNNING.products.skip(module)
+            return dispatch(module, _read_call(module, *args, **kwargs))
+        return _RUNNING.products.compute(module, function, args, kwargs, dispatch)
+
+
+_RUNNING = _Thread()
 
 
 def _read_call(

@@ -101,6 +101,7 @@ class Watch(Observer):
         if not stacks:
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
         self._layers = None if layers is None else _check_layers(layers, max(map(num_blocks, stacks)))
+        self._layers_with_attention: set[int] = set()
         self._stacks = {stack.path: Sequences(stack) for stack in stacks}
         located = locate_modules(stacks)
         self.locations = {module: (self._stacks[stack.path], path) for module, (stack, path) in located.items()}
@@ -137,12 +138,25 @@ class Watch(Observer):
         role = site = sequences.role or "encoder"
         if any(other.role == role for other in stacks[: stacks.index(sequences)]):
             site = f"{role}@{sequences.stack.path}"
+        if sequences is stacks[-1]:
+            self._check_attention()
         for observations in sequences.finish(site, self._request.num_first_keys):
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
             for name, statistic in self.statistics.items():
                 if not (sequences.lacks_hidden and name in self._of_hidden):
                     statistic.update(observations)
+
+    def _check_attention(self) -> None:
+        """Raise a UserError if no selected layer of the forwards so far has the attention that statistics need."""
+        attending = self._layers_with_attention
+        names = [name for name in self.statistics if name not in self._of_hidden]
+        if attending and names and self._layers is not None and attending.isdisjoint(self._layers):
+            selected, others = (", ".join(map(str, sorted(layers))) for layers in (self._layers, attending))
+            raise UserError(
+                f"layers: there is no attention in {selected}, but {', '.join(names)} measure it; choose from {others}"
+                ", or statistics of hidden states alone"
+            )
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
 
@@ -221,6 +235,7 @@ class Watch(Observer):
         is_first = kind == "self" and not sequences.lengths
         position = self._latest = sequences.locate(module, kind, call)
         self._calls += 1
+        self._layers_with_attention.add(position.layer)
         if is_first:
             self._add_hidden(sequences, EMBEDDING_LAYER, sequences.embeddings)
             sequences.embeddings = None
@@ -309,6 +324,8 @@ def _check_layers(layers: Any, count: int) -> frozenset[int]:
         indices = [operator.index(layer) for layer in values]
     except TypeError:
         raise UserError(f"layers: expected indices of layers, counted from 0, got {layers!r}") from None
+    if not indices:
+        raise UserError("layers: expected one layer at least, got none; pass None for all")
     if unknown := [layer for layer in indices if not EMBEDDING_LAYER <= layer < count]:
         raise UserError(
             f"layers: this model has no layer {unknown[0]}; choose from 0 to {count - 1}, or {EMBEDDING_LAYER} for the "

@@ -185,6 +185,11 @@ class LayerOperation:
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with the operation in it; its feature map takes the model's queries and keys."""
         spec, feature_map = self.spec, FEATURE_MAPS[self.spec.feature_map]
+        if not call.scale and spec.feature_map != AttentionSpec().feature_map:
+            raise UserError(
+                f"attention: expected one without a feature map, for this model computes its scores by itself; got "
+                f"feature_map={spec.feature_map}"
+            )
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
         operation = Operation.from_spec(spec)
         if sink is not None and (spec.weighting != "softmax" or spec.window) and operation.backend != "materialised":

@@ -24,18 +24,31 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     candidates = [getattr(module, name, None) for name in NAMES]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
     for layer in candidates:
-        is_plain = type(layer) in (nn.Linear, Conv1D) or type(layer).__module__.startswith("transformers.models.")
-        if not is_plain or not isinstance(layer, (nn.Linear, Conv1D)):
-            continue  # what an adapter or a quantized layer multiplies by is not its weight alone
+        base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
+        is_plain = type(base) in (nn.Linear, Conv1D) or type(base).__module__.startswith("transformers.models.")
+        if not is_plain or not isinstance(base, (nn.Linear, Conv1D)):
+            continue  # what another adapter or a quantized layer multiplies by is not its weight alone
         if output_weight(layer).shape[1] == width:
             return layer
     return None
 
 
-def output_weight(projection: nn.Linear | Conv1D) -> Float[Tensor, "model_width width"]:
-    """Return W_O of an output projection."""
-    weight: Tensor = projection.weight.detach()
-    return weight.T if isinstance(projection, Conv1D) else weight
+def output_weight(projection: Any) -> Float[Tensor, "model_width width"]:
+    """Return W_O of an output projection, with the LoRA adapters of PEFT that are on."""
+    base = getattr(projection, "base_layer", projection)
+    weight: Tensor = base.weight.detach()
+    if base is not projection and not projection.disable_adapters and not projection.merged:
+        for name in projection.active_adapters:
+            if name in projection.lora_A:
+                weight = weight + projection.get_delta_weight(name).detach().to(weight.dtype)
+    return weight.T if isinstance(base, Conv1D) else weight
+
+
+def _is_lora(layer: Any) -> bool:
+    """Return whether a layer of PEFT adds products of two matrices to a linear layer, and no more."""
+    if not type(layer).__module__.startswith("peft.tuners.lora"):
+        return False
+    return not layer.lora_variant and not any(layer.lora_bias.values())
 
 
 class ProjectionInputs:

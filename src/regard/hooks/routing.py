@@ -25,13 +25,18 @@ def check_observable(model: nn.Module) -> None:
         raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
+    if any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules()):
+        raise UserError(
+            f"cannot observe {name} with block-sparse attention, which short texts turn off for good; load it with "
+            "attention_type='original_full'"
+        )
 
 
 def no_attention_interface(model: nn.Module) -> UserError:
     """Return the error of a model whose attention does not go through Transformers' interface."""
     return UserError(
-        f"cannot observe {type(model).__name__}: it calls its attention neither through Transformers' "
-        "AttentionInterface nor by torch.nn.functional.scaled_dot_product_attention"
+        f"cannot observe {type(model).__name__}: its attention goes neither through Transformers' AttentionInterface "
+        "nor through scaled_dot_product_attention, and is no softmax of a product"
     )
 
 
@@ -120,8 +125,11 @@ def route_permanently(model: nn.Module) -> None:
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
     names: dict[int, str | None] = {id(config): name for config, name in find_configs(model)}
-    for host in find_intercepted(model):
-        if needs_sdpa(host):  # the others compute by themselves, and are refused
+    intercepted = find_intercepted(model)
+    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel) and module not in intercepted]
+    routed_configs = {id(host.config) for host in hosts}
+    for host in intercepted:
+        if needs_sdpa(host) and id(host.config) not in routed_configs:
             names[id(host.config)] = SDPA if host._supports_sdpa else host.config._attn_implementation_internal
     configs = [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
     forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]

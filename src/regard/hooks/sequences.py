@@ -121,6 +121,8 @@ class Sequences:
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "
                 "of both"
             )
+        if forward.images is not None and batch > forward.images:
+            self._refuse_rows(forward.images, batch)
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if forward.segments is not None:
@@ -262,6 +264,8 @@ class Sequences:
         queries = SampleAlignment.from_masks(self._batch, length, last.token_mask, last.segments, device)
         known = [step for step in self._tokens if step is not None]
         token_ids = torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
+        if token_ids is not None and token_ids.shape[1] != length:
+            token_ids = None  # attention is among others as well, such as patches of an image
         for (kind, index), layer in layers.items():
             keys, tokens = queries, token_ids
             if kind == "cross":

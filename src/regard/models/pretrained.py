@@ -11,8 +11,22 @@ from transformers.models.auto import modeling_auto
 
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
+from regard.models.model_files import (
+    ADAPTER_WEIGHTS,
+    as_user_error,
+    check_tokenizer_files,
+    find_model_folder,
+    find_weight_files,
+)
 from regard.models.model_files import Loaded as Loaded
-from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
+from regard.models.peft_adapters import (
+    find_adapter_folder,
+    find_base_name,
+    is_adapter,
+    merge_adapter,
+    select_adapter_class,
+    unwrap_peft,
+)
 from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
@@ -23,25 +37,34 @@ _DEVICES = "auto, cpu, cuda, cuda:N or mps"
 _HEADS = ("pooler.",)
 
 
-def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
+def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str, merge: bool = True) -> Loaded:
     """Return a model, or what `load` returned, with its tokenizer, checked to belong together.
 
-    `to` and `call` say in a refusal what is to be done with the model, and how the caller is to be called.
+    `to` and `call` say in a refusal what is to be done with the model, and how the caller is to be called. The adapter
+    of a `PeftModel` is merged into a copy, or left in place.
     """
     if isinstance(model, Loaded):
         loaded = model if tokenizer is None else replace(model, tokenizer=tokenizer)
-    elif not isinstance(model, PreTrainedModel):
-        raise UserError(f"cannot {to} {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
+    elif not isinstance(plain := unwrap_peft(model, merge=merge), PreTrainedModel):
+        expected = "a Hugging Face PreTrainedModel, a PeftModel over one, or its name"
+        raise UserError(f"cannot {to} {type(model).__name__}: expected {expected}")
     elif tokenizer is None:
         raise UserError(f"a model needs its tokenizer: {call}")
     else:
-        loaded = Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
+        adapter = None if plain is model else f"{model.active_adapter} of a {type(model).__name__}"
+        loaded = Loaded(plain, tokenizer, plain.config._name_or_path or type(plain).__name__, None, adapter)
     check_vocabulary(loaded.model, loaded.tokenizer, loaded.name)
     return loaded
 
 
 def resolve_model(
-    model: PreTrainedModel | Loaded | str, tokenizer: Any, *, to: str, call: str, language_model: bool = False
+    model: PreTrainedModel | Loaded | str,
+    tokenizer: Any,
+    *,
+    to: str,
+    call: str,
+    language_model: bool = False,
+    merge: bool = True,
 ) -> Loaded:
     """Return a model with its tokenizer as `as_loaded` does; one that is named is loaded."""
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
@@ -49,7 +72,7 @@ def resolve_model(
         raise UserError(f"tokenizer: expected {expected}; got {type(tokenizer).__name__}. The call is {call}.")
     if isinstance(model, str):
         model = load(model, language_model=language_model)
-    return as_loaded(model, tokenizer, to=to, call=call)
+    return as_loaded(model, tokenizer, to=to, call=call, merge=merge)
 
 
 def load(
@@ -61,6 +84,7 @@ def load(
     attn_implementation: str | None = None,
     random_weights: bool = False,
     language_model: bool = False,
+    adapter: str | None = None,
     seed: int = 0,
 ) -> Loaded:
     """Return a model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
@@ -70,17 +94,26 @@ def load(
     that `regard rollback` wrote it is the trained encoder, with LoRA adapters merged. Pickled weights are never read.
 
     Args:
-        name: Folder, hub id or `minilm`.
+        name: Folder, hub id or `minilm`; of an adapter of PEFT, which then names its base model, as well.
         dtype: "auto" is the checkpoint's on a GPU and float32 on a CPU.
         device: "auto" is the first of cuda, mps, cpu.
         trust_remote_code: Run code that comes with the model.
         attn_implementation: As in Transformers.
         random_weights: Build the architecture with new weights from `seed`.
         language_model: Load the head of a language model as well; an encoder is refused.
+        adapter: Folder or hub id of an adapter of PEFT, which is merged into the weights.
         seed: Seed of random weights.
     """
     torch_device = _device(device)
     folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
+    if is_adapter(folder):
+        if adapter is not None:
+            raise UserError(f"adapter: expected none with '{name}', which is an adapter itself; got '{adapter}'")
+        name, adapter = find_base_name(folder), name
+        folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
+    adapter_folder = None if adapter is None else find_adapter_folder(adapter)
+    if adapter_folder is not None and random_weights:
+        raise UserError(f"adapter: expected none with random weights, got '{adapter}'")
     with suppress_logging():
         options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
         with as_user_error(f"model: the configuration of '{name}' is not understood:"):
@@ -93,17 +126,24 @@ def load(
         with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
+        if adapter_folder is not None:
+            auto_class = select_adapter_class(adapter_folder, config, auto_class)
+            files = [*files, adapter_folder / ADAPTER_WEIGHTS]
         with as_user_error(f"model: '{name}' cannot be built:"):
             if isinstance(config, ClassifierConfig):
                 model = _load_encoder(folder, config, name, seed if random_weights else None, **options)
             elif random_weights:
                 model = _make_random(auto_class, config, seed, trust_remote_code=trust_remote_code, **options)
             else:
+                options["needs_head"] = adapter is None or language_model
                 model = _load_trained(auto_class, folder, config, name, trust_remote_code=trust_remote_code, **options)
+        if adapter is not None and adapter_folder is not None:
+            merged: Any = merge_adapter(model, adapter_folder, adapter)
+            model = merged if language_model else merged.base_model
     check_vocabulary(model, tokenizer, name)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
-    return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None)
+    return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter)
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
@@ -113,12 +153,17 @@ def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | s
         return auto_class.from_config(config, dtype=stored if dtype == "auto" else dtype, **options)
 
 
-def _load_trained(auto_class: Any, folder: Path, config: Any, name: str, **options: Any) -> PreTrainedModel:
-    """Return the model with the folder's weights; raise UserError if some are missing."""
+def _load_trained(
+    auto_class: Any, folder: Path, config: Any, name: str, *, needs_head: bool = True, **options: Any
+) -> PreTrainedModel:
+    """Return the model with the folder's weights; raise UserError if some are missing, unless of a head to be left."""
     # weights of another size come back in `info`, to be refused with their names
     info_options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = auto_class.from_pretrained(folder, config=config, use_safetensors=True, **info_options, **options)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(_HEADS))
+    prefix = f"{model.base_model_prefix}."
+    missing = sorted(key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith(_HEADS))
+    if not needs_head and model.base_model is not model:
+        missing = [key for key in missing if key.startswith(prefix)]
     wrong = sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing and not wrong and set(missing) <= _head_of(model):
         problem = f"have none: {len(missing)} are missing, the first is {missing[0]}"

@@ -63,7 +63,14 @@ def _parse(option: Option, text: Any) -> Any:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the model to look at, and how it is loaded."""
-    parser.add_argument("model", metavar="MODEL", help="a hub id, a local folder, or minilm (embedded)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a hub id, a local folder (of a model, or an adapter of PEFT), or minilm (embedded)",
+    )
+    parser.add_argument(
+        "--adapter", metavar="ADAPTER", help="a folder or hub id with an adapter of PEFT, which is merged into MODEL"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
@@ -103,7 +110,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     if not (Path(args.model) / "config.json").is_file() and (folder / "config.json").is_file():
         problem = f"expected config.json in the folder '{args.model}', which is of a run"
         raise UserError(f"model: {problem}; did you mean {folder}?")
-    return {name: getattr(args, name) for name in ("dtype", "device", "trust_remote_code")}
+    return {name: getattr(args, name) for name in ("dtype", "device", "trust_remote_code", "adapter")}
 
 
 def file_slug(name: str) -> str:

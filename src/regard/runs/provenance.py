@@ -34,11 +34,12 @@ def describe_run(config: Config, **sections: Any) -> dict[str, Any]:
     }
 
 
-def describe_model(model: Any, name: str, sha256: str | None) -> dict[str, Any]:
+def describe_model(model: Any, name: str, sha256: str | None, adapter: str | None = None) -> dict[str, Any]:
     """Return the metadata of a model of Hugging Face, loaded by a name; `sha256` is that of its weight files."""
     config = model.config
     return {
         "name": name,
+        **({} if adapter is None else {"adapter": adapter}),
         "class": type(model).__name__,
         "type": config.model_type,
         "sha256": sha256,

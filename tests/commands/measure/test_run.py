@@ -383,7 +383,7 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"layer_ids": [1, 3, 99]}, "layer-ids: expected layers of this model, counted from 0; it has no 3, 99"),
         (
             {"layer_ids": (-1,), "statistics": "entropy"},
-            "statistics: entropy has no data in layer -1: the embeddings have no attention. Choose ",
+            "layers: there is no attention in -1, but entropy measure it; choose from 0, 1",
         ),
         ({"length": 7}, "statistics: sink_rate has no data: 7 windows of 7 tokens are too few"),
     ],

@@ -228,7 +228,9 @@ def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:
 def _load_model(config: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
     """Load the model; a language model for text-to-text tasks."""
     if model is None or isinstance(model, str):
-        return load(config.model, dtype="float32", language_model=text)
+        return load(config.model, dtype="float32", language_model=text, adapter=config.adapter)
+    if config.adapter is not None:
+        raise UserError("adapter: expected none with a model given in Python; pass a PeftModel, or names of both")
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
     return add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
@@ -260,7 +262,12 @@ def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results
             for run, result in zip(runs, run_results, strict=True)
         ],
         stream=_describe_stream(runs[0].stream),
-        model={"name": loaded.name, "sha256": loaded.sha256, "parameters": run_results[0]["parameters"]},
+        model={
+            "name": loaded.name,
+            **({} if loaded.adapter is None else {"adapter": loaded.adapter}),
+            "sha256": loaded.sha256,
+            "parameters": run_results[0]["parameters"],
+        },
         cost={
             "seconds": round(sum(result["seconds"] for result in run_results), 1),
             "peak_memory_mib": max(result["peak_memory_mib"] for result in run_results),

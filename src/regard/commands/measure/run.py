@@ -20,7 +20,6 @@ from regard.errors import UserError
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
-from regard.hooks.observe import EMBEDDING_LAYER
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
@@ -75,7 +74,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
         texts = _check_texts(texts, config.input)
         ReplacedModel.register()
-        loaded = resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
+        call = "measure(model, tokenizer, texts)"
+        loaded = resolve_model(model, tokenizer, to="observe", call=call, merge=False)
         started = time.perf_counter()
         _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
         windows = _make_windows(loaded, texts, config)
@@ -90,7 +90,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=windows.tokens)
     metadata = describe_run(
         config.replace(batch_size=config.batch_rows),
-        model=describe_model(loaded.model, loaded.name, loaded.sha256),
+        model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
         data={
             "source": texts.source if texts is not None else f"{config.input} tokens",
             "sha256": texts.sha256 if texts is not None else None,
@@ -204,11 +204,6 @@ def _check_layers(config: MeasureConfig, layers: Container[int]) -> None:
 
 def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFrame) -> None:
     empty = ", ".join(name for name in observer.statistics if not filter_statistic(table, name).any())
-    if empty and config.layer_ids == (EMBEDDING_LAYER,):
-        raise UserError(
-            f"statistics: {empty} has no data in layer {EMBEDDING_LAYER}: the embeddings have no attention. Choose "
-            "statistics of hidden states, or other layers as well."
-        )
     if empty:
         raise UserError(
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "

@@ -246,7 +246,7 @@ def _describe(
     constants: Constants | None,
 ) -> dict[str, Any]:
     train, validation = splits
-    model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder))
+    model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder), loaded.adapter)
     return describe_run(
         config.replace(length=train.length),
         model={**model, "type": model_fingerprint(encoder)["type"]},

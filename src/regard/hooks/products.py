@@ -1,0 +1,264 @@
+"""Attention that a model computes by itself: a product of queries and keys, its softmax, and a product with values."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.call import AttentionCall
+from regard.errors import UserError
+
+PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+"""Functions that multiply queries and keys, or weights and values."""
+PASSING = (
+    "to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "view", "reshape", "flatten",
+    "unflatten", "dropout",
+)  # fmt: skip
+"""Functions behind which weights are the same, but for dropout."""
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+"""Names by which a module, or its config, says how many heads it has."""
+HIDDEN_BELOW = 5e3
+"""A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
+RECENT_PRODUCTS = 4
+"""Products among which those of queries and keys are looked for; relative positions have products of their own."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of two tensors; `letters` are those of both and of the output, as in `torch.einsum`."""
+
+    left: Tensor
+    right: Tensor
+    letters: tuple[str, str, str] | None
+    size: int
+
+    def read_scores(self, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """Return queries and keys (batch, head, token, width), if they may have made scores of a shape."""
+        batch, heads, queries, keys = shape
+        if self.size != batch * heads * queries * keys:
+            return None
+        if self.letters is None:
+            query, key = (_split_heads(tensor, batch, heads) for tensor in (self.left, self.right.mT))
+        else:
+            left, right, output = self.letters
+            shared = set(left) & set(right) - set(output)
+            if len(output) != 4 or len(shared) != 1:
+                return None
+            rows, columns = (output[:2] + token + min(shared) for token in (output[2], output[3]))
+            if sorted(left) != sorted(rows):
+                rows, columns = columns, rows
+            query, key = _permute(self.left, left, rows), _permute(self.right, right, columns)
+            if rows[2] != output[2]:
+                query, key = key, query
+        if query is None or key is None or query.shape[2] != queries or key.shape[2] != keys:
+            return None
+        return query, key
+
+    def read_values(self, weights: Tensor, shape: Sequence[int]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+        """Return values (batch, head, token, width), and what makes the product's shape of an output."""
+        batch, heads = shape[:2]
+        if self.letters is None:
+            value = _split_heads(self.right, batch, heads)
+            return None if value is None else (value, Tensor.contiguous if weights.ndim == 4 else _join_heads)
+        own, letters, output = self.letters
+        other = self.right
+        if weights is not self.left:
+            own, letters, other = letters, own, self.left
+        width = set(letters) - set(own)
+        if len(own) != 4 or len(width) != 1:
+            return None
+        value = _permute(other, letters, own[:2] + own[3] + min(width))
+        canonical = own[:3] + min(width)
+        if value is None or sorted(output) != sorted(canonical):
+            return None
+        return value, lambda tensor: tensor.permute([canonical.index(letter) for letter in output])
+
+
+@dataclass
+class _Softmax:
+    """Weights that wait for their values.
+
+    Attributes:
+        names: The tensors that they are, or were made of without a change.
+        dropout: The probability that they have been dropped with.
+        hidden: Weights that were set to 0 behind the softmax, which says the same of them as a mask before.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    scores: Tensor
+    names: list[Tensor] = field(default_factory=list)
+    dropout: float = 0.0
+    hidden: Tensor | None = None
+
+    def note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        """Note what a function has made of the weights, if they are the same but for dropout."""
+        if not args or not any(args[0] is tensor for tensor in self.names):
+            return
+        if name == "masked_fill" and _argument(args, kwargs, 2, "value", None) == 0:
+            mask, weights = _argument(args, kwargs, 1, "mask", None), args[0]
+            if not bool((~mask | (weights == 0) | mask.all(-1, keepdim=True)).all()):
+                return  # its rows do not sum to one
+            self.hidden = mask
+        elif name not in PASSING:
+            return
+        elif name == "dropout" and _argument(args, kwargs, 2, "training", True):
+            self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
+        self.names.append(result)
+
+
+class AttentionProducts:
+    """Follows the products and softmaxes of the modules that are computing."""
+
+    def __init__(self) -> None:
+        self._products: deque[_Product] = deque(maxlen=RECENT_PRODUCTS)
+        self._softmax: _Softmax | None = None
+        self._skipped: nn.Module | None = None
+
+    def compute(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dispatch: Callable[[nn.Module, AttentionCall], Tensor],
+    ) -> Any:
+        """Return what a function of PyTorch returns; a product of weights and values is computed by `dispatch`.
+
+        Raises:
+            UserError: It is attention of an unknown form.
+        """
+        name = getattr(function, "__name__", "")
+        if name in PRODUCTS:
+            return self._multiply(module, function, name, args, kwargs, dispatch)
+        result = function(*args, **kwargs)
+        if name == "softmax" and isinstance(result, Tensor):
+            self._note_softmax(module, args[0] if args else kwargs["input"], result, args, kwargs)
+        elif self._softmax is not None:
+            self._softmax.note(name, args, kwargs, result)
+        return result
+
+    def skip(self, module: nn.Module) -> None:
+        """Ignore the softmax of a module that calls `scaled_dot_product_attention` as well."""
+        self._softmax, self._skipped = None, module
+
+    def end(self, *, is_complete: bool = True) -> None:
+        """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
+        softmax, self._softmax, self._skipped = self._softmax, None, None
+        self._products.clear()
+        if softmax is not None and is_complete:
+            raise _refusal(softmax.module, "its weights are changed between their softmax and the product with values")
+
+    def _note_softmax(
+        self, module: nn.Module, scores: Tensor, weights: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        products = [product for product in reversed(self._products) if product.size == weights.numel()]
+        if not products or module is self._skipped:
+            return  # such as of the logits of a router
+        self.end()
+        heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module)
+        is_last = _argument(args, kwargs, 1, "dim", None) in (-1, weights.ndim - 1)
+        if is_last and weights.ndim == 3 and heads is not None and len(weights) % heads == 0:
+            scores = scores.unflatten(0, (-1, heads))
+        operands = (product.read_scores(scores.shape) for product in products if is_last and scores.ndim == 4)
+        query_and_key = next((pair for pair in operands if pair is not None), None)
+        if query_and_key is None:
+            raise _refusal(module, f"its softmax over {weights.ndim} dimensions is of no known form")
+        self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights])
+
+    def _multiply(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dispatch: Callable[[nn.Module, AttentionCall], Tensor],
+    ) -> Any:
+        letters, tensors = _read_operands(name, args, kwargs)
+        softmax = self._softmax
+        weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
+        if softmax is None or not weights:
+            result = function(*args, **kwargs)
+            if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
+                self._products.append(_Product(tensors[0], tensors[1], letters, result.numel()))
+            return result
+        self._softmax = None
+        self._products.clear()
+        reading = None
+        if len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0]):
+            reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
+        heads = _count_heads(module)
+        if reading is None or heads not in (None, softmax.scores.shape[1]):
+            raise _refusal(module, "the product of its weights and values is of no known form")
+        value, restore = reading
+        return restore(dispatch(module, _make_call(softmax, value)).to(value.dtype))
+
+
+def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
+    """Return the call of weights and values: its bias is the whole score, so its scale is 0."""
+    scores = softmax.scores
+    keep = scores > scores.amax(-1, keepdim=True) - HIDDEN_BELOW
+    if softmax.hidden is not None:
+        keep = keep & ~softmax.hidden.expand_as(keep)
+    dtype = torch.promote_types(scores.dtype, value.dtype)
+    return AttentionCall(
+        query=softmax.query.to(dtype),
+        key=softmax.key.to(dtype),
+        value=value.to(dtype),
+        scale=0.0,
+        keep=keep,
+        bias=scores.to(dtype).masked_fill(~keep, 0.0),
+        dropout=softmax.dropout,
+    )
+
+
+def _read_operands(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[str, str, str] | None, list[Tensor]]:
+    """Return the letters of both operands and the output, for einsum alone, and the operands."""
+    if name != "einsum":
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        return None, tensors[1:] if name == "baddbmm" else tensors
+    operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+    left, _, output = str(args[0]).replace(" ", "").partition("->")
+    letters = left.split(",")
+    is_readable = len(letters) == len(operands) == 2 and output and "." not in str(args[0])
+    return ((letters[0], letters[1], output), list(operands)) if is_readable else (None, [])
+
+
+def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
+    """Return matrices of each sample and head."""
+    if tensor.ndim == 3 and len(tensor) == batch * heads:
+        return tensor.unflatten(0, (batch, heads))
+    is_split = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
+    return tensor.expand(batch, heads, -1, -1) if is_split else None
+
+
+def _join_heads(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, 1)
+
+
+def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
+    """Return a tensor with its axes in another order; None if it has others."""
+    if sorted(letters) != sorted(to):
+        return None
+    return tensor.permute([letters.index(letter) for letter in to])
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any) -> Any:
+    return args[index] if len(args) > index else kwargs.get(name, default)
+
+
+def _count_heads(module: nn.Module) -> int | None:
+    """Return how many heads a module says to have."""
+    values = (getattr(part, name, None) for part in (module, getattr(module, "config", None)) for name in HEAD_COUNTS)
+    return next((value for value in values if isinstance(value, int)), None)
+
+
+def _refusal(module: nn.Module, reason: str) -> UserError:
+    return UserError(f"cannot observe {type(module).__name__}: {reason}")

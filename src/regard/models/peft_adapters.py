@@ -1,0 +1,127 @@
+"""Adapters of PEFT: found in their folder, merged into their base model, or read where a `PeftModel` has them."""
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModel, PreTrainedModel
+
+from regard.errors import UserError
+from regard.models.model_files import ADAPTER_CONFIG as CONFIG
+from regard.models.model_files import ADAPTER_WEIGHTS as WEIGHTS
+from regard.models.model_files import as_user_error, find_model_folder
+
+TASK_CLASSES = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+"""The class that an adapter was trained on, by the task in its configuration."""
+_PREFIX = "base_model.model."
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter and no model."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def find_adapter_folder(name: str) -> Path:
+    """Return the folder of an adapter on disk or on the hub. Raises UserError."""
+    folder = find_model_folder(name)
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"adapter: expected a folder with {CONFIG}, or the hub id of one, got the model '{name}'")
+    return folder
+
+
+def find_base_name(folder: Path) -> str:
+    """Return the name of the model that an adapter was trained on. Raises UserError."""
+    name = _read_config(folder).get("base_model_name_or_path")
+    if not name:
+        raise UserError(
+            f"adapter: {folder / CONFIG} does not name its base model; give the model, and the adapter as one"
+        )
+    return str(name)
+
+
+def select_adapter_class(folder: Path, config: Any, auto_class: Any) -> Any:
+    """Return the class of the model that an adapter is merged into: `auto_class` if the adapter does not say more."""
+    task = _read_config(folder).get("task_type")
+    if task in TASK_CLASSES:
+        return getattr(transformers, TASK_CLASSES[task])
+    prefix = getattr(AutoModel._model_mapping.get(type(config), None), "base_model_prefix", "")
+    has_head = any(name.startswith(f"{_PREFIX}{prefix}.") for name in _read_weights(folder))
+    if has_head and auto_class is AutoModel and config.architectures:
+        return getattr(transformers, config.architectures[0], auto_class)
+    return auto_class
+
+
+def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
+    """Return the model with an adapter merged into its weights.
+
+    Raises:
+        UserError: It adds tokens or the like, so that it cannot be merged, or does not fit the model.
+    """
+    peft, weights = _import_peft(), _read_weights(folder)
+    base = str(_read_config(folder).get("base_model_name_or_path") or "")
+    if base and Path(base).name != Path(str(model.name_or_path)).name:
+        warnings.warn(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}", stacklevel=2)
+    with as_user_error(f"adapter: '{name}' does not fit the model:", (ValueError, KeyError, RuntimeError, TypeError)):
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        if config.is_prompt_learning:
+            raise UserError(_refuse_prompts(config, f"'{name}'"))
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), config=config)
+        loaded = peft.get_peft_model_state_dict(adapted)
+        for key, tensor in weights.items():
+            if key not in loaded or not loaded[key].cpu().to(tensor.dtype).equal(tensor):
+                raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    return merged
+
+
+def unwrap_peft(model: Any, *, merge: bool) -> Any:
+    """Return the model in a `PeftModel`, with its adapters in place or merged into a copy; other models as they are.
+
+    Raises:
+        UserError: Its adapter is not one of weights.
+    """
+    if not type(model).__module__.startswith("peft."):
+        return model
+    config = model.active_peft_config
+    if config.is_prompt_learning:
+        raise UserError(_refuse_prompts(config, f"a {type(model).__name__}"))
+    return copy.deepcopy(model).merge_and_unload() if merge else model.get_base_model()
+
+
+def _refuse_prompts(config: Any, name: str) -> str:
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    return f"adapter: expected one that changes weights, such as LoRA; {name} is of type {kind}, which adds tokens"
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    with as_user_error(f"adapter: expected a JSON object in {folder / CONFIG}, got", (ValueError, OSError)):
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(type(config).__name__)
+    return config
+
+
+def _read_weights(folder: Path) -> dict[str, Any]:
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"adapter: expected {WEIGHTS} in '{folder}'; pickled weights are not read")
+    with as_user_error(f"adapter: {folder / WEIGHTS} is damaged or cut off:", (Exception,)):
+        return load_file(folder / WEIGHTS)
+
+
+def _import_peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("adapter: it needs the package peft: pip install 'regard[learn]'") from error
+    return peft

@@ -1,0 +1,102 @@
+"""What may happen inside a block: training, overlapping blocks, layers without attention."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.hooks import replacing, watching
+from regard.hooks.intercepted import _RUNNING
+
+SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+IDS = torch.randint(5, 99, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def falcon() -> Any:
+    torch.manual_seed(0)
+    config = transformers.FalconConfig(**SIZES, multi_query=True, alibi=True, initializer_range=0.3)
+    return transformers.FalconForCausalLM._from_config(config).eval()
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(IDS, labels=IDS).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+# -- hosts that call SDPA themselves ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_compute_again_what_was_replaced(use_reentrant: bool) -> None:
+    """A backward pass inside the block computes the forward in the block's way, too."""
+    model = falcon().double().train()
+    with replacing(model, "sigmoid"):
+        expected = gradients(model)
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable({"use_reentrant": use_reentrant})
+        actual = gradients(model)
+    torch.testing.assert_close(actual, expected)
+    with watching(model, "entropy") as watch:
+        gradients(model)
+    assert watch.samples == 2
+
+
+def test_overlapping_blocks_see_a_call_once_each() -> None:
+    model, names = falcon(), ["column_mass", "value_norm"]
+    with watching(model, names) as expected:
+        model(IDS)
+    with watching(model, names) as first, watching(model, names) as second:
+        model(IDS)
+    for watch in (first, second):
+        pd.testing.assert_frame_equal(watch.frame(), expected.frame())
+
+
+def test_an_interrupted_forward_leaves_no_interception() -> None:
+    model = falcon()
+
+    def interrupt(*_args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.transformer.h[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), watching(model, "entropy", verify=False):
+        model(IDS)
+    handle.remove()
+    assert not _RUNNING.modules
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+# -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def qwen3_next() -> Any:
+    config = transformers.Qwen3NextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=64, mlp_only_layers=[0, 1],
+        layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+    return transformers.Qwen3NextModel._from_config(config).eval()
+
+
+@torch.no_grad()
+def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
+    model = qwen3_next()
+    message = r"layers: there is no attention in 0, but entropy measure it; choose from 1, or "
+    with pytest.raises(UserError, match=message), watching(model, "entropy", layers=(0,)):
+        model(IDS)
+    with pytest.raises(UserError, match="there is no attention in -1, 0"):  # noqa: PT012, SIM117
+        with watching(model, ["entropy", "hidden_norm"], layers=(-1, 0)):
+            model(IDS)
+            model(IDS)
+    with pytest.raises(UserError, match="layers: expected one layer at least"), watching(model, layers=()):
+        pass
+    with watching(model, "hidden_norm", layers=0) as watch:
+        model(IDS)
+    assert watch.samples == 2
+    with watching(model, "entropy", layers=(0, 1)) as watch:
+        model(IDS)
+    assert set(watch.frame()["layer"].dropna()) == {1}

@@ -1,0 +1,234 @@
+"""Models that multiply queries, keys, weights and values by themselves are watched as others are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.functional import dropout, softmax
+
+from regard.errors import UserError
+from regard.hooks import Watch, average_attention, find_attention_layers, replacing, watching
+from regard.hooks.intercepted import _RUNNING
+
+HEADS, TOKENS = 4, 12
+SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+HIDDEN = {"finfo": torch.finfo(torch.float32).min, "infinite": -torch.inf, "lowered": -1e4}
+
+
+def by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = softmax(q @ k.mT / q.shape[-1] ** 0.5 + mask, dim=-1)
+    return weights, torch.matmul(dropout(weights, 0.5, training=False).to(v.dtype), v)
+
+
+def by_bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.bmm(q.flatten(0, 1) * q.shape[-1] ** -0.5, k.flatten(0, 1).mT)
+    weights = (scores.unflatten(0, (-1, HEADS)) + mask).flatten(0, 1).softmax(-1)
+    return weights.unflatten(0, (-1, HEADS)), torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (-1, HEADS))
+
+
+def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    positions = torch.linspace(0, 1, q.shape[2]).expand(len(q) * HEADS, 1, -1)
+    scores = positions.baddbmm(q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5, alpha=q.shape[-1] ** -0.5)
+    weights = torch.softmax(scores.view(-1, HEADS, *scores.shape[1:]) + mask, -1)
+    return weights, weights @ v
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (part.permute(2, 0, 1, 3) for part in (q, k, v))
+    positions = torch.einsum("jbnd,ibnd->bnij", k, torch.ones_like(q))
+    scores = torch.einsum("ibnd,jbnd->bnij", q, k) * q.shape[-1] ** -0.5 + 0.1 * positions
+    weights = torch.nn.functional.softmax(scores + mask, dim=3)
+    return weights, torch.einsum("jbnd,bnij->ibnd", v, weights).permute(1, 2, 0, 3)
+
+
+def by_masking_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1).masked_fill(mask < -1e3, 0)
+    return weights, weights @ v
+
+
+WAYS = [by_matmul, by_bmm, by_baddbmm, by_einsum, by_masking_weights]
+
+
+class Attention(nn.Module):
+    """Keeps its weights."""
+
+    def __init__(self, way: Callable[..., tuple[Tensor, Tensor]], hidden: float) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.way = nn.Linear(32, 96), nn.Linear(32, 32), way
+        self.hidden, self.num_heads = hidden, HEADS
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mask = torch.full((x.shape[1], x.shape[1]), self.hidden).triu(1)
+        self.weights, output = self.way(q, k, v, mask)
+        projected: Tensor = self.proj(output.transpose(1, 2).flatten(2))
+        return projected
+
+
+class Block(nn.Module):
+    def __init__(self, way: Callable[..., tuple[Tensor, Tensor]], hidden: float) -> None:
+        super().__init__()
+        self.attn, self.norm = Attention(way, hidden), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.norm(x))
+
+
+class Plain(nn.Module):
+    """A model of nobody's library."""
+
+    def __init__(self, way: Callable[..., tuple[Tensor, Tensor]], hidden: float = -torch.inf) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(99, 32)
+        self.blocks = nn.ModuleList(Block(way, hidden) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def ids(rows: int = 2, tokens: int = TOKENS) -> Tensor:
+    return torch.randint(5, 99, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def gptj(**options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": HEADS, "rotary_dim": 4, "n_positions": 64}
+    config = transformers.GPTJConfig(**sizes, initializer_range=0.3, bos_token_id=1, eos_token_id=2, **options)
+    return transformers.GPTJForCausalLM(config).eval()
+
+
+def assert_mass(watch: Watch, layer: int, weights: Tensor) -> None:
+    mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(weights.shape[1], -1)
+    torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_masses_are_those_of_the_models_own_weights(way: Callable[..., Any], hidden: str) -> None:
+    model = Plain(way, HIDDEN[hidden]).eval()
+    expected = model(ids())
+    with watching(model) as watch:
+        actual = model(ids())
+    torch.testing.assert_close(actual, expected)
+    assert set(watch.frame()["site"]) == {"decoder"}  # the scores tell of the causal mask
+    for layer, block in enumerate(model.blocks):
+        assert_mass(watch, layer, block.attn.weights)
+
+
+@torch.no_grad()
+def test_a_model_that_computes_scores_can_be_replaced_and_watched_with_a_cache() -> None:
+    model = gptj()
+    expected = model(ids()).logits
+    layers = find_attention_layers(model)
+    assert [(layer.site, layer.layer, layer.heads, layer.causal) for layer in layers] == [
+        ("decoder", 0, HEADS, True),
+        ("decoder", 1, HEADS, True),
+    ]
+    with replacing(model, "softmax"):
+        torch.testing.assert_close(model(ids()).logits, expected)
+    with replacing(model, "sigmoid"):
+        assert not torch.allclose(model(ids()).logits, expected, atol=1e-2)
+    with pytest.raises(UserError, match="without a feature map"), replacing(model, "elu-kernel"):
+        model(ids())
+    constants = average_attention(model, [{"input_ids": ids()}], TOKENS)
+    with replacing(model, constants), watching(model, ["column_mass"]) as watch:
+        model(ids())
+    assert len(watch.frame("column_mass"))
+    with watching(model, ["column_mass"]) as whole:
+        model(ids(tokens=8))
+    with watching(model, ["column_mass"]) as steps:
+        cache = model(ids(tokens=8)[:, :5], use_cache=True).past_key_values
+        for step in range(5, 8):
+            cache = model(ids(tokens=8)[:, step : step + 1], past_key_values=cache).past_key_values
+    torch.testing.assert_close(
+        torch.tensor(steps.frame("column_mass")["value"].to_numpy()),
+        torch.tensor(whole.frame("column_mass")["value"].to_numpy()),
+    )
+
+
+def by_changing_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1) * 0.5
+    return weights, weights @ v
+
+
+def by_masking_seen_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-1).masked_fill(mask < 0, 0)
+    return weights, weights @ v
+
+
+def by_five_dimensions(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q[:, :, None] @ k[:, :, None].mT + mask).softmax(-1)
+    return weights[:, :, 0], (weights @ v[:, :, None])[:, :, 0]
+
+
+def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, (v.mT @ weights.mT).mT
+
+
+@pytest.mark.parametrize(
+    "way, reason",
+    [
+        (by_changing_weights, "its weights are changed"),
+        (by_masking_seen_keys, "its weights are changed"),
+        (by_transposed_weights, "its weights are changed"),
+        (by_five_dimensions, "its softmax over 5 dimensions"),
+    ],
+)
+@torch.no_grad()
+def test_what_is_no_known_form_is_refused(way: Callable[..., Any], reason: str) -> None:
+    model = Plain(way).eval()
+    expected = model(ids())
+    with pytest.raises(UserError, match=reason), watching(model, "column_mass"):
+        model(ids())
+    assert torch.equal(model(ids()), expected)
+    assert not _RUNNING.modules
+
+
+def test_dropped_weights_are_measured_as_before_dropout_and_have_gradients() -> None:
+    model = gptj(attn_pdrop=0.5).train()
+    with watching(model, "column_mass") as watch:
+        loss = model(ids(), labels=ids()).loss
+        loss.backward()
+    assert float(watch.frame("column_mass")["value"].sum()) == pytest.approx(2 * HEADS, rel=1e-5)  # rows sum to one
+    assert all(layer.attn.q_proj.weight.grad.abs().sum() > 0 for layer in model.transformer.h)
+
+
+@torch.no_grad()
+def test_block_sparse_attention_is_refused_before_a_short_text_turns_it_off() -> None:
+    config = transformers.BigBirdConfig(**SIZES, intermediate_size=48, max_position_embeddings=128, block_size=4)
+    model = transformers.BigBirdModel(config).eval()
+    with pytest.raises(UserError, match="attention_type='original_full'"), watching(model):
+        pass
+    assert model.attention_type == "block_sparse"
+
+
+@torch.no_grad()
+def test_tokens_of_images_beside_the_ids_have_no_names() -> None:
+    sizes = SIZES | {"intermediate_size": 48, "image_size": 16, "patch_size": 8, "max_position_embeddings": 32}
+    model = transformers.ViltModel(transformers.ViltConfig(**sizes)).eval()
+    with watching(model, ["column_mass", "sink_tokens"]) as watch:
+        model(ids(), pixel_values=torch.rand(2, 3, 16, 16))
+    assert watch.samples == 2
+
+
+@torch.no_grad()
+def test_patches_folded_into_the_batch_are_refused() -> None:
+    sizes = {
+        "image_size": 64,
+        "hidden_sizes": [32, 32, 32],
+        "neck_hidden_sizes": [16] * 7,
+        "num_attention_heads": HEADS,
+    }
+    model = transformers.MobileViTModel(transformers.MobileViTConfig(**sizes)).eval()
+    with pytest.raises(UserError, match="windows or groups of tokens"), watching(model, "column_mass"):
+        model(torch.rand(2, 3, 64, 64))
