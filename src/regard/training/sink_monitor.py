@@ -26,7 +26,6 @@ from regard.statistics.table import make_table
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")  # columns of sinks.parquet
 MIN_QUERIES = 8  # minimum number of queries for the sink rate of a position
 SITE = "decoder"
-MAX_ROWS = 32  # maximum number of rows of a forward pass for the validation loss
 MAX_LOGITS = 1 << 26  # maximum number of logits in memory, unless one row has more
 MAX_SLICE = 1 << 22  # maximum number of logits converted to float32 at a time
 
@@ -57,6 +56,7 @@ class SinkMonitor(_PeriodicMonitor):
 
     Args:
         rows: Token ids (sample, length).
+        minimum_queries: Positions seen by fewer queries have no Sink_k^ε.
         strongest_queries: Positions seen by fewer queries do not count for `sink_rate_max`; half of all by default.
     """
 
@@ -67,24 +67,24 @@ class SinkMonitor(_PeriodicMonitor):
         every: int,
         epsilon: float = 0.3,
         batch_size: int = 32,
+        minimum_queries: int = MIN_QUERIES,
         strongest_queries: int | None = None,
     ) -> None:
         _check_rows("rows", rows)
         if strongest_queries is None:
-            strongest_queries = max(MIN_QUERIES, rows.shape[1] // 2)
+            strongest_queries = max(minimum_queries, rows.shape[1] // 2)
         for name, value in (("every", every), ("batch_size", batch_size), ("strongest_queries", strongest_queries)):
             check_int(name, value, least=1)
-        SinkRate([epsilon], MIN_QUERIES)
+        SinkRate([epsilon], minimum_queries)
         length = rows.shape[1]
-        if length < MIN_QUERIES:
-            expected = f"at least {MIN_QUERIES} tokens a row, the fewest queries that a sink is told from"
-            raise UserError(f"rows: expected {expected}, got {length}")
-        if not MIN_QUERIES <= strongest_queries <= length:
-            expected = f"a number from {MIN_QUERIES}, the minimum_queries, to the {length} tokens of a row"
+        if length < minimum_queries:
+            raise UserError(f"rows: expected at least minimum_queries={minimum_queries} tokens a row, got {length}")
+        if not minimum_queries <= strongest_queries <= length:
+            expected = f"a number from {minimum_queries}, the minimum_queries, to the {length} tokens of a row"
             raise UserError(f"strongest_queries: expected {expected}, got {strongest_queries}")
         self.samples = rows
         self.every, self.epsilon, self.batch_size = every, float(epsilon), batch_size
-        self.strongest_queries = strongest_queries
+        self.minimum_queries, self.strongest_queries = minimum_queries, strongest_queries
         self.rows: list[list[Any]] = []
         """Measurements so far, as rows of `COLUMNS` that JSON can hold."""
 
@@ -117,7 +117,7 @@ class SinkMonitor(_PeriodicMonitor):
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         observer = _VirtualSinkObserver(length)
-        first_token = (SinkRate([self.epsilon], MIN_QUERIES), FirstAlpha(), LAYER_STATISTICS["hidden_norm"]())
+        first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), LAYER_STATISTICS["hidden_norm"]())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
         one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
         options = {"logits_to_keep": 1} if one_logit else {}
@@ -185,13 +185,20 @@ class ValidationLoss(_PeriodicMonitor):
 
     Args:
         domains: Token ids (row, length) by domain.
+        batch_size: Maximum rows of a forward pass; fewer if they have too many logits.
         uncounted: Positions, from 0, of tokens that are no targets, as the first token of a row.
     """
 
     def __init__(
-        self, domains: Mapping[str, Int[Tensor, "row length"]], *, every: int, uncounted: Iterable[int] = ()
+        self,
+        domains: Mapping[str, Int[Tensor, "row length"]],
+        *,
+        every: int,
+        batch_size: int = 32,
+        uncounted: Iterable[int] = (),
     ) -> None:
         check_int("every", every, least=1)
+        check_int("batch_size", batch_size, least=1)
         if not domains:
             raise UserError("domains: expected at least one, got none")
         self.uncounted = frozenset(uncounted)
@@ -200,7 +207,7 @@ class ValidationLoss(_PeriodicMonitor):
             if not bool(self._targets(rows).any()):
                 raise UserError(f"rows of {name}: expected targets that count, got {rows.shape[1]} tokens a row")
         self.domains = dict(domains)
-        self.every = every
+        self.every, self.batch_size = every, batch_size
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         device = next(model.parameters()).device
@@ -214,7 +221,7 @@ class ValidationLoss(_PeriodicMonitor):
         target_mask = self._targets(rows).to(device)
         config: Any = model.config
         vocab_size = config.get_text_config().vocab_size
-        batch_size = max(1, min(MAX_ROWS, MAX_LOGITS // (rows.shape[1] * vocab_size)))
+        batch_size = max(1, min(self.batch_size, MAX_LOGITS // (rows.shape[1] * vocab_size)))
         total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in rows.split(batch_size):
             ids = batch.to(device)

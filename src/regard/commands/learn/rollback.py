@@ -81,13 +81,11 @@ def rollback(
         raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
     num_tasks = _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
-    loaded = model or _load_base(metadata["model"], is_text)
-    network, lineage = rebuild_network(folder, num_tasks, loaded)
-    return export_network(network, loaded.tokenizer, lineage, out, overwrite=overwrite)
-
-
-def _load_base(model: Mapping[str, Any], is_text: bool) -> Loaded:
-    return load(model["name"], dtype="float32", device="cpu", language_model=is_text, adapter=model.get("adapter"))
+    if model is None:
+        name, adapter = (metadata["model"].get(key) for key in ("name", "adapter"))
+        model = load(name, dtype="float32", device="cpu", language_model=is_text, adapter=adapter)
+    network, lineage = rebuild_network(folder, num_tasks, model)
+    return export_network(network, model.tokenizer, lineage, out, overwrite=overwrite)
 
 
 def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
