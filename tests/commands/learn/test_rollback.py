@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import _find_run, rollback
@@ -96,3 +97,21 @@ def test_a_method_is_found_without_its_settings_where_only_one_has_them() -> Non
     assert _find_run(runs, "ewc", 1)["method"] == "ewc"
     with pytest.raises(UserError, match="none fits; the folder has 'finetune' with seed 1, 'sapt r=2' with seed 1"):
         _find_run(runs, "sap", None)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT calls what Transformers renames
+def test_a_base_with_an_adapter_is_loaded_with_it(tmp_path: Path) -> None:
+    base, model = tmp_path / "base", loaded()
+    model.model.save_pretrained(base)
+    model.tokenizer.save_pretrained(base)
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
+    peft.get_peft_model(AutoModel.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
+    fields = {**FIELDS, "diagnostic_samples": 0, "adapter": str(tmp_path / "adapter")}
+    result = learn(stream(), "finetune", str(base), seeds=[1], work_dir=tmp_path / "work", **fields)
+    assert result.metadata["model"]["adapter"] == str(tmp_path / "adapter")
+    result.save(tmp_path / "run")
+    assert rollback(tmp_path / "run", 1, tmp_path / "model").is_dir()  # which compares the hash of the base
+    plain = learn(stream(), "finetune", str(base), seeds=[1], **{**fields, "adapter": None})
+    assert plain.metadata["model"]["sha256"] != result.metadata["model"]["sha256"]
+    with pytest.raises(UserError, match="adapter: expected none with a model given in Python"):
+        learn(stream(), "finetune", loaded(), **fields)

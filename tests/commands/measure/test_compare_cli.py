@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+from transformers import AutoModel
 
 import regard
 from regard.commands.measure.result import MeasureResult
@@ -113,3 +115,23 @@ def test_what_cannot_be_compared(runs: Path, regard: Regard, tmp_path: Path) -> 
     ended = regard("compare", natural, longer, "--out", "page.html", "--overwrite")
     assert ended.code == 0
     assert "natural against longer" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT calls what Transformers renames
+def test_a_base_and_its_adapter(tiny: Callable[[str], Path], text_file: Path, regard: Regard, tmp_path: Path) -> None:
+    base = tiny("llama")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    peft.get_peft_model(AutoModel.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
+    options = ("--text", text_file, "--samples", "4", "--length", "16", "--statistics", "sink_rate,head_output_norm")
+    for name, model in {"base": (base,), "adapted": (base, "--adapter", "adapter"), "alone": ("adapter",)}.items():
+        ended = regard("measure", *model, *options, "--out", name)
+        assert (ended.code, ended.err) == (0, "")
+    ended = regard("compare", "base", "adapted", "alone", "--out", "page.html")
+    assert (ended.code, ended.err) == (0, "")
+    found = {name: MeasureResult.load(tmp_path / name) for name in ("base", "adapted", "alone")}
+    assert found["adapted"].table.equals(found["alone"].table)
+    assert not found["adapted"].table.equals(found["base"].table)
+    assert found["adapted"].metadata["model"]["adapter"] == "adapter"
+    ended = regard("measure", base, "--adapter", "nowhere", "--out", "none")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "none").exists()

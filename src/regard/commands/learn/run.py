@@ -88,6 +88,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     resume: bool = False,
     save_models: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
+    adapter: str | Unset | None = UNSET,
     seed: int | Unset = UNSET,
     data: str | Unset | None = UNSET,
     order: str | Unset | None = UNSET,
@@ -126,7 +127,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         stream: Name of a stream, a table or folder, a `Stream`, or a configuration. The arguments after
             `on_progress` are fields of `LearnConfig` and override it.
         method: A name from `regard.continual.methods.METHODS`, or several.
-        model: A name or a model.
+        model: A name or a model; of a `PeftModel` a copy with its adapters merged.
         tokenizer: The tokenizer of a model object.
         seeds: Seeds of sampling, task order, initialization and batches, one run each. None for the configuration's.
         work_dir: Folder of finished runs and of the state of the current one; it is kept. None for a temporary one.
