@@ -1,19 +1,22 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
+import sys
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
+from regard.hooks import registration
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
-from regard.hooks.registration import hint
 
 
 class Observer:
@@ -75,6 +78,10 @@ def attention_function(
         raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
     call = options.get("described")
     if call is None:
+        is_eager_host = is_eager_host or registration.lacks_sdpa(getattr(module, "config", None))
+        if attention_mask is None and not is_eager_host and _lacks_sdpa(type(module)):
+            name, names = type(module).__name__, f"attn_implementation='{registration.EAGER_NAME}'"
+            raise UserError(f"cannot tell the mask of {name}, which does not support SDPA; load its model with {names}")
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and not is_eager_host
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
@@ -85,6 +92,15 @@ def attention_function(
         return dispatch(module, call).transpose(1, 2).contiguous(), None
     finally:
         IN_INTERFACE.reset(token)
+
+
+@cache
+def _lacks_sdpa(module_class: type) -> bool:
+    """Return whether the models in the file of a module do not support SDPA, and mean all keys by a missing mask."""
+    defined = vars(sys.modules.get(module_class.__module__, object)).values()
+    hosts = [value for value in defined if isinstance(value, type) and issubclass(value, PreTrainedModel)]
+    own = [host for host in hosts if host.__module__ == module_class.__module__]
+    return bool(own) and not any(host._supports_sdpa for host in own)
 
 
 def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
@@ -178,7 +194,7 @@ def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
     """Return a mask as fields of a call: in short if our mask function left a hint, else entry by entry."""
     if mask is None:
         return {}
-    fields = hint(mask)
+    fields = registration.hint(mask)
     if fields is not None and mask.shape[-1] == keys:
         return fields
     mask = mask[..., :keys]

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
 
 NAME = "regard"
@@ -28,6 +28,7 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
 
     Padding alone is a view without T×T entries. `options` are those of `sdpa_mask` and `eager_mask` of Transformers.
     """
+    is_eager = is_eager or lacks_sdpa(options.get("config"))
     function = options.get("mask_function", causal_mask_function)
     first, length = options.get("kv_offset", 0), options["kv_length"]
     padding: Tensor | None = options.get("attention_mask")
@@ -48,6 +49,12 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
         return mask
     offset = int(options.get("q_offset", 0)) - int(first) if is_causal else 0
     return _add_hint(mask, causal=is_causal, key_mask=padding, offset=offset)
+
+
+def lacks_sdpa(config: Any) -> bool:
+    """Return whether models with a config do not support SDPA, so that they expect the masks of eager attention."""
+    host = AutoModel._model_mapping.get(type(config), None)
+    return host is not None and not getattr(host, "_supports_sdpa", True)
 
 
 def _add_hint(mask: Tensor, **fields: Any) -> Tensor:
