@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import CompileConfig
 
 from regard.errors import UserError
 from regard.hooks import replacing, watching
@@ -100,3 +101,41 @@ def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
     with watching(model, "entropy", layers=(0, 1)) as watch:
         model(IDS)
     assert set(watch.frame()["layer"].dropna()) == {1}
+
+
+# -- compiled models -------------------------------------------------------------------------------------------------
+
+
+def llama(**sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES | {"intermediate_size": 64, "pad_token_id": 0} | sizes)
+    return transformers.LlamaForCausalLM._from_config(config).eval()
+
+
+def compile_layer(model: Any) -> None:
+    model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
+
+
+def compile_forward(model: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "compile_part", [compile_layer, compile_forward, lambda model: model.model.norm.compile(backend="eager")]
+)
+def test_a_model_with_a_compiled_part_is_refused(compile_part: Any) -> None:
+    model = llama()
+    compile_part(model)
+    with pytest.raises(UserError, match="cannot observe a compiled Llama"), watching(model, "entropy"):
+        pass
+
+
+def test_an_observed_model_is_not_compiled_to_generate() -> None:
+    model, graphs = llama(), []
+    config = CompileConfig(backend=lambda graph, _inputs: graphs.append(graph) or graph, mode=None)
+    config._compile_all_devices = True
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    expected = model.generate(IDS, **options)
+    with watching(model, "column_mass") as watch:
+        assert torch.equal(model.generate(IDS, **options, compile_config=config), expected)
+    assert (watch.samples, graphs) == (2, [])
