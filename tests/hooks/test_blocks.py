@@ -1,5 +1,6 @@
 """What may happen inside a block: training, overlapping blocks, layers without attention."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -139,3 +140,22 @@ def test_an_observed_model_is_not_compiled_to_generate() -> None:
     with watching(model, "column_mass") as watch:
         assert torch.equal(model.generate(IDS, **options, compile_config=config), expected)
     assert (watch.samples, graphs) == (2, [])
+
+
+# -- random numbers --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_block_draws_no_random_numbers() -> None:
+    """The model masks patches at random, also in the small forwards that find its layers and verify them."""
+    config = transformers.ViTMAEConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4
+    )
+    model, pixels = transformers.ViTMAEModel._from_config(config).eval(), torch.randn(2, 3, 16, 16)
+    outputs = []
+    for block in (nullcontext(), watching(model, "entropy"), replacing(model, "softmax+window=64")):
+        torch.manual_seed(0)
+        with block:
+            outputs.append(model(pixels).last_hidden_state)
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(outputs[2], outputs[0])
