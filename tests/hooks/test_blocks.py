@@ -90,10 +90,9 @@ def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
     message = r"layers: there is no attention in 0, but entropy measure it; choose from 1, or "
     with pytest.raises(UserError, match=message), watching(model, "entropy", layers=(0,)):
         model(IDS)
-    with pytest.raises(UserError, match="there is no attention in -1, 0"):  # noqa: PT012, SIM117
-        with watching(model, ["entropy", "hidden_norm"], layers=(-1, 0)):
-            model(IDS)
-            model(IDS)
+    names = ["entropy", "hidden_norm"]
+    with pytest.raises(UserError, match="no attention in -1, 0"), watching(model, names, layers=(-1, 0)):
+        model(IDS)
     with pytest.raises(UserError, match="layers: expected one layer at least"), watching(model, layers=()):
         pass
     with watching(model, "hidden_norm", layers=0) as watch:
@@ -102,6 +101,17 @@ def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
     with watching(model, "entropy", layers=(0, 1)) as watch:
         model(IDS)
     assert set(watch.frame()["layer"].dropna()) == {1}
+
+
+@torch.no_grad()
+def test_a_layer_that_the_decoder_alone_has_is_observed() -> None:
+    config = transformers.T5Config(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=3
+    )
+    model = transformers.T5Model._from_config(config).eval()
+    with watching(model, "entropy", layers=2) as watch:
+        model(input_ids=IDS, decoder_input_ids=IDS)
+    assert set(watch.frame().dropna(subset=["layer"])["site"]) == {"decoder", "cross"}
 
 
 # -- compiled models -------------------------------------------------------------------------------------------------
