@@ -1,5 +1,6 @@
 """What may happen inside a block: training, overlapping blocks, layers without attention."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import CompileConfig
 
 from regard.errors import UserError
 from regard.hooks import replacing, watching
@@ -88,10 +90,9 @@ def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
     message = r"layers: there is no attention in 0, but entropy measure it; choose from 1, or "
     with pytest.raises(UserError, match=message), watching(model, "entropy", layers=(0,)):
         model(IDS)
-    with pytest.raises(UserError, match="there is no attention in -1, 0"):  # noqa: PT012, SIM117
-        with watching(model, ["entropy", "hidden_norm"], layers=(-1, 0)):
-            model(IDS)
-            model(IDS)
+    names = ["entropy", "hidden_norm"]
+    with pytest.raises(UserError, match="no attention in -1, 0"), watching(model, names, layers=(-1, 0)):
+        model(IDS)
     with pytest.raises(UserError, match="layers: expected one layer at least"), watching(model, layers=()):
         pass
     with watching(model, "hidden_norm", layers=0) as watch:
@@ -100,3 +101,71 @@ def test_layers_without_attention_are_refused_where_it_is_measured() -> None:
     with watching(model, "entropy", layers=(0, 1)) as watch:
         model(IDS)
     assert set(watch.frame()["layer"].dropna()) == {1}
+
+
+@torch.no_grad()
+def test_a_layer_that_the_decoder_alone_has_is_observed() -> None:
+    config = transformers.T5Config(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=3
+    )
+    model = transformers.T5Model._from_config(config).eval()
+    with watching(model, "entropy", layers=2) as watch:
+        model(input_ids=IDS, decoder_input_ids=IDS)
+    assert set(watch.frame().dropna(subset=["layer"])["site"]) == {"decoder", "cross"}
+
+
+# -- compiled models -------------------------------------------------------------------------------------------------
+
+
+def llama(**sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES | {"intermediate_size": 64, "pad_token_id": 0} | sizes)
+    return transformers.LlamaForCausalLM._from_config(config).eval()
+
+
+def compile_layer(model: Any) -> None:
+    model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
+
+
+def compile_forward(model: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "compile_part", [compile_layer, compile_forward, lambda model: model.model.norm.compile(backend="eager")]
+)
+def test_a_model_with_a_compiled_part_is_refused(compile_part: Any) -> None:
+    model = llama()
+    compile_part(model)
+    with pytest.raises(UserError, match="cannot observe a compiled Llama"), watching(model, "entropy"):
+        pass
+
+
+def test_an_observed_model_is_not_compiled_to_generate() -> None:
+    model, graphs = llama(), []
+    config = CompileConfig(backend=lambda graph, _inputs: graphs.append(graph) or graph, mode=None)
+    config._compile_all_devices = True
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    expected = model.generate(IDS, **options)
+    with watching(model, "column_mass") as watch:
+        assert torch.equal(model.generate(IDS, **options, compile_config=config), expected)
+    assert (watch.samples, graphs) == (2, [])
+
+
+# -- random numbers --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_block_draws_no_random_numbers() -> None:
+    """The model masks patches at random, also in the small forwards that find its layers and verify them."""
+    config = transformers.ViTMAEConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4
+    )
+    model, pixels = transformers.ViTMAEModel._from_config(config).eval(), torch.randn(2, 3, 16, 16)
+    outputs = []
+    for block in (nullcontext(), watching(model, "entropy"), replacing(model, "softmax+window=64")):
+        torch.manual_seed(0)
+        with block:
+            outputs.append(model(pixels).last_hidden_state)
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(outputs[2], outputs[0])

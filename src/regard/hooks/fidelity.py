@@ -15,7 +15,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import eval_mode, smallest_input
+from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs
 from regard.hooks.routing import no_attention_interface, observing
@@ -66,7 +66,7 @@ def verify_routing(model: nn.Module) -> None:
     if key is None or key in _VERIFIED:
         return
     tracer = _Tracer()
-    with eval_mode(model):
+    with evaluation_mode(model):
         for inputs in _small_inputs(model):
             own_passes = _own_passes(model, inputs)
             own = next(own_passes, None)

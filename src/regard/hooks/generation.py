@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import GenerationMixin
 
@@ -42,7 +43,8 @@ class _CheckedGenerate:
             raise UserError(
                 f"cannot observe assisted generation, which takes tokens back; leave out {', '.join(names)}"
             )
-        return generate(*args, **kwargs)
+        with torch.compiler.set_stance("force_eager"):  # a static cache would compile the model, observers included
+            return generate(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
         return _bind_generate, (self._model,)

@@ -37,7 +37,7 @@ def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
     if not stacks:
         raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
     tracer = _Tracer(stacks)
-    with eval_mode(model), observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True):
+    with evaluation_mode(model), observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True):
         _run_small_forward(model)
     if not tracer.layers:
         raise no_attention_interface(model)
@@ -185,7 +185,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Turn dropout and gradients off inside the block, and restore the random state as well as modes."""
+def evaluation_mode(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
+    """Turn dropout and gradients off inside the block, and restore the random state as well as modes.
+
+    Args:
+        model: The model.
+        device: Where it draws numbers; None: the device of its first parameter.
+    """
+    device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eval_mode(model):
         yield

@@ -102,6 +102,7 @@ class Watch(Observer):
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
         self._layers = None if layers is None else _check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
+        self._called_stacks: set[str] = set()
         self._stacks = {stack.path: Sequences(stack) for stack in stacks}
         located = locate_modules(stacks)
         self.locations = {module: (self._stacks[stack.path], path) for module, (stack, path) in located.items()}
@@ -132,14 +133,13 @@ class Watch(Observer):
         """Count the open sequences as finished samples."""
         for sequences in self._stacks.values():
             self._finish(sequences)
+        self._check_attention()
 
     def _finish(self, sequences: Sequences) -> None:
         stacks = list(self._stacks.values())
         role = site = sequences.role or "encoder"
         if any(other.role == role for other in stacks[: stacks.index(sequences)]):
             site = f"{role}@{sequences.stack.path}"
-        if sequences is stacks[-1]:
-            self._check_attention()
         for observations in sequences.finish(site, self._request.num_first_keys):
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
@@ -191,6 +191,9 @@ class Watch(Observer):
         sequences.end()
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
+        self._called_stacks.add(sequences.stack.path)
+        if len(self._called_stacks) == len(self._stacks):
+            self._check_attention()
         self.projection_inputs.check()
 
     def _enter_block(

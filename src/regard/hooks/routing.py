@@ -23,13 +23,21 @@ def check_observable(model: nn.Module) -> None:
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-        raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
+    compiled = next(filter(_is_compiled, model.modules()), None)
+    if compiled is not None:
+        part = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
+        raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
     if any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules()):
         raise UserError(
             f"cannot observe {name} with block-sparse attention, which short texts turn off for good; load it with "
             "attention_type='original_full'"
         )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    is_replaced = isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
+    forward = vars(module).get("forward")
+    return is_replaced or module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def no_attention_interface(model: nn.Module) -> UserError:
