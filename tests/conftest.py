@@ -1,5 +1,6 @@
 """What every test gets: no network, checked shapes, one thread a worker, and a reason for each skip."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ import torch
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected: nearly nothing of what is imported is garbage
 
 # Neither what is tried nor how long it may take hangs on the machine.
 hypothesis.settings.register_profile(
@@ -59,6 +61,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported and collected out of garbage collection: it stays until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # -- the cases of the default suite ----------------------------------------------------------------------------------

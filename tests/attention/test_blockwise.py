@@ -143,7 +143,7 @@ BACKEND_OF_EACH = [
 ]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name, backend", sorted(set(BACKEND_OF_EACH)))
 def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "ROWS", (16, 64))

@@ -130,7 +130,7 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_is_kept_than_is_declared(name: str) -> None:
     found, method = learnt(name), made(name)
@@ -147,7 +147,7 @@ def test_no_more_is_kept_than_is_declared(name: str) -> None:
 # -- what is trained ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str) -> None:
     found, plain = learnt(name).after[0], learnt("finetune").after[0]
@@ -155,14 +155,14 @@ def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str
     assert same == (name in BEGINS_AS_FINE_TUNING)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning_in_the_end(name: str) -> None:
     found, plain = learnt(name).after[2], learnt("finetune").after[2]
     assert found.keys() != plain.keys() or any(not torch.equal(one, found[key]) for key, one in plain.items())
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_stays_frozen(name: str) -> None:
     method = made(name)
@@ -179,7 +179,7 @@ def test_frozen_stays_frozen(name: str) -> None:
             assert torch.equal(weights[key], learner.start[key]), key
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
     method = made(name)
@@ -233,7 +233,7 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     check_same(found, learnt(name))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_draws_another_head(name: str) -> None:
     ours, other = (learner_of(made(name), seed=seed).start["classifier.head.vectors"] for seed in (1, 2))

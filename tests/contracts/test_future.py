@@ -7,7 +7,7 @@ import torch
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(9)
+pytestmark = pytest.mark.sample(6)
 
 CHANGED = 6
 PER_QUERY = ("entropy", "distance", "row_sum", "virtual_sink_mass", "head_output_norm", "hidden_norm", "key_norm")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(5)
 
 LENGTHS = (9, 14, 5)
 # Of a packed row the matrices of its sequences are not told apart.

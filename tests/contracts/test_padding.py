@@ -7,7 +7,7 @@ import torch
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(9)
+pytestmark = pytest.mark.sample(6)
 
 # Only samples of one length enter input dependence, and in a batch only those without padding: told in its docstring.
 OF_ONE_LENGTH = ("input_dependence",)

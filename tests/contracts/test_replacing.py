@@ -21,7 +21,7 @@ from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
 from tests.contracts.families import CASES, FAMILIES
 
-pytestmark = pytest.mark.sample(9)
+pytestmark = pytest.mark.sample(6)
 
 LENGTH = 24
 

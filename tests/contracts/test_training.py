@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(6)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _greedy(
     return ids, logits
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_cache_changes_nothing(name: str) -> None:
     model = _decoder(SPECS[name])
@@ -91,7 +91,7 @@ def test_a_cache_changes_nothing(name: str) -> None:
     assert torch.equal(generated, ids)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_padded_on_the_left_are_those_without_padding(name: str) -> None:
     model = _decoder(SPECS[name])

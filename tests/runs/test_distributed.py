@@ -1,7 +1,9 @@
 """Several processes share the samples, and have the numbers of one."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,16 +21,25 @@ from regard.statistics import STATISTICS
 
 ROOT = Path(__file__).parents[2]
 AXES = ["statistic", "site", "layer", "head", "position", "epsilon"]
-# Several commands one after another, each with a port of its own; then, on a line of its own, how each ended.
+# Two processes, forked once everything is imported, write to out-RANK and err-RANK: several commands one after another,
+# each with a port of its own; then, on a line of its own, how each ended.
 WORKER = """
 import json, os, sys
+import regard.commands.measure.run
 from regard.cli import main
+second = os.fork()
+rank = "0" if second else "1"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+for number, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), number)
 codes = []
 for port, arguments in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = str(port)
     print(f"-- {len(codes)}", file=sys.stderr, flush=True)
     codes.append(main(arguments))
-print(json.dumps(codes))
+print(json.dumps(codes), flush=True)
+if second:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
 """
 
 
@@ -89,27 +100,19 @@ def together(
     commands: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
     """The folder that two processes wrote, and how the two ended."""
-    folder = tmp_path_factory.mktemp("together")
+    folder, cwd = tmp_path_factory.mktemp("together"), tmp_path_factory.mktemp("started")
     work = json.dumps(list(zip(free_ports(len(commands)), with_out(commands, folder).values(), strict=True)))
     shared = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", WORKER, work],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=folder,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        ended = [(*process.communicate(timeout=900), process.returncode) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return folder, [subprocess.CompletedProcess([], code, out, err) for out, err, code in ended]
+    command = [sys.executable, "-W", "error", "-c", WORKER, work]
+    with subprocess.Popen(command, env=shared, cwd=cwd, start_new_session=True) as process:
+        try:
+            code = process.wait(timeout=900)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    printed = [[(cwd / f"{name}-{rank}").read_text() for name in ("out", "err")] for rank in (0, 1)]
+    return folder, [subprocess.CompletedProcess([], code, out, err) for out, err in printed]
 
 
 @pytest.fixture(scope="module")

@@ -78,22 +78,26 @@ def test_a_refused_call_deletes_nothing(tmp_path: Path) -> None:
     assert {**after, LOCK: b""} == {**before, LOCK: b""}
 
 
-def begin(folder: Path, *, killed: bool) -> None:
+def begin(folder: Path) -> None:
     """Start a run in a folder of another, and end it before it has anything to go on with."""
+    with open_work_dir(folder, command="test", parts=PARTS) as work:
+        work.start({"seed": 2})
+        (work.folder / "states").mkdir()
+        raise UserError("a mistake")
+
+
+def begin_killed(folder: Path) -> None:
+    """Do the same in a process that is killed."""
     program = f"""
 import os
 from pathlib import Path
-from typing import Any
-from regard.errors import UserError
 from regard.runs.work_dir import open_work_dir
 with open_work_dir(Path({str(folder)!r}), command="test", parts={PARTS}) as work:
     work.start({{"seed": 2}})
     (work.folder / "states").mkdir()
-    if {killed}:
-        os._exit(0)
-    raise UserError("a mistake")
+    os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True)
 
 
 @pytest.mark.sample(1)
@@ -102,7 +106,11 @@ def test_an_earlier_run_comes_back_if_the_next_one_did_nothing(tmp_path: Path, k
     folder = tmp_path / "w"
     run(folder)
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
-    begin(folder, killed=killed)
+    if killed:
+        begin_killed(folder)
+    else:
+        with pytest.raises(UserError, match="a mistake"):
+            begin(folder)
     assert can_resume(folder, PARTS)
     with open_work_dir(folder, command="test", parts=PARTS, resume=True, keep=True):
         pass

@@ -152,7 +152,7 @@ def test_stepwise_is_at_once_is_merged_in_any_order(
     assert_same(processes[0], at_once, by_place)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(8)
 @everywhere
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
@@ -218,7 +218,7 @@ def test_a_value_is_the_mean_over_samples_with_its_standard_error(
             assert rows[place].standard_error == pytest.approx(expected, rel=1e-6, abs=1e-6), place
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @everywhere
 def test_a_state_is_a_snapshot_and_loading_touches_no_other(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]]
@@ -239,7 +239,7 @@ def test_a_state_is_a_snapshot_and_loading_touches_no_other(
     assert again.result() == before
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @everywhere
 def test_merging_nothing_changes_nothing(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
     statistic = measured(new, seen([(1, 5, 5, True)]))
@@ -256,7 +256,7 @@ def test_merging_nothing_changes_nothing(new: Callable[[], Statistic], seen: Cal
     assert empty.result() == before
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @everywhere
 def test_samples_of_padding_alone_do_not_count(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]], by_place: Callable[..., dict]
@@ -269,7 +269,7 @@ def test_samples_of_padding_alone_do_not_count(
     assert_same(found, expected, by_place)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @everywhere
 def test_what_a_model_gives_in_single_precision_is_enough(
     new: Callable[[], Statistic], seen: Callable[..., list[Observation]], by_place: Callable[..., dict]

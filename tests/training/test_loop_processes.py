@@ -1,7 +1,9 @@
 """Two processes that train together come to what one comes to, whether each has all weights or a part."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,21 +37,17 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     out = tmp_path_factory.mktemp("together")
     shared = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(Path(__file__).with_name("together.py")), str(out)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        ended = [(process.communicate(timeout=900)[1], process.returncode) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [code for _, code in ended] == [0, 0], "\n".join(said for said, _ in ended)
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("together.py")), str(out)]
+    with (
+        (out / "err").open("w+") as err,
+        subprocess.Popen(command, stderr=err, env=shared, start_new_session=True) as both,
+    ):
+        try:
+            code = both.wait(timeout=900)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(both.pid, signal.SIGKILL)
+    assert code == 0, (out / "err").read_text()
     return out, [json.loads((out / f"found-{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,6 +1,7 @@
-"""What one of two processes does, for the tests of training together: `python together.py OUT`."""
+"""Two processes that train together, forked once everything is imported: `python together.py OUT`."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -128,4 +129,8 @@ def _full(*arguments: Any, **options: Any) -> None:
 
 
 if __name__ == "__main__":
+    second = os.fork()
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if second else "1"
     main(Path(sys.argv[1]))
+    if second:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
