@@ -79,9 +79,12 @@ def attention_function(
     call = options.get("described")
     if call is None:
         is_eager_host = is_eager_host or registration.lacks_sdpa(getattr(module, "config", None))
-        if attention_mask is None and not is_eager_host and _lacks_sdpa(type(module)):
-            name, names = type(module).__name__, f"attn_implementation='{registration.EAGER_NAME}'"
-            raise UserError(f"cannot tell the mask of {name}, which does not support SDPA; load its model with {names}")
+        module_class: type = type(module)
+        if attention_mask is None and not is_eager_host and _lacks_sdpa(module_class):
+            name, option = module_class.__name__, f"attn_implementation='{registration.EAGER_NAME}'"
+            raise UserError(
+                f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"
+            )
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and not is_eager_host
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
