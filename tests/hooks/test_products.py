@@ -165,6 +165,16 @@ def by_masking_seen_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple
     return weights, weights @ v
 
 
+def by_multiplying_twice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, weights @ v + weights @ torch.ones_like(v)
+
+
+def by_summing_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, weights @ v + weights.square().sum(-1, keepdim=True)
+
+
 def by_five_dimensions(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     weights = (q[:, :, None] @ k[:, :, None].mT + mask).softmax(-1)
     return weights[:, :, 0], (weights @ v[:, :, None])[:, :, 0]
@@ -181,6 +191,8 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
         (by_changing_weights, "its weights are changed"),
         (by_masking_seen_keys, "its weights are changed"),
         (by_transposed_weights, "its weights are changed"),
+        (by_multiplying_twice, "its weights are used for more than"),
+        (by_summing_weights, "its weights are used for more than"),
         (by_five_dimensions, "its softmax over 5 dimensions"),
     ],
 )

@@ -18,6 +18,20 @@ PASSING = (
     "unflatten", "dropout",
 )  # fmt: skip
 """Functions behind which weights are the same, but for dropout."""
+RETURNING = (
+    *PASSING,
+    "__get__",
+    "detach",
+    "clone",
+    "transpose",
+    "permute",
+    "squeeze",
+    "unsqueeze",
+    "einsum",
+    "size",
+    "dim",
+)
+"""Functions that a model may use on weights behind their product with the values, to return them."""
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """Names by which a module, or its config, says how many heads it has."""
 HIDDEN_BELOW = 5e3
@@ -117,6 +131,7 @@ class AttentionProducts:
     def __init__(self) -> None:
         self._products: deque[_Product] = deque(maxlen=RECENT_PRODUCTS)
         self._softmax: _Softmax | None = None
+        self._multiplied: list[Tensor] = []
         self._skipped: nn.Module | None = None
 
     def compute(
@@ -135,6 +150,8 @@ class AttentionProducts:
         name = getattr(function, "__name__", "")
         if name in PRODUCTS:
             return self._multiply(module, function, name, args, kwargs, dispatch)
+        if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
+            raise _refusal(module, "its weights are used for more than their product with the values")
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
             self._note_softmax(module, args[0] if args else kwargs["input"], result, args, kwargs)
@@ -150,6 +167,7 @@ class AttentionProducts:
         """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
         softmax, self._softmax, self._skipped = self._softmax, None, None
         self._products.clear()
+        self._multiplied = []
         if softmax is not None and is_complete:
             raise _refusal(softmax.module, "its weights are changed between their softmax and the product with values")
 
@@ -181,13 +199,15 @@ class AttentionProducts:
     ) -> Any:
         letters, tensors = _read_operands(name, args, kwargs)
         softmax = self._softmax
+        if any(t is weights for t in tensors for weights in self._multiplied):
+            raise _refusal(module, "its weights are used for more than their product with the values")
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(_Product(tensors[0], tensors[1], letters, result.numel()))
             return result
-        self._softmax = None
+        self._softmax, self._multiplied = None, softmax.names
         self._products.clear()
         reading = None
         if len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0]):
