@@ -36,7 +36,7 @@ class Forced(Mixture):
         """The shares, made once."""
         if self.found is None:
             assert self.weights is not None
-            self.found = _layer_weights(self.weights, rank, scale, trained, self.top_k, self.gathers)
+            self.found = _layer_weights(self.weights, rank, scale, trained, self.top_k, self.gathers, None)
         return self.found
 
 

@@ -66,6 +66,16 @@ Regard's. Memory in MiB, beside the size of float32 logits.
 {verdict}
 """
 
+BACKEND = """
+## Regard as the attention of a model
+
+A step of training (forward and backward) of `GptOssForCausalLM`, `Gemma2ForCausalLM` and `LlamaForCausalLM` with
+`attn_implementation="regard"`, against eager attention; four layers of width 256, one sequence, float32. Memory is what
+PyTorch allocates at the peak.
+
+{backend}
+"""
+
 
 def operators_table(rows: list[Row]) -> ResultTable:
     """Times and memory of operations; the page shows some of them at 2048 tokens."""
@@ -129,6 +139,25 @@ def _attention_steps(rows: list[Row]) -> str:
             ],
         ),
         verdict=format_verdict(rows, {"time": lambda row: ratio(row, "regard") <= 1}),
+    )
+
+
+def backend(rows: list[Row]) -> str:
+    """Return the section on Regard as an attention of Transformers."""
+    names = ("eager", "regard", "sdpa")
+    return BACKEND.format(
+        backend=markdown_table(
+            ("model", "tokens", "eager, ms", "Regard", "SDPA", "eager, MiB", "Regard, MiB", "SDPA, MiB"),
+            [
+                (
+                    *case_cells(row),
+                    milliseconds(row, "eager"),
+                    *ratio_cells(row, "regard", "sdpa"),
+                    *(mebibytes(row, name) if name in row["figures"] else "–" for name in names),
+                )
+                for row in rows
+            ],
+        )
     )
 
 

@@ -14,11 +14,13 @@ import io
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pandas as pd
+import peft
 import pytest
 import torch
 import transformers as tf
@@ -103,10 +105,19 @@ def t5(folder: Path) -> None:
     tokenizer("$A </s>", "<pad>", "</s>", pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
 
 
+def lora(folder: Path) -> None:
+    base = folder.parent / "EleutherAI" / "pythia-160m"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT calls what Transformers renames
+        config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["query_key_value"], init_lora_weights=False)
+        peft.get_peft_model(tf.AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+
+
 STAND_INS: dict[str, Callable[[Path], None]] = {
     "EleutherAI/pythia-160m": pythia,
     "google-t5/t5-small": t5,
     "tiny-bert": bert,
+    "my-lora": lora,
 }
 
 

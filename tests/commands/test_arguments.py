@@ -25,7 +25,7 @@ COURSE = (
     *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
     *("--num-epochs", "--learning-rate", "--search-learning-rates", "--num-probing-epochs"),
     *("--probing-learning-rate", "--precision", "--lora-rank", "--set", "--diagnostic-samples", "--save-steps"),
-    *("--weight-decay", "--max-steps"),
+    *("--weight-decay", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
 MEASURE += ("--skip-verification/--no-skip-verification",)
@@ -34,7 +34,7 @@ REPLACE = (
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
     *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric"),
 )
-MODEL = {"model": None, "--device": "auto", "--dtype": "auto", "--trust-remote-code": False}
+MODEL = {"model": None, "--adapter": None, "--device": "auto", "--dtype": "auto", "--trust-remote-code": False}
 RUN = {"--config": None, "--out": None, "--overwrite": False}
 RESUMABLE = {**RUN, "--resume": False}
 OPTIONS: dict[str, dict[str, Any]] = {

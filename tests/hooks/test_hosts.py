@@ -145,9 +145,12 @@ def test_windows_that_are_folded_into_the_batch_are_refused() -> None:
 
 
 def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
-    """GIT's own layers stand beside the model within it, and do not call their attention through the interface."""
+    """GIT's own layers stand beside the model within it, and multiply their matrices themselves."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = transformers.GitConfig(**SMALL, vision_config={**sizes, "image_size": 16, "patch_size": 4})
     model = transformers.GitForCausalLM(config).eval()
-    with torch.no_grad(), pytest.raises(UserError, match="cannot observe GitModel"), watching(model):
-        model(input_ids=ids())
+    with torch.no_grad(), watching(model, "column_mass") as watch:
+        weights = model(input_ids=ids(), output_attentions=True).attentions
+    for layer, layer_weights in enumerate(weights):
+        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy())
+        torch.testing.assert_close(mass, layer_weights.mean((0, 2)).flatten().double(), rtol=1e-4, atol=1e-6)

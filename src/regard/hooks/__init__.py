@@ -3,16 +3,12 @@
 The import makes `regard` known to Transformers as an attention: `from_pretrained(name, attn_implementation="regard")`.
 """
 
-from regard.hooks.attention_function import attention_function
 from regard.hooks.average import average_attention
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.observe import Watch, watching
 from regard.hooks.operation import OverriddenOperation
-from regard.hooks.registration import register
 from regard.hooks.replace import Replacement, mixing, replacing
 from regard.hooks.replaced_model import ReplacedModel, replaced
-
-register(attention_function)
 
 __all__ = [
     "OverriddenOperation",

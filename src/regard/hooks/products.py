@@ -178,9 +178,9 @@ class AttentionProducts:
         if not products or module is self._skipped:
             return  # such as of the logits of a router
         self.end()
-        heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module)
+        heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module) or 1
         is_last = _argument(args, kwargs, 1, "dim", None) in (-1, weights.ndim - 1)
-        if is_last and weights.ndim == 3 and heads is not None and len(weights) % heads == 0:
+        if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
         operands = (product.read_scores(scores.shape) for product in products if is_last and scores.ndim == 4)
         query_and_key = next((pair for pair in operands if pair is not None), None)

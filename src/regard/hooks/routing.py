@@ -17,6 +17,8 @@ from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import find_configs, register
 
+register(attention_function)
+
 
 def check_observable(model: nn.Module) -> None:
     """Raise a UserError if the attention of a model cannot be reached."""
@@ -75,7 +77,6 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = ()) -> Iterator[None]
     Raises:
         UserError: Another thread is inside a block on this model.
     """
-    register(attention_function)
     with _owned_by_this_thread(model), patched(_routing_attributes(model)), intercepting(model), ExitStack() as stack:
         for hook in hooks:
             stack.callback(hook.register().remove)
@@ -125,7 +126,6 @@ def route_permanently(model: nn.Module) -> None:
             "cannot replace heads of this model for good: it does not call its attention through "
             "Transformers' AttentionInterface; use regard.hooks.replacing"
         )
-    register(attention_function)
     for target, name, value in _routing_attributes(model):
         setattr(target, name, value)
 
@@ -184,7 +184,6 @@ class _ObserverHook:
 
 def _make_idle_hook() -> Callable[..., None]:
     """Return the hook of a copy, whose attention still goes through Regard, also in another process."""
-    register(attention_function)
     return _do_nothing
 
 

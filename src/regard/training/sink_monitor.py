@@ -78,7 +78,9 @@ class SinkMonitor(_PeriodicMonitor):
         SinkRate([epsilon], minimum_queries)
         length = rows.shape[1]
         if length < minimum_queries:
-            raise UserError(f"rows: expected at least minimum_queries={minimum_queries} tokens a row, got {length}")
+            raise UserError(
+                f"rows: expected at least {minimum_queries} tokens a row, the minimum_queries, got {length}"
+            )
         if not minimum_queries <= strongest_queries <= length:
             expected = f"a number from {minimum_queries}, the minimum_queries, to the {length} tokens of a row"
             raise UserError(f"strongest_queries: expected {expected}, got {strongest_queries}")

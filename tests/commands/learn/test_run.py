@@ -500,7 +500,10 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
         ({"num_epochs": 0}, "num-epochs: expected a whole number of at least 1 or none, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
-        ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
+        (
+            {"model": torch.nn.Linear(2, 2)},
+            "cannot teach Linear: expected a Hugging Face PreTrainedModel, a PeftModel over one, or its name",
+        ),
         ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),
     ],
 )

@@ -1,0 +1,82 @@
+"""A step of training (forward and backward) with Regard as the attention of Transformers, against eager attention.
+
+`GptOssForCausalLM` (a learned sink logit in every head, windows in every other layer), `Gemma2ForCausalLM` (soft-capped
+scores) and `LlamaForCausalLM` (plain, where SDPA can do it as well), each with four layers of width 256 and random
+weights, in float32. Transformers has no fused attention for the first two on a CPU. Memory is what PyTorch holds at the
+peak beyond the start.
+
+    python -m benchmarks.attention_backend [--quick] [--threads N] [--out FILE]        about 5 minutes on one core
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import regard.hooks  # noqa: F401 - which makes the attention known
+from benchmarks.timing import allocated, parser, prepared, race, row, show, write
+
+CASES = [512, 1024, 2048]
+QUICK = [32]
+SIZES = {
+    "vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 32, "intermediate_size": 512, "sliding_window": 128, "attention_dropout": 0.0,
+}  # fmt: skip
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt-oss": lambda: transformers.GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1),
+    "Gemma 2": lambda: transformers.Gemma2Config(**SIZES),
+    "Llama": lambda: transformers.LlamaConfig(**SIZES),
+}
+
+
+def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]:
+    """The loss and its gradients by each attention."""
+    torch.manual_seed(0)
+    ids = torch.randint(SIZES["vocab_size"], (1, tokens))
+
+    def run(model: Any) -> Callable[[], list[Tensor]]:
+        def both() -> list[Tensor]:
+            with torch.enable_grad():
+                loss = model(ids, labels=ids, use_cache=False).loss
+                return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+        return both
+
+    found = {}
+    for name in ("eager", "regard", *(("sdpa",) if kind == "Llama" else ())):
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(MODELS[kind](), attn_implementation=name)
+        found[name] = run(model.train())
+    return found
+
+
+def check(runs: dict[str, Callable[[], list[Tensor]]]) -> None:
+    """All give the same loss and gradients."""
+    expected = runs["eager"]()
+    for name, run in runs.items():
+        for one, other in zip(run(), expected, strict=True):
+            assert one is None or (one - other).norm() <= 1e-3 * other.norm() + 1e-6, name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run all cases and write the result."""
+    given = prepared(parser(__doc__), arguments)
+    rows: list[dict[str, Any]] = []
+    for kind in MODELS:
+        for tokens in QUICK if given.quick else CASES:
+            runs = contestants(kind, tokens)
+            check(runs)
+            figures = race(runs, most=3 if given.quick else 9)
+            figures = {name: replace(one, memory=allocated(runs[name])) for name, one in figures.items()}
+            rows.append(row({"model": kind, "tokens": tokens}, figures, "eager"))
+            show(rows[-1])
+            write("attention_backend", rows, given.out)
+
+
+if __name__ == "__main__":
+    main()
