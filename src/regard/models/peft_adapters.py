@@ -72,7 +72,9 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
     base = str(_read_config(folder).get("base_model_name_or_path") or "")
     if base and Path(base).name != Path(str(model.name_or_path)).name:
         warnings.warn(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}", stacklevel=2)
-    with as_user_error(f"adapter: '{name}' does not fit the model:", (ValueError, KeyError, RuntimeError, TypeError)):
+    problem, kinds = f"adapter: '{name}' does not fit the model:", (ValueError, KeyError, RuntimeError, TypeError)
+    with as_user_error(problem, kinds), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT calls what Transformers renames
         config = peft.PeftConfig.from_pretrained(str(folder))
         if config.is_prompt_learning:
             raise UserError(_refuse_prompts(config, f"'{name}'"))

@@ -78,9 +78,8 @@ class SinkMonitor(_PeriodicMonitor):
         SinkRate([epsilon], minimum_queries)
         length = rows.shape[1]
         if length < minimum_queries:
-            raise UserError(
-                f"rows: expected at least {minimum_queries} tokens a row, the minimum_queries, got {length}"
-            )
+            expected = f"at least {minimum_queries} tokens a row, the minimum_queries"
+            raise UserError(f"rows: expected {expected}, got {length}")
         if not minimum_queries <= strongest_queries <= length:
             expected = f"a number from {minimum_queries}, the minimum_queries, to the {length} tokens of a row"
             raise UserError(f"strongest_queries: expected {expected}, got {strongest_queries}")
