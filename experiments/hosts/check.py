@@ -20,6 +20,10 @@ WEIGHTS_WITHOUT_SINKS = ("granite_swa", "granitemoe_swa")
 """Types whose eager attention returns its weights as they are before its sinks have taken their share."""
 PADDED = 7
 """Tokens of padding behind the second sample."""
+SITES = {"causal": {"decoder"}, "masked": {"encoder"}, "encoder-decoder": {"decoder", "encoder"}}
+"""Sites that hosts of a kind must have; towers for images have more, and sound without sound has no encoder."""
+BOTH_WAYS = ("cpmant", "xlm", "xlnet")
+"""Causal types whose tokens see later ones by default."""
 Row = dict[str, Any]
 
 
@@ -107,18 +111,21 @@ def _tensors(output: Any) -> list[Tensor]:
 
 def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
     """Compare a plain batch, one with padding and a cached step; the last two where the host runs them."""
-    differences, checks, notes = [], ["plain"], list[str]()
+    differences, checks, notes, sites = [], ["plain"], list[str](), set[str]()
     compare = host.model_type not in WEIGHTS_WITHOUT_SINKS
     if not compare:
         notes.append("outputs alone: its eager weights are those before its sinks")
-    plain, has_weights = _check_batch(model, inputs, compare, notes)
+    plain, has_weights = _check_batch(model, inputs, compare, notes, sites)
     differences.append(plain)
+    is_exempt = host.model_type in BOTH_WAYS or (host.kind == "encoder-decoder" and not model.config.is_encoder_decoder)
+    if not is_exempt and not {site.partition("@")[0] for site in sites} >= SITES.get(host.kind, set()):
+        raise Difference(f"labelled {', '.join(sorted(sites))}")
     if "input_ids" in inputs and "pixel_values" not in inputs:
         mask = torch.ones_like(inputs["input_ids"])
         mask[1, -PADDED:] = 0
         padded = inputs | {"attention_mask": mask}
         if _runs(lambda: _run(model, padded)):
-            differences.append(_check_batch(model, padded, compare, notes)[0])
+            differences.append(_check_batch(model, padded, compare, notes, sites)[0])
             checks.append("padded")
     if host.kind == "causal" and _runs(lambda: list(_cached_steps(model))):
         differences.append(_check_cached(model))
@@ -136,6 +143,7 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
         "state": "exact",
         "difference": float(f"{max(differences):.1e}"),
         "weights": has_weights,
+        "sites": sorted(sites),
         "checks": checks,
         **({"why": "; ".join(dict.fromkeys(notes))} if notes else {}),
     }
@@ -150,8 +158,11 @@ def _runs(function: Callable[[], Any]) -> bool:
     return True
 
 
-def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str]) -> tuple[float, bool]:
-    """Return the largest difference of outputs and masses in one forward, and whether masses were compared."""
+def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str], sites: set[str]) -> tuple[float, bool]:
+    """Return the largest difference of outputs and masses in one forward, and whether masses were compared.
+
+    `sites` gets those that were measured.
+    """
     try:
         expected = _run(model, inputs, output_attentions=True)
     except Exception:  # a host without this option
@@ -159,6 +170,7 @@ def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str]) ->
     again = _run(model, inputs)
     with watching(model, ["column_mass", "row_sum"], verify=False) as watch:
         actual = _run(model, inputs)
+    sites.update(watch.frame("column_mass")["site"])
     mask = inputs.get("attention_mask")
     if mask is not None and bool(mask.all()):
         mask = None

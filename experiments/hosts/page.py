@@ -22,6 +22,7 @@ watches. Made by `make hosts`.
   mean weight of every key differs by at most 1e-4 (column *weights*: yes). Compared are a plain batch, one with padding
   and, for causal language models, a step with a cache, wherever the model itself can do it.
   Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
+  Causal models must have the site `decoder`, masked ones `encoder`, encoder–decoders both.
   The verification of `watching` is run as well: an exact model that it refuses is silent.
 * **refused**: Regard raises one `UserError`.
 * **not buildable**: no small model could be made, or no input for it.
@@ -39,8 +40,8 @@ def make_page(rows: Sequence[dict[str, Any]]) -> str:
         lines = [
             f"## {kind.capitalize()}",
             "",
-            "| type | result | difference | weights | note |",
-            "|---|---|---|---|---|",
+            "| type | result | difference | weights | sites | note |",
+            "|---|---|---|---|---|---|",
         ]
         lines += [_line(row) for row in selected]
         parts.append("\n".join(lines) + "\n")
@@ -71,4 +72,6 @@ def _line(row: dict[str, Any]) -> str:
     difference = f"{row['difference']:.0e}" if "difference" in row else ""
     weights = "yes" if row.get("weights") else ""
     why = str(row.get("why", "")).replace("|", "\\|").replace("<", "&lt;")
-    return f"| `{row['type']}` | {row['state']} | {difference} | {weights} | {why} |"
+    return (
+        f"| `{row['type']}` | {row['state']} | {difference} | {weights} | {', '.join(row.get('sites', []))} | {why} |"
+    )

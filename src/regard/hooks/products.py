@@ -175,7 +175,7 @@ class AttentionProducts:
         self, module: nn.Module, scores: Tensor, weights: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         products = [product for product in reversed(self._products) if product.size == weights.numel()]
-        if not products or module is self._skipped:
+        if module is self._skipped or (not products and weights.ndim < 4):
             return  # such as of the logits of a router
         self.end()
         heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module) or 1

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
@@ -159,7 +160,9 @@ class Sequences:
         queries, keys = call.query.shape[2], call.key.shape[2]
         if kind == "cross":
             return 0, keys
-        if self.role == "encoder" and not self.forward.offset and queries != keys:
+        has_cache = self.forward.has_cache or not isinstance(self.stack.module, PreTrainedModel)
+        is_whole = not self.forward.offset and (self.role == "encoder" or not has_cache)
+        if is_whole and queries != keys:
             raise UserError(f"cannot observe {self.name}: {queries} tokens attend to {keys} keys, which are others")
         tokens = self.forward.offset + queries
         tokens = tokens if self.role == "encoder" else max(tokens, self._length)
