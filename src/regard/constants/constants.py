@@ -197,10 +197,9 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {describe_error(error)}") from error
-        try:
+        contents: Any = None
+        with suppress(json.JSONDecodeError):
             contents = json.loads(header.get(HEADER, ""))
-        except json.JSONDecodeError:
-            contents = None
         if not isinstance(contents, dict) or contents.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         try:

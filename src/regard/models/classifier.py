@@ -61,18 +61,12 @@ class ClassifierConfig(PreTrainedConfig):
             raise UserError(f"pooling: expected one of {_AUTO}, {', '.join(heads.POOLINGS)}, got {pooling!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
             raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
-        self.base = dict(base or {})
-        self.head = head
-        self.classes = list(classes)
-        self.pooling = pooling
-        self.head_dropout = head_dropout
-        self.common = sorted(common)
-        self.lora = dict(lora) if lora else None
-        self.lineage = dict(lineage or {})
-        self.part_of = part_of
-        self.label_scale = float(label_scale)
+        self.base, self.lora = dict(base or {}), dict(lora) if lora else None
+        self.head, self.pooling, self.head_dropout = head, pooling, head_dropout
+        self.classes, self.common = list(classes), sorted(common)
+        self.lineage, self.part_of = dict(lineage or {}), part_of
+        self.label_scale, self.label_words = float(label_scale), int(label_words)
         self.label_texts = dict(label_texts or {})
-        self.label_words = int(label_words)
         others.setdefault("id2label", dict(enumerate(self.classes)))
         others.setdefault("label2id", {name: index for index, name in enumerate(self.classes)})
         super().__init__(**others)

@@ -121,7 +121,8 @@ class RegardModel(RegardPreTrainedModel):
         elif self.waves is not None:
             stream = stream + self.waves[position_ids].to(stream.dtype)
         attentions: list[Tensor] | None = [] if output_attentions else None
-        context = self._context(offset, stream, position_ids, attention_mask, real, attentions)
+        shared = self._masks_and_positions(offset, stream, position_ids, attention_mask)
+        context = LayerContext(offset=offset, key_mask=real, attentions=attentions, **shared)
         states = []
         for layer in self.layers:
             states.append(stream)
@@ -158,17 +159,12 @@ class RegardModel(RegardPreTrainedModel):
         segment = torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)[:, None]
         return (segment[..., None] == segment[:, :, None]).tril()
 
-    def _context(
-        self,
-        offset: int,
-        stream: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None,
-        real: Tensor | None,
-        attentions: list[Tensor] | None,
-    ) -> LayerContext:
+    def _masks_and_positions(
+        self, offset: int, stream: Tensor, position_ids: Tensor, attention_mask: Tensor | None
+    ) -> dict[str, Any]:
+        """Return what `LayerContext` holds of a four-dimensional mask and of positions."""
         config, positions, device = self.config, self.spec.positions, stream.device
-        shared: dict[str, Any] = {"key_mask": real}
+        shared: dict[str, Any] = {}
         if attention_mask is not None and attention_mask.ndim == 4:
             shared |= _entries(attention_mask, offset + stream.shape[1])
         if positions == "rotary":
@@ -180,7 +176,7 @@ class RegardModel(RegardPreTrainedModel):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             learned = {"table": self.distance_table, "buckets": buckets}
             shared |= learned if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
-        return LayerContext(offset=offset, attentions=attentions, **shared)
+        return shared
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:

@@ -146,12 +146,8 @@ class RegardAttention(nn.Module):
     def _make_call(self, query: Tensor, key: Tensor, value: Tensor, context: LayerContext) -> AttentionCall:
         """Describe the attention call; plain softmax has no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
-        learned: dict[str, Any] = {
-            "extra_key": self.extra_key,
-            "extra_value": self.extra_value,
-            "distance": context.distance,
-            "slopes": context.slopes,
-        }
+        learned: dict[str, Any] = {"extra_key": self.extra_key, "extra_value": self.extra_value}
+        learned |= {"distance": context.distance, "slopes": context.slopes}
         operation: Operation | None = replace(self.operation, **learned)
         if self.operation == _PLAIN and sink is None and all(tensor is None for tensor in learned.values()):
             operation = None

@@ -1,5 +1,6 @@
 """Conversion between Llama's weights and our decoder's; with the default choices both compute the same."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,21 +11,10 @@ from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
 
-SHARED_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "use_cache",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+SHARED_FIELDS = tuple(
+    name
+    for name in inspect.signature(RegardConfig.__init__).parameters
+    if name not in ("self", "rope_theta", "ffn", "norm", "attention", "others")
 )
 
 

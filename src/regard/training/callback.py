@@ -26,13 +26,8 @@ LOGGED = {
 }
 """Metrics that the Trainer logs, and their columns."""
 METRICS = (
-    "sink_rate",
-    "sink_rate_max",
-    "sink_position",
-    "alpha_first",
-    "alpha_uniform",
-    "virtual_sink_rate",
-    "norm_ratio",
+    *("sink_rate", "sink_rate_max", "sink_position"),
+    *("alpha_first", "alpha_uniform", "virtual_sink_rate", "norm_ratio"),
 )
 
 
