@@ -292,13 +292,9 @@ def _layer_weights(
         gathered = indices if gather else None
         top_weights = frozen_weights.gather(1, indices)
         frozen_weights = top_weights if gather else torch.zeros_like(frozen_weights).scatter(1, indices, top_weights)
-    return AdapterWeights(
-        trained=trained_in_use,
-        trained_weights=_spread(_columns(scaled, trained_in_use), rank) if trained_in_use else None,
-        frozen=len(frozen),
-        frozen_weights=None if frozen_weights is None else _spread(frozen_weights, rank),
-        gathered=gathered,
-    )
+    trained_weights = _spread(_columns(scaled, trained_in_use), rank) if trained_in_use else None
+    frozen_weights = None if frozen_weights is None else _spread(frozen_weights, rank)
+    return AdapterWeights(trained_in_use, trained_weights, len(frozen), frozen_weights, gathered)
 
 
 def _spread(weights: Tensor, rank: int) -> Tensor:

@@ -99,23 +99,20 @@ class LoraAdapterPool(AdapterPool):
 def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     """Return the full names of the targeted layers, in the order of the model."""
     linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
+    types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
+    present = f"the model has {', '.join(types[:40]) or 'none'}"
     if targets == "auto":
         for names in AUTO:
             layers = [name for name in linear if name.rsplit(".", 1)[-1] in names]
             if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
                 return layers
-        raise UserError(
-            "target_modules: expected names, since no layer makes queries and values by name; "
-            f"{_describe_layers(linear)}"
-        )
+        raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:
-        raise UserError(f"target_modules: expected at least one name, got none; {_describe_layers(linear)}")
+        raise UserError(f"target_modules: expected at least one name, got none; {present}")
     for target in requested:
         if not any(_matches(name, target) for name in linear):
-            raise UserError(
-                f"target_modules: expected names of linear layers, got {target!r}; {_describe_layers(linear)}"
-            )
+            raise UserError(f"target_modules: expected names of linear layers, got {target!r}; {present}")
     return [name for name in linear if any(_matches(name, target) for target in requested)]
 
 
@@ -131,8 +128,3 @@ def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
 
 def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith("." + target)
-
-
-def _describe_layers(names: Sequence[str]) -> str:
-    ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
-    return f"the model has {', '.join(ends[:40]) or 'none'}"

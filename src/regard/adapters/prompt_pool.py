@@ -82,9 +82,6 @@ class PromptAdapterPool(AdapterPool):
         if decoder is not None:
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
 
-    def fold(self) -> None:
-        self.prompts.fold()
-
     def copy(self, block: int, other: int) -> None:
         self.prompts.copy(block, other)
 

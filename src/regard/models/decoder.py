@@ -290,15 +290,9 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         `num_items_in_batch` counts the latter, the sum is scaled by labels / those scored. By default (`return_logits`
         None) no logits are returned in training with labels, and only a few rows are in memory at a time.
         """
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **others,
-        )
+        inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
+        output = self.model(**inputs, **others)
         hidden = output.last_hidden_state
         if return_logits is None:
             return_logits = labels is None or not self.training
@@ -318,13 +312,8 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
             elif self.config.spec.prefix >= 2:
                 loss = loss * ((labels[:, 1:] != IGNORE_INDEX).sum().to(loss.dtype) / num_scored.clamp(min=1))
             loss = loss / num_items_in_batch
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=output.past_key_values,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-        )
+        others = {name: value for name, value in output.items() if name != "last_hidden_state"}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **others)
 
     def targets(self, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return what each token but the last is scored against, (batch, token − 1); −100 where it is not scored."""

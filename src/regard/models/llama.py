@@ -23,17 +23,11 @@ def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
     _check_type(model, LlamaForCausalLM)
     config = model.config
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    _check_options(
-        "Llama",
-        {
-            "attention_bias": (bool(config.attention_bias), False),
-            "mlp_bias": (bool(config.mlp_bias), False),
-            "attention_dropout": (float(config.attention_dropout or 0.0), 0.0),
-            "hidden_act": (config.hidden_act, "silu"),
-            "rope_type": (rope.get("rope_type", "default"), "default"),
-            "partial_rotary_factor": (float(rope.get("partial_rotary_factor") or 1.0), 1.0),
-        },
-    )
+    options: dict[str, Any] = {name: (bool(getattr(config, name)), False) for name in ("attention_bias", "mlp_bias")}
+    options["attention_dropout"] = (float(config.attention_dropout or 0.0), 0.0)
+    options |= {"hidden_act": (config.hidden_act, "silu"), "rope_type": (rope.get("rope_type", "default"), "default")}
+    options["partial_rotary_factor"] = (float(rope.get("partial_rotary_factor") or 1.0), 1.0)
+    _check_options("Llama", options)
     fields: dict[str, Any] = {name: getattr(config, name) for name in SHARED_FIELDS}
     decoder = RegardForCausalLM(RegardConfig(**fields, rope_theta=float(rope.get("rope_theta", 10_000.0))))
     return _copy_weights(decoder, model)

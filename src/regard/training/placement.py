@@ -157,17 +157,10 @@ def prepare_model(
             model.to(accelerator.device)
         wrapped, prepared = accelerator.prepare(model, adamw(model, plan, times))
         optimizer = prepared.optimizer
-    return Placement(
-        bare=model,
-        wrapped=wrapped,
-        called=cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped,
-        optimizer=optimizer,
-        trained=tuple(parameter for parameter in model.parameters() if parameter.requires_grad),
-        sharded=_sharded(model),
-        device=accelerator.device,
-        accelerator=accelerator,
-        precision=plan.precision,
-    )
+    called = cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped
+    trained = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+    device, sharded = accelerator.device, _sharded(model)
+    return Placement(model, wrapped, called, optimizer, trained, sharded, device, accelerator, plan.precision)
 
 
 def _check_model(model: nn.Module) -> None:
