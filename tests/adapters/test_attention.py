@@ -145,14 +145,6 @@ def test_a_key_that_is_not_in_use_can_be_dropped() -> None:
     torch.testing.assert_close(made(vectors(3)), before)
 
 
-@pytest.mark.parametrize("block", [4, -1])
-def test_a_key_that_is_not_there_is_not_dropped(block: int) -> None:
-    made = attention(4)
-    with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
-        made.delete(block)
-    assert (int(made.count), len(made.keys)) == (4, 4)
-
-
 def test_scores_of_the_blocks_that_are_asked_for() -> None:
     made, given = attention(4), vectors(3)
     torch.testing.assert_close(made.scores(given, [3, 1]), made.scores(given)[:, [3, 1]])

@@ -135,13 +135,6 @@ def test_top_k_of_few_tokens_and_of_many(rows: int, tokens: int, count: int) -> 
     compare(layer(count, count - 1, top_k=2), drawn(rows, tokens, INPUTS), weights)
 
 
-def test_a_block_that_is_not_there_is_not_dropped() -> None:
-    made = layer(3, 2)
-    with pytest.raises(UserError, match="block: expected a number from 0 to 2, got 3"):
-        made.adapters.delete(3)
-    assert len(made.adapters) == 3
-
-
 def test_blocks_behind_one_that_is_dropped_are_trained_as_before() -> None:
     made = layer(4, 1, 3)
     trained = [made.adapters.B[block].detach().clone() for block in (1, 3)]

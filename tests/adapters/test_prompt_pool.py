@@ -248,7 +248,7 @@ def test_a_pool_does_what_its_blocks_do() -> None:
     pool.set_trainable(2)
     pool.delete(0)
     trained = [pool.prompts.trained]
-    pool.fold()
+    pool.prompts.fold()
     assert [*trained, pool.prompts.trained] == [(1,), ()]
     assert len(pool) == 2
 

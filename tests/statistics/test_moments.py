@@ -84,7 +84,7 @@ def test_one_sample_has_no_standard_error_and_two_have() -> None:
 def test_a_state_gives_the_same_moments() -> None:
     moments = RunningMoments()
     moments.add(torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)))
-    again = RunningMoments.from_state(moments.state())
+    again = RunningMoments(*moments.state())
     for part in ("count", "mean", "deviation"):
         assert torch.equal(getattr(again, part), getattr(moments, part))
 
@@ -93,5 +93,5 @@ def test_nothing_merged_with_nothing_is_nothing() -> None:
     moments = RunningMoments()
     moments.merge(RunningMoments())
     assert moments.count.numel() == 0
-    moments.merge(RunningMoments.from_state(moments.state()))
+    moments.merge(RunningMoments(*moments.state()))
     assert moments.count.numel() == 0

@@ -75,11 +75,8 @@ class SharedAttention(nn.Module):
 
     def delete(self, block: int) -> None:
         """Remove a key; later ones move up."""
-        if block not in range(len(self.keys)):
-            raise UserError(f"block: expected a number from 0 to {len(self.keys) - 1}, got {block}")
-        remaining = [key for index, key in enumerate(self.keys) if index != block]
         self.count -= (self.count > block).to(self.count.dtype)
-        self.keys = nn.ParameterList(remaining)
+        self.keys = nn.ParameterList(key for index, key in enumerate(self.keys) if index != block)
 
     def query(self, vectors: Tensor) -> Tensor:
         """Return the queries q (row, width) of query vectors e (row, width)."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,19 @@ class AdapterWeights:
     gathered: Tensor | None
 
 
+@contextmanager
+def hold(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object for a while."""
+    previous = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in previous.items():
+            setattr(owner, name, value)
+
+
 class Mixture:
     """How the layers of a pool mix their adapters at the moment.
 
@@ -55,13 +68,8 @@ class Mixture:
         self._weights = weights
         self._cache: dict[Any, AdapterWeights] = {}
 
-    @contextmanager
-    def use(self, weights: Tensor | None) -> Iterator[None]:
-        previous, self.weights = self.weights, weights
-        try:
-            yield
-        finally:
-            self.weights = previous
+    def use(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        return hold(self, weights=weights)
 
     def layer_weights(
         self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
@@ -145,10 +153,8 @@ class LoraAdapters(nn.Module):
 
     def delete(self, block: int) -> None:
         """Remove an adapter; later ones move up."""
-        if block not in range(len(self)):
-            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
-        self.A = nn.ParameterList([parameter for index, parameter in enumerate(self.A) if index != block])
-        self.B = nn.ParameterList([parameter for index, parameter in enumerate(self.B) if index != block])
+        self.A = nn.ParameterList(parameter for index, parameter in enumerate(self.A) if index != block)
+        self.B = nn.ParameterList(parameter for index, parameter in enumerate(self.B) if index != block)
         self.set_trainable(*(index - (index > block) for index in self.trained if index != block))
 
     def delta(self, block: int) -> Tensor:
@@ -286,13 +292,9 @@ def _layer_weights(
         gathered = indices if gather else None
         top_weights = frozen_weights.gather(1, indices)
         frozen_weights = top_weights if gather else torch.zeros_like(frozen_weights).scatter(1, indices, top_weights)
-    return AdapterWeights(
-        trained=trained_in_use,
-        trained_weights=_spread(_columns(scaled, trained_in_use), rank) if trained_in_use else None,
-        frozen=len(frozen),
-        frozen_weights=None if frozen_weights is None else _spread(frozen_weights, rank),
-        gathered=gathered,
-    )
+    trained_weights = _spread(_columns(scaled, trained_in_use), rank) if trained_in_use else None
+    frozen_weights = None if frozen_weights is None else _spread(frozen_weights, rank)
+    return AdapterWeights(trained_in_use, trained_weights, len(frozen), frozen_weights, gathered)
 
 
 def _spread(weights: Tensor, rank: int) -> Tensor:

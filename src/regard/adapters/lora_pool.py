@@ -69,7 +69,7 @@ class LoraAdapterPool(AdapterPool):
             options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
             layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=layer_seed)
             layer.train(model.training)
-            _replace_module(model, name, layer)
+            model.set_submodule(name, layer)
             self.layers[name] = layer
         self.adapters: tuple[LoraAdapters, ...] = tuple(layer.adapters for layer in self.layers.values())
 
@@ -89,56 +89,42 @@ class LoraAdapterPool(AdapterPool):
             yield
         finally:
             for name, layer in self.layers.items():
-                _replace_module(self.model, name, layer)
+                self.model.set_submodule(name, layer)
 
     def remove(self) -> None:
         for name, layer in self.layers.items():
-            _replace_module(self.model, name, layer.base_layer)
+            self.model.set_submodule(name, layer.base_layer)
 
 
 def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     """Return the full names of the targeted layers, in the order of the model."""
     linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
+    types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
+    present = f"the model has {', '.join(types[:40]) or 'none'}"
     if targets == "auto":
         for names in AUTO:
             layers = [name for name in linear if name.rsplit(".", 1)[-1] in names]
             if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
                 return layers
-        raise UserError(
-            "target_modules: expected names, since no layer makes queries and values by name; "
-            f"{_describe_layers(linear)}"
-        )
+        raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:
-        raise UserError(f"target_modules: expected at least one name, got none; {_describe_layers(linear)}")
+        raise UserError(f"target_modules: expected at least one name, got none; {present}")
     for target in requested:
         if not any(_matches(name, target) for name in linear):
-            raise UserError(
-                f"target_modules: expected names of linear layers, got {target!r}; {_describe_layers(linear)}"
-            )
+            raise UserError(f"target_modules: expected names of linear layers, got {target!r}; {present}")
     return [name for name in linear if any(_matches(name, target) for target in requested)]
 
 
 def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
     """Check that no layer reads DeBERTa's relative positions (`share_att_key`), which are no rows to weight."""
-    if getattr(getattr(model, "config", None), "share_att_key", False):
-        shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
-        if shared:
-            raise UserError(
-                f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions "
-                "as well as for tokens (share_att_key); target_modules=value_proj is possible"
-            )
+    shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
+    if shared and getattr(getattr(model, "config", None), "share_att_key", False):
+        raise UserError(
+            f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions "
+            "as well as for tokens (share_att_key); target_modules=value_proj is possible"
+        )
 
 
 def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith("." + target)
-
-
-def _describe_layers(names: Sequence[str]) -> str:
-    ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
-    return f"the model has {', '.join(ends[:40]) or 'none'}"
-
-
-def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)

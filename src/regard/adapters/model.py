@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
-from regard.adapters.lora import LoraAdapters, MixedLayer
+from regard.adapters.lora import LoraAdapters, MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
@@ -187,7 +187,7 @@ class AdapterModel(nn.Module):
 
     def forward(self, *args: Any, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Return the outputs of the model; `prompt_mask` (row, token) marks the tokens that route."""
-        with self._routing.prompting(prompt_mask):
+        with hold(self._routing, prompt=prompt_mask):
             return self.model(*args, **inputs)
 
     def generate(self, input_ids: Tensor | None = None, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:

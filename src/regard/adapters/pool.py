@@ -29,16 +29,20 @@ class AdapterPool:
             adapters.reserve(blocks)
 
     def set_trainable(self, *blocks: int) -> None:
-        unknown = [index for index in blocks if index not in range(len(self))]
-        if unknown:
-            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
+        self._check_blocks(*blocks)
         for adapters in self.adapters:
             adapters.set_trainable(*blocks)
 
     def delete(self, block: int) -> None:
         """Remove an adapter from every module; later ones move up."""
+        self._check_blocks(block)
         for adapters in self.adapters:
             adapters.delete(block)
+
+    def _check_blocks(self, *blocks: int) -> None:
+        for block in blocks:
+            if block not in range(len(self)):
+                raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
 
     def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out."""

@@ -71,9 +71,6 @@ class PromptAdapters(nn.Module):
 
     def set_trainable(self, *blocks: int) -> None:
         """Train these prompts only; fold the others, and reset the MLP unless it is theirs."""
-        unknown = [index for index in blocks if index not in range(len(self))]
-        if unknown:
-            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
         if self.mlp is not None and not torch.equal(self._reparametrized(blocks), self.live):
             self.fold()
             live = self._reparametrized(blocks)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import Mixture
+from regard.adapters.lora import Mixture, hold
 from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
@@ -82,9 +82,6 @@ class PromptAdapterPool(AdapterPool):
         if decoder is not None:
             self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
 
-    def fold(self) -> None:
-        self.prompts.fold()
-
     def copy(self, block: int, other: int) -> None:
         self.prompts.copy(block, other)
 
@@ -96,20 +93,12 @@ class PromptAdapterPool(AdapterPool):
     @contextmanager
     def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Prepend a mix of prompts for a while, by weights (row, prompt) or (prompt,); None for nothing."""
-        with self._use_prefix(None), self.mixture.use(weights):
+        with hold(self, _prefix=None), self.mixture.use(weights):
             yield
 
     def prepend(self, prompts: Tensor, mask: Tensor | None = None) -> AbstractContextManager[None]:
         """Prepend these prompts for a while, (row or 1, token, width); `mask` (row, token) is False at padding."""
-        return self._use_prefix(_Prefix(prompts, mask))
-
-    @contextmanager
-    def _use_prefix(self, prefix: _Prefix | None) -> Iterator[None]:
-        previous, self._prefix = self._prefix, prefix
-        try:
-            yield
-        finally:
-            self._prefix = previous
+        return hold(self, _prefix=_Prefix(prompts, mask))
 
     def disable(self) -> AbstractContextManager[None]:
         return self.use_weights(None)

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
 from regard.adapters.attention import SharedAttention, query_vectors
-from regard.adapters.lora import Mixture
+from regard.adapters.lora import Mixture, hold
 from regard.errors import UserError
 
 _MARK = "_regard_weights"
@@ -43,7 +43,7 @@ class Routing:
     def __init__(self, model: PreTrainedModel, mixture: Mixture, attention: SharedAttention) -> None:
         self.model, self.mixture, self.attention = model, mixture, attention
         self.state = object()
-        self.prompt: Tensor | None = None
+        self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
@@ -82,15 +82,6 @@ class Routing:
         finally:
             self._forced = previous
             self.mixture.weights = None if previous is None else previous[0]
-
-    @contextmanager
-    def prompting(self, mask: Tensor | None) -> Iterator[None]:
-        """Take the tokens where the mask (row, token) is true for the prompt, for a while."""
-        previous, self.prompt = self.prompt, mask
-        try:
-            yield
-        finally:
-            self.prompt = previous
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
@@ -212,4 +203,4 @@ class Routing:
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
     """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
-    return lambda part, *args, **options: function(mixture.use(mixture.weights)(part), *args, **options)
+    return lambda part, *args, **options: function(hold(mixture, weights=mixture.weights)(part), *args, **options)

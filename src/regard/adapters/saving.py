@@ -34,21 +34,15 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
     blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
+    merged = [
+        {"name": adapter.name, "weight": adapter.weight, "lineage": lineage_of(base, adapter.lineage)}
+        for adapter in adapters.merged
+    ]
     with atomic_folder(folder, marker=METADATA, overwrite=overwrite, option=OPTION) as target:
         save_file(_collect_tensors(adapters), target / TENSORS, {"format": "pt"})
-        metadata = {
-            "format": FORMAT,
-            "settings": adapters.settings,
-            "base": base,
-            "layers": list(_layers(adapters)),
-            "blocks": blocks,
-            "merged": [
-                {"name": adapter.name, "weight": adapter.weight, "lineage": lineage_of(base, adapter.lineage)}
-                for adapter in adapters.merged
-            ],
-            "added": adapters.added,
-            "sha256": sha256_of_file(target / TENSORS),
-        }
+        metadata: dict[str, Any] = {"format": FORMAT, "settings": adapters.settings, "base": base}
+        metadata |= {"layers": list(_layers(adapters)), "blocks": blocks, "merged": merged, "added": adapters.added}
+        metadata["sha256"] = sha256_of_file(target / TENSORS)
         (target / METADATA).write_text(json.dumps(metadata, indent=2), encoding="utf-8")
     return folder
 

@@ -90,16 +90,8 @@ class _FlashAttention(torch.autograd.Function):
     """Causal attention with a bias per key and a column, by the fused kernels for CPUs."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        column: Tensor | None,
-        extra: Tensor | None,
-        scale: float,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        query, key, value, bias, column, extra, scale = inputs
         assert FLASH_FORWARD is not None
         output, lse = FLASH_FORWARD(query, key, value, 0.0, True, attn_mask=bias, scale=scale)
         if column is not None:

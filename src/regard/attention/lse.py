@@ -7,18 +7,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest
+from regard.attention.reduction import ReductionRequest
 from regard.attention.tiles import LOG2_E
 
 FLASH_FORWARD: Any | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 """PyTorch's flash attention for CPUs, which returns the log-normalizer; None if this release has none."""
-LSE_REDUCTIONS = frozenset(name for name, reduction in WEIGHT_REDUCTIONS.items() if "lse" in reduction.backends)
 
 
 def supports_lse(call: AttentionCall, request: ReductionRequest) -> bool:
     """Return whether the fused kernel for CPUs can take a call, and its log-normalizer gives every reduction."""
     return (
-        request.names <= LSE_REDUCTIONS
+        request.names == request.by_backend("lse")
         and call.is_plain
         and call.query.device.type == "cpu"
         and all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))

@@ -17,7 +17,7 @@ from regard.attention.fused import fused, sdpa
 from regard.attention.lse import attend_with_lse, first_mass, supports_lse
 from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
-from regard.attention.reduction import WEIGHT_REDUCTIONS, Backend, ReductionRequest, reduce_dense
+from regard.attention.reduction import ReductionRequest, reduce_dense
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operation_output,
@@ -172,13 +172,13 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
         return None, reduce_by_rows(call, request)
     exact = call.to_acc_dtype()
     reductions: dict[str, Tensor] = {}
-    if request.select(_computed_by("lanczos")).names:
+    if "spectral_bound" in request.names:
         reductions["spectral_bound"] = spectral_bound(exact, request.max_iterations)
     request = request.without(reductions)
     if supports_triton(call, request):
         return None, reductions | reduce_by_triton(call, request)
     result = None
-    tiled = request.select(_computed_by("tiles"))
+    tiled = request.select(request.by_backend("tiles"))
     if tiled.names or output:
         result, by_tile = one_pass(exact, tiled, output=output)
         reductions |= by_tile
@@ -186,20 +186,14 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
     return result, reductions | (reduce_by_rows(call, request) if request.names else {})
 
 
-def _computed_by(backend: Backend) -> list[str]:
-    """Return the names of the reductions that a backend computes."""
-    return [name for name, reduction in WEIGHT_REDUCTIONS.items() if backend in reduction.backends]
-
-
 def _sdpa_mask(call: AttentionCall) -> Tensor | None:
     """Return one mask for all that hides or shifts a score; None where causality is all there is."""
     keep = call.keep
-    if call.key_mask is not None:
+    if call.causal and not (keep is None and call.key_mask is None and call.bias is None):
+        keep = visible_mask(call)
+    elif call.key_mask is not None:
         padding = call.key_mask[:, None, None, :]
         keep = padding if keep is None else keep & padding
-    if call.causal and (keep is not None or call.bias is not None):
-        causal = visible_mask(replace(call, keep=None, key_mask=None))
-        keep = causal if keep is None else keep & causal
     if call.bias is None:
         return keep
     bias = call.bias.to(call.query.dtype)
@@ -215,7 +209,7 @@ def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
         and call.keep is None
         and call.bias is None
         and bool(request.names)
-        and request.names.issubset(_computed_by("triton"))
+        and request.names == request.by_backend("triton")
         and (call.sink is None or not request.names & {"row_sum", "virtual_sink_mass"})
         and (call.softcap is None or "first_mass" not in request.names)
     )

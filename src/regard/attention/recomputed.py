@@ -238,16 +238,8 @@ class _Recomputed(torch.autograd.Function):
     """The output, and the share of the column beside the keys; gradients of the tensors, biases and its scores."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        distance_bias: Tensor | None,
-        column: Tensor | None,
-        operation: Operation,
-        scale: float,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        query, key, value, distance_bias, column, operation, scale = inputs
         chunks = RowChunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention import reference
 from regard.attention.call import AttentionCall
 
-Backend = Literal["tiles", "triton", "lse", "lanczos"]
+Backend = Literal["tiles", "triton", "lse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,10 @@ class ReductionRequest:
     def by_axis(self, *axes: str) -> frozenset[str]:
         """Return the names of reductions along these axes."""
         return frozenset(name for name in self.names if WEIGHT_REDUCTIONS[name].axis in axes)
+
+    def by_backend(self, backend: Backend) -> frozenset[str]:
+        """Return the names of reductions that a backend computes."""
+        return frozenset(name for name in self.names if backend in WEIGHT_REDUCTIONS[name].backends)
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,11 @@ def _first_mass(dense: DenseWeights) -> Tensor:
 
 
 def _spectral_bound(dense: DenseWeights) -> Tensor:
+    """Return λ_max of Aᵀ(I − 11ᵀ/n)A, from all singular values of the column-centered matrix of each head."""
     mask = dense.call.query_mask
     matrices = dense.weights if mask is None else [dense.weights[b][:, rows] for b, rows in enumerate(mask)]
-    return torch.stack([spectral_bound(matrix) for matrix in matrices])
-
-
-def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
-    """Return λ_max of Aᵀ(I − 11ᵀ/n)A, from all singular values of the column-centered matrix."""
-    return torch.linalg.matrix_norm(matrix - matrix.mean(-2, keepdim=True), ord=2).square()
+    centered = [matrix - matrix.mean(-2, keepdim=True) for matrix in matrices]
+    return torch.stack([torch.linalg.matrix_norm(matrix, ord=2).square() for matrix in centered])
 
 
 _BY_KERNELS: frozenset[Backend] = frozenset({"tiles", "triton"})
@@ -175,7 +176,7 @@ _REDUCTIONS = (
         backends=frozenset({"tiles"}),
         compute=lambda dense: dense.counted[dense.whole_samples].sum(0),
     ),
-    _whole(name="spectral_bound", axis="sample", backends=frozenset({"lanczos"}), compute=_spectral_bound),
+    _whole(name="spectral_bound", axis="sample", compute=_spectral_bound),
 )
 WEIGHT_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Every reduction of the attention weights, by name.

@@ -97,14 +97,8 @@ class AttentionSpec:
         return asdict(self)
 
 
-_CHOICES: dict[str, Any] = {
-    "weighting": tuple(WEIGHTINGS),
-    "feature_map": tuple(FEATURE_MAPS),
-    "normalisation": tuple(NORMALISATIONS),
-    "extra": EXTRAS,
-    "positions": POSITIONS,
-    "backend": BACKENDS,
-}
+_CHOICES: dict[str, tuple[str, ...]] = {"weighting": tuple(WEIGHTINGS), "feature_map": tuple(FEATURE_MAPS)}
+_CHOICES |= {"normalisation": tuple(NORMALISATIONS), "extra": EXTRAS, "positions": POSITIONS, "backend": BACKENDS}
 _BY_SPEED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
 

@@ -197,10 +197,9 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {describe_error(error)}") from error
-        try:
+        contents: Any = None
+        with suppress(json.JSONDecodeError):
             contents = json.loads(header.get(HEADER, ""))
-        except json.JSONDecodeError:
-            contents = None
         if not isinstance(contents, dict) or contents.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         try:
@@ -249,10 +248,8 @@ SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": torch.eye, "toep
 def make_data_free(source: str, like: Constants) -> Constants:
     """Return constants of a data-free source in `SOURCES`, with the model, length and layout of others."""
     check_choice("constants", source, SOURCES)
-    matrices = {}
-    for key, matrix in like.matrices.items():
-        heads, queries, keys = matrix.shape
-        matrices[key] = SOURCES[source](queries, keys).expand(heads, queries, keys).contiguous()
+    make = SOURCES[source]
+    matrices = {key: make(*m.shape[1:]).expand(m.shape).contiguous() for key, m in like.matrices.items()}
     model = {name: value for name, value in like.origin.model.items() if name != "digest"}
     origin = replace(like.origin, source=source, model=model, data={}, tokenizer=None, notes=())
     return Constants(matrices=matrices, origin=origin)

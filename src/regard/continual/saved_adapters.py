@@ -55,7 +55,7 @@ def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]
 def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
     """Return what the first so many adapters are made of; soft prompts as they are read."""
     if isinstance(pool, PromptAdapterPool):
-        pool.fold()
+        pool.prompts.fold()
         return [pool.prompts.P[index] for index in range(blocks)]
     return [parameter for index in range(blocks) for parameter in pool.parameters_of(index)]
 

@@ -61,18 +61,12 @@ class ClassifierConfig(PreTrainedConfig):
             raise UserError(f"pooling: expected one of {_AUTO}, {', '.join(heads.POOLINGS)}, got {pooling!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
             raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
-        self.base = dict(base or {})
-        self.head = head
-        self.classes = list(classes)
-        self.pooling = pooling
-        self.head_dropout = head_dropout
-        self.common = sorted(common)
-        self.lora = dict(lora) if lora else None
-        self.lineage = dict(lineage or {})
-        self.part_of = part_of
-        self.label_scale = float(label_scale)
+        self.base, self.lora = dict(base or {}), dict(lora) if lora else None
+        self.head, self.pooling, self.head_dropout = head, pooling, head_dropout
+        self.classes, self.common = list(classes), sorted(common)
+        self.lineage, self.part_of = dict(lineage or {}), part_of
+        self.label_scale, self.label_words = float(label_scale), int(label_words)
         self.label_texts = dict(label_texts or {})
-        self.label_words = int(label_words)
         others.setdefault("id2label", dict(enumerate(self.classes)))
         others.setdefault("label2id", {name: index for index, name in enumerate(self.classes)})
         super().__init__(**others)
@@ -99,15 +93,9 @@ class Classifier(PreTrainedModel):
         super().__init__(config)
         base_config = config.base_config()
         self.encoder = extract_encoder(AutoModel.from_config(base_config)) if encoder is None else encoder
-        self.head = heads.make_head(
-            config.head,
-            _hidden_size(base_config),
-            len(config.classes),
-            pooling=_resolve_pooling(config, base_config),
-            dropout=config.head_dropout,
-            scale=config.label_scale,
-            words=config.label_words,
-        )
+        options: dict[str, Any] = {"pooling": _resolve_pooling(config, base_config), "dropout": config.head_dropout}
+        options |= {"scale": config.label_scale, "words": config.label_words}
+        self.head = heads.make_head(config.head, _hidden_size(base_config), len(config.classes), **options)
         self.post_init()
         if config.lora:  # after the initial weights, which are drawn for the layers that exist by then
             add_lora(self.encoder, **config.lora)
@@ -159,18 +147,10 @@ class Classifier(PreTrainedModel):
             raise UserError(f"label_texts: expected none with the head {head}, which does not read them")
         texts = heads.resolve_label_texts(classes, label_texts or {}) if head == "labels" else {}
         words = heads.sample_background_words(loaded.tokenizer, list(texts.values()), label_words)
-        config = ClassifierConfig(
-            base=_base_fields(loaded.model.config),
-            head=head,
-            classes=classes,
-            common=common,
-            lora=lora,
-            lineage={"base": loaded.name, "sha256": loaded.sha256, "tasks": []},
-            pooling=pooling,
-            label_scale=label_scale,
-            label_texts=texts,
-            label_words=len(words),
-        )
+        options: dict[str, Any] = {"head": head, "classes": classes, "common": common, "lora": lora, "pooling": pooling}
+        options |= {"label_scale": label_scale, "label_texts": texts, "label_words": len(words)}
+        options["lineage"] = {"base": loaded.name, "sha256": loaded.sha256, "tasks": []}
+        config = ClassifierConfig(base=_base_fields(loaded.model.config), **options)
         encoder = extract_encoder(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -59,20 +59,14 @@ class RegardConfig(PreTrainedConfig):
         pad_token_id: int | None = None,
         **others: Any,
     ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
+        self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
         self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        self.max_position_embeddings = max_position_embeddings
-        self.rope_theta = rope_theta
-        self.rms_norm_eps = rms_norm_eps
-        self.ffn = ffn
-        self.norm = norm
+        self.rope_theta, self.rms_norm_eps = rope_theta, rms_norm_eps
+        self.ffn, self.norm, self.use_cache = ffn, norm, use_cache
         self.attention = _to_spec(attention).to_dict()
-        self.use_cache = use_cache
         self._check_fields(head_dim is None)
         tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
         super().__init__(**others | tokens | {"tie_word_embeddings": tie_word_embeddings})

@@ -121,7 +121,8 @@ class RegardModel(RegardPreTrainedModel):
         elif self.waves is not None:
             stream = stream + self.waves[position_ids].to(stream.dtype)
         attentions: list[Tensor] | None = [] if output_attentions else None
-        context = self._context(offset, stream, position_ids, attention_mask, real, attentions)
+        shared = self._masks_and_positions(offset, stream, position_ids, attention_mask)
+        context = LayerContext(offset=offset, key_mask=real, attentions=attentions, **shared)
         states = []
         for layer in self.layers:
             states.append(stream)
@@ -158,17 +159,12 @@ class RegardModel(RegardPreTrainedModel):
         segment = torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)[:, None]
         return (segment[..., None] == segment[:, :, None]).tril()
 
-    def _context(
-        self,
-        offset: int,
-        stream: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None,
-        real: Tensor | None,
-        attentions: list[Tensor] | None,
-    ) -> LayerContext:
+    def _masks_and_positions(
+        self, offset: int, stream: Tensor, position_ids: Tensor, attention_mask: Tensor | None
+    ) -> dict[str, Any]:
+        """Return what `LayerContext` holds of a four-dimensional mask and of positions."""
         config, positions, device = self.config, self.spec.positions, stream.device
-        shared: dict[str, Any] = {"key_mask": real}
+        shared: dict[str, Any] = {}
         if attention_mask is not None and attention_mask.ndim == 4:
             shared |= _entries(attention_mask, offset + stream.shape[1])
         if positions == "rotary":
@@ -180,7 +176,7 @@ class RegardModel(RegardPreTrainedModel):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             learned = {"table": self.distance_table, "buckets": buckets}
             shared |= learned if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
-        return LayerContext(offset=offset, attentions=attentions, **shared)
+        return shared
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:
@@ -294,15 +290,9 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         `num_items_in_batch` counts the latter, the sum is scaled by labels / those scored. By default (`return_logits`
         None) no logits are returned in training with labels, and only a few rows are in memory at a time.
         """
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **others,
-        )
+        inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
+        output = self.model(**inputs, **others)
         hidden = output.last_hidden_state
         if return_logits is None:
             return_logits = labels is None or not self.training
@@ -322,13 +312,8 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
             elif self.config.spec.prefix >= 2:
                 loss = loss * ((labels[:, 1:] != IGNORE_INDEX).sum().to(loss.dtype) / num_scored.clamp(min=1))
             loss = loss / num_items_in_batch
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=output.past_key_values,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-        )
+        others = {name: value for name, value in output.items() if name != "last_hidden_state"}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **others)
 
     def targets(self, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return what each token but the last is scored against, (batch, token − 1); −100 where it is not scored."""

@@ -213,12 +213,7 @@ def _greedy(loaded: Loaded) -> GenerationConfig:
         if start is None:
             raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
     pads = (loaded.tokenizer.pad_token_id, published.pad_token_id, eos)
-    return GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        bos_token_id=published.bos_token_id,
-        eos_token_id=sorted({eos, *(token for token in ends if token is not None)}),
-        pad_token_id=next(token for token in pads if token is not None),
-        decoder_start_token_id=start,
-    )
+    tokens = {"bos_token_id": published.bos_token_id, "decoder_start_token_id": start}
+    tokens["eos_token_id"] = sorted({eos, *(token for token in ends if token is not None)})
+    tokens["pad_token_id"] = next(token for token in pads if token is not None)
+    return GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **tokens)

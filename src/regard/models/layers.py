@@ -146,28 +146,14 @@ class RegardAttention(nn.Module):
     def _make_call(self, query: Tensor, key: Tensor, value: Tensor, context: LayerContext) -> AttentionCall:
         """Describe the attention call; plain softmax has no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
-        learned: dict[str, Any] = {
-            "extra_key": self.extra_key,
-            "extra_value": self.extra_value,
-            "distance": context.distance,
-            "slopes": context.slopes,
-        }
+        learned: dict[str, Any] = {"extra_key": self.extra_key, "extra_value": self.extra_value}
+        learned |= {"distance": context.distance, "slopes": context.slopes}
         operation: Operation | None = replace(self.operation, **learned)
         if self.operation == _PLAIN and sink is None and all(tensor is None for tensor in learned.values()):
             operation = None
-        return AttentionCall(
-            query=query,
-            key=key,
-            value=value,
-            scale=self.scaling,
-            causal=context.keep is None and query.shape[2] > 1,
-            offset=context.offset,
-            keep=context.keep,
-            bias=context.bias,
-            key_mask=context.key_mask,
-            sink=sink,
-            operation=operation,
-        )
+        options: dict[str, Any] = {name: getattr(context, name) for name in ("offset", "keep", "bias", "key_mask")}
+        options |= {"scale": self.scaling, "causal": context.keep is None and query.shape[2] > 1}
+        return AttentionCall(query=query, key=key, value=value, sink=sink, operation=operation, **options)
 
     def _attend(self, call: AttentionCall, context: LayerContext) -> Tensor:
         """Return the output (batch, head, query, width), through the registered function if there is one."""

@@ -1,5 +1,6 @@
 """Conversion between Llama's weights and our decoder's; with the default choices both compute the same."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,21 +11,10 @@ from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
 
-SHARED_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "use_cache",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+SHARED_FIELDS = tuple(
+    name
+    for name in inspect.signature(RegardConfig.__init__).parameters
+    if name not in ("self", "rope_theta", "ffn", "norm", "attention", "others")
 )
 
 
@@ -33,17 +23,11 @@ def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
     _check_type(model, LlamaForCausalLM)
     config = model.config
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    _check_options(
-        "Llama",
-        {
-            "attention_bias": (bool(config.attention_bias), False),
-            "mlp_bias": (bool(config.mlp_bias), False),
-            "attention_dropout": (float(config.attention_dropout or 0.0), 0.0),
-            "hidden_act": (config.hidden_act, "silu"),
-            "rope_type": (rope.get("rope_type", "default"), "default"),
-            "partial_rotary_factor": (float(rope.get("partial_rotary_factor") or 1.0), 1.0),
-        },
-    )
+    options: dict[str, Any] = {name: (bool(getattr(config, name)), False) for name in ("attention_bias", "mlp_bias")}
+    options["attention_dropout"] = (float(config.attention_dropout or 0.0), 0.0)
+    options |= {"hidden_act": (config.hidden_act, "silu"), "rope_type": (rope.get("rope_type", "default"), "default")}
+    options["partial_rotary_factor"] = (float(rope.get("partial_rotary_factor") or 1.0), 1.0)
+    _check_options("Llama", options)
     fields: dict[str, Any] = {name: getattr(config, name) for name in SHARED_FIELDS}
     decoder = RegardForCausalLM(RegardConfig(**fields, rope_theta=float(rope.get("rope_theta", 10_000.0))))
     return _copy_weights(decoder, model)

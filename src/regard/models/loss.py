@@ -47,15 +47,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """The loss, with its gradients computed in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        product_dtype: torch.dtype,
-        hidden_grad: bool,
-        weight_grad: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        hidden, weight, labels, product_dtype, hidden_grad, weight_grad = inputs
         acc_dtype = torch.promote_types(hidden.dtype, torch.float32)
         max_logits = MAX_LOGITS.get(hidden.device.type, 2**22)
         rows = max(min(max_logits // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)

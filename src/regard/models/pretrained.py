@@ -10,23 +10,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from regard.errors import UserError
+from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
-from regard.models.model_files import (
-    ADAPTER_WEIGHTS,
-    as_user_error,
-    check_tokenizer_files,
-    find_model_folder,
-    find_weight_files,
-)
 from regard.models.model_files import Loaded as Loaded
-from regard.models.peft_adapters import (
-    find_adapter_folder,
-    find_base_name,
-    is_adapter,
-    merge_adapter,
-    select_adapter_class,
-    unwrap_peft,
-)
+from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
 from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
@@ -45,7 +32,7 @@ def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str, merge: bool = T
     """
     if isinstance(model, Loaded):
         loaded = model if tokenizer is None else replace(model, tokenizer=tokenizer)
-    elif not isinstance(plain := unwrap_peft(model, merge=merge), PreTrainedModel):
+    elif not isinstance(plain := peft_adapters.unwrap_peft(model, merge=merge), PreTrainedModel):
         expected = "a Hugging Face PreTrainedModel, a PeftModel over one, or its name"
         raise UserError(f"cannot {to} {type(model).__name__}: expected {expected}")
     elif tokenizer is None:
@@ -106,12 +93,12 @@ def load(
     """
     torch_device = _device(device)
     folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
-    if is_adapter(folder):
+    if peft_adapters.is_adapter(folder):
         if adapter is not None:
             raise UserError(f"adapter: expected none with '{name}', which is an adapter itself; got '{adapter}'")
-        name, adapter = find_base_name(folder), name
+        name, adapter = peft_adapters.find_base_name(folder), name
         folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
-    adapter_folder = None if adapter is None else find_adapter_folder(adapter)
+    adapter_folder = None if adapter is None else peft_adapters.find_adapter_folder(adapter)
     if adapter_folder is not None and random_weights:
         raise UserError(f"adapter: expected none with random weights, got '{adapter}'")
     with suppress_logging():
@@ -127,8 +114,8 @@ def load(
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
         if adapter_folder is not None:
-            auto_class = select_adapter_class(adapter_folder, config, auto_class)
-            files = [*files, adapter_folder / ADAPTER_WEIGHTS]
+            auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
+            files = [*files, adapter_folder / model_files.ADAPTER_WEIGHTS]
         with as_user_error(f"model: '{name}' cannot be built:"):
             if isinstance(config, ClassifierConfig):
                 model = _load_encoder(folder, config, name, seed if random_weights else None, **options)
@@ -138,7 +125,7 @@ def load(
                 options["needs_head"] = adapter is None or language_model
                 model = _load_trained(auto_class, folder, config, name, trust_remote_code=trust_remote_code, **options)
         if adapter is not None and adapter_folder is not None:
-            merged: Any = merge_adapter(model, adapter_folder, adapter)
+            merged: Any = peft_adapters.merge_adapter(model, adapter_folder, adapter)
             model = merged if language_model else merged.base_model
     check_vocabulary(model, tokenizer, name)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature

@@ -91,8 +91,8 @@ class CommonSinkRatio(PerLayer):
 
     def state(self) -> dict[str, Tensor]:
         state = super().state()
-        state |= {f"sinks|{site}|{layer}": _count_table(counts) for (site, layer), counts in self._sinks.items()}
-        state |= {f"documents|{site}|": _count_table(counts) for site, counts in self._documents.items()}
+        state |= {f"sinks|{site}|{layer}": _to_tensor(counts.items()) for (site, layer), counts in self._sinks.items()}
+        state |= {f"documents|{site}|": _to_tensor(counts.items()) for site, counts in self._documents.items()}
         return state | {f"samples|{site}|": torch.tensor([[0, n]]) for site, n in self._samples.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -181,7 +181,7 @@ class SinkTokens(Statistic):
         state = {}
         for key, counts in self.counts.items():
             name = "|".join(map(str, (*key, self.samples[key], *self.shape[key])))
-            state[name] = _to_tensor([[*triple, n] for triple, n in counts.items()], 4)
+            state[name] = _to_tensor(((*triple, n) for triple, n in counts.items()), 4)
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -199,9 +199,5 @@ def _tokens_at(layer: Observation, index: Tensor) -> Tensor:
     return layer.token_ids[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
-def _count_table(counts: Counter[int]) -> Tensor:
-    return _to_tensor([[token, n] for token, n in counts.items()], 2)
-
-
-def _to_tensor(rows: list[list[int]], width: int) -> Tensor:
-    return torch.tensor(rows, dtype=torch.long).reshape(-1, width)
+def _to_tensor(rows: Iterable[tuple[int, ...]], width: int = 2) -> Tensor:
+    return torch.tensor(list(rows), dtype=torch.long).reshape(-1, width)

@@ -1,6 +1,7 @@
 """Statistics of attention sinks: keys that receive attention whatever they mean."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,16 +9,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.layers import per_key
-from regard.statistics.statistic import (
-    BAI,
-    GU,
-    Average,
-    Observation,
-    PerLayer,
-    SampleValues,
-    StatisticInfo,
-    StatisticKey,
-)
+from regard.statistics.statistic import BAI, GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
 
 PERCENT = 100.0
 MAX_ALPHA = 1.001
@@ -106,7 +98,7 @@ class SinkRate(Average):
         self.minimum_queries = minimum_queries
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        sums: dict[tuple[str, float], list[Tensor]] = {}
+        rates_by_layer: dict[Any, list[Tensor]] = {}
         presence: dict[str, Tensor] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
@@ -118,12 +110,11 @@ class SinkRate(Average):
             presence[layer.site] = presence.get(layer.site, present) & present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
-                key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position"))
+                key = self.key(layer, "head", "position", epsilon=epsilon)
                 yield SampleValues(key, rates, present)
-                sums.setdefault((layer.site, epsilon), []).append(rates.double())
-        for (site, epsilon), rates_by_layer in sums.items():
-            overall = torch.cat(rates_by_layer, dim=1).mean(1)
-            yield SampleValues(StatisticKey(self.name, site, None, epsilon, ("position",)), overall, presence[site])
+                rates_by_layer.setdefault(key._replace(layer=None, axes=("position",)), []).append(rates.double())
+        for key, parts in rates_by_layer.items():
+            yield SampleValues(key, torch.cat(parts, dim=1).mean(1), presence[key.site])
 
 
 class ColumnMass(PerLayer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,6 +106,10 @@ class Average(Statistic):
     def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """Return the values of each sample, from all its layers."""
 
+    def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:
+        """Return the key of a group of numbers of a layer."""
+        return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
+
     def update(self, layers: Sequence[Observation]) -> None:
         for key, values, present in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
@@ -117,10 +122,14 @@ class Average(Statistic):
         return [row for key in sorted(self.moments, key=_order) for row in _rows(key, self.moments[key])]
 
     def state(self) -> dict[str, Tensor]:
-        return {_encode(key): moments.state() for key, moments in self.moments.items()}
+        return {json.dumps(key): moments.state() for key, moments in self.moments.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.moments = {_decode(name): RunningMoments.from_state(tensor) for name, tensor in state.items()}
+        self.moments = {}
+        for name, tensor in state.items():
+            key = StatisticKey(*json.loads(name))
+            moments = RunningMoments(*(part.clone() for part in tensor))
+            self.moments[key._replace(axes=tuple(key.axes))] = moments
 
 
 class PerLayer(Average):
@@ -134,10 +143,6 @@ class PerLayer(Average):
     @abstractmethod
     def layer_values(self, layer: Observation) -> Iterable[SampleValues]:
         """Return the values of each sample, from one layer."""
-
-    def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:
-        """Return the key of a group of numbers of a layer."""
-        return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
 
 
 def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
@@ -156,18 +161,6 @@ def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:
     return key.statistic, key.site, key.epsilon or 0.0, -2 if key.layer is None else key.layer, key.axes
-
-
-def _encode(key: StatisticKey) -> str:
-    layer = "" if key.layer is None else str(key.layer)
-    epsilon = "" if key.epsilon is None else repr(key.epsilon)
-    return "|".join([key.statistic, key.site, layer, epsilon, ",".join(key.axes)])
-
-
-def _decode(text: str) -> StatisticKey:
-    statistic, site, layer, epsilon, axes = text.split("|")
-    numbers = (int(layer) if layer else None, float(epsilon) if epsilon else None)
-    return StatisticKey(statistic, site, *numbers, tuple(axes.split(",")) if axes else ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +258,6 @@ class RunningMoments:
     def state(self) -> Tensor:
         """Return count, mean and deviation as one tensor (3, …)."""
         return torch.stack([self.count, self.mean, self.deviation])
-
-    @classmethod
-    def from_state(cls, state: Tensor) -> RunningMoments:
-        return cls(*(part.clone() for part in state))
 
 
 def _expand_mask(present: Tensor, values: Tensor) -> Tensor:

@@ -17,22 +17,12 @@ from regard.runs.output_dir import write_file
 from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
 HISTORY, SINKS = "history.parquet", "sinks.parquet"
-LOGGED = {
-    "num_input_tokens_seen": "tokens",
-    "loss": "loss",
-    "learning_rate": "learning_rate",
-    "grad_norm": "gradient_norm",
-    "eval_loss": "valid_loss",
-}
+LOGGED = {"num_input_tokens_seen": "tokens", "loss": "loss", "learning_rate": "learning_rate"}
+LOGGED |= {"grad_norm": "gradient_norm", "eval_loss": "valid_loss"}
 """Metrics that the Trainer logs, and their columns."""
 METRICS = (
-    "sink_rate",
-    "sink_rate_max",
-    "sink_position",
-    "alpha_first",
-    "alpha_uniform",
-    "virtual_sink_rate",
-    "norm_ratio",
+    *("sink_rate", "sink_rate_max", "sink_position"),
+    *("alpha_first", "alpha_uniform", "virtual_sink_rate", "norm_ratio"),
 )
 
 

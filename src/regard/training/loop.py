@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -61,7 +60,6 @@ class _Run:
     watchers: Sequence[Monitor]
     on_progress: OnProgress | None
     correct: TransformGradients | None
-    accelerator: Accelerator
 
 
 @dataclass(eq=False)
@@ -127,7 +125,7 @@ def train(
     snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
     with placement.make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = placement.prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct, accelerator)
+        run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct)
         progress = _restore_progress(run, resume)
         with placement.isolated_rng(placed.device), _run_trackers(run):
             _take_steps(run, progress)
@@ -148,7 +146,7 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
                 _save(run, progress)
     except KeyboardInterrupt:
         # Processes are interrupted at different steps, so sharded weights cannot be gathered.
-        if progress.step > progress.saved and run.placed.first and not run.placed.sharded:
+        if progress.step > progress.saved and run.placed.accelerator.is_main_process and not run.placed.sharded:
             _save(run, progress, alone=True)
         raise
 
@@ -198,7 +196,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     placed = run.placed
     flags = torch.zeros(len(next(iter(rows.values()))), dtype=torch.bool)
     share = placed.share(rows)
-    seed_step(placed.device, run.plan.seed, step, placed.rank)
+    seed_step(placed.device, run.plan.seed, step, placed.accelerator.process_index)
     with torch.no_grad(), placed.autocast():
         for row in range(share.start, share.stop):
             value = run.loss(placed.bare, move_rows(rows, slice(row, row + 1), placed.device))
@@ -228,12 +226,12 @@ def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
     pieces = placement.micro_batches(placed.share(rows), run.plan.micro_batch_size)
-    seed_step(placed.device, run.plan.seed, step, placed.rank)
+    seed_step(placed.device, run.plan.seed, step, placed.accelerator.process_index)
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
                 value = run.loss(placed.called, move_rows(rows, piece, placed.device))
-            (value * (placed.processes / count)).backward()  # processes average gradients
+            (value * (placed.accelerator.num_processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed
 
@@ -269,7 +267,7 @@ def _record_row(run: _Run, progress: _Progress) -> None:
     for watcher in due:
         row |= _run_monitor(run, watcher, progress.step)
     progress.history.append(row)
-    run.accelerator.log(row, step=progress.step)
+    run.placed.accelerator.log(row, step=progress.step)
 
 
 def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
@@ -284,7 +282,7 @@ def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 
 def _report(run: _Run, progress: _Progress) -> None:
-    if run.on_progress is not None and run.placed.first:
+    if run.on_progress is not None and run.placed.accelerator.is_main_process:
         seconds = sum(seconds for _, seconds in progress.recent)
         left = (run.plan.max_steps - progress.step) * seconds / max(len(progress.recent), 1)
         speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
@@ -296,11 +294,11 @@ def _run_trackers(run: _Run) -> Iterator[None]:
     if run.plan.trackers:
         values = vars(run.plan).items()
         fields = {name: value if isinstance(value, (int, float, str)) else str(value) for name, value in values}
-        run.accelerator.init_trackers("regard", config=fields)
+        run.placed.accelerator.init_trackers("regard", config=fields)
     try:
         yield
     finally:
-        for tracker in run.accelerator.trackers:
+        for tracker in run.placed.accelerator.trackers:
             tracker.finish()
 
 
@@ -309,11 +307,11 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     if run.snapshots is None:
         return
     placed = run.placed
-    weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
+    weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.accelerator.is_main_process)
     with contextlib.nullcontext() if alone else raise_on_all_ranks():
-        if placed.first:
+        if placed.accelerator.is_main_process:
             state = {name: getattr(progress, name) for name in _STATE_FIELDS}
-            state |= {"plan": run.plan.to_dict(), "processes": placed.processes}
+            state |= {"plan": run.plan.to_dict(), "processes": placed.accelerator.num_processes}
             if run.journal is not None:
                 state["journal"] = run.journal.head
             with _delay_interrupts():
@@ -340,7 +338,7 @@ def _read_checkpoint(run: _Run, snapshots: Snapshots, resume: bool) -> tuple[Pat
     if paths and not resume:
         advice = "resume, or name another folder"
         raise UserError(f"{snapshots.folder}: expected no checkpoints, got {paths[-1].name}; {advice}")
-    if run.placed.first:
+    if run.placed.accelerator.is_main_process:
         snapshots.clear_unfinished()
     read = snapshots.latest()
     if read is not None:

@@ -37,18 +37,13 @@ class Placement:
     trained: tuple[nn.Parameter, ...]
     sharded: bool  # a process holds only a part of them
     device: torch.device
-    processes: int
-    rank: int
+    accelerator: Accelerator
     precision: str
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
 
     def share(self, rows: Rows) -> slice:
         """Return the rows of a batch that this process computes."""
         count = len(next(iter(rows.values())))
-        bounds = torch.arange(count).tensor_split(self.processes)[self.rank]
+        bounds = torch.arange(count).tensor_split(self.accelerator.num_processes)[self.accelerator.process_index]
         return slice(int(bounds[0]), int(bounds[-1]) + 1)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -80,7 +75,7 @@ class Placement:
         return -negated, maximum
 
     def _reduced(self, value: Tensor, by: dist.ReduceOp.RedOpType) -> Tensor:
-        if self.processes > 1:
+        if self.accelerator.num_processes > 1:
             dist.all_reduce(value, by)
         return value
 
@@ -162,18 +157,10 @@ def prepare_model(
             model.to(accelerator.device)
         wrapped, prepared = accelerator.prepare(model, adamw(model, plan, times))
         optimizer = prepared.optimizer
-    return Placement(
-        bare=model,
-        wrapped=wrapped,
-        called=cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped,
-        optimizer=optimizer,
-        trained=tuple(parameter for parameter in model.parameters() if parameter.requires_grad),
-        sharded=_sharded(model),
-        device=accelerator.device,
-        processes=processes,
-        rank=accelerator.process_index,
-        precision=plan.precision,
-    )
+    called = cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped
+    trained = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+    device, sharded = accelerator.device, _sharded(model)
+    return Placement(model, wrapped, called, optimizer, trained, sharded, device, accelerator, plan.precision)
 
 
 def _check_model(model: nn.Module) -> None:

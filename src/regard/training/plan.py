@@ -79,8 +79,7 @@ def learning_rate(plan: TrainingConfig, step: int) -> float:
         return plan.learning_rate * step / plan.warmup_steps
     if plan.lr_scheduler_type == "constant":
         return plan.learning_rate
-    progress = (step - plan.warmup_steps) / (plan.max_steps - plan.warmup_steps)
-    progress = min(progress, 1.0)
+    progress = min((step - plan.warmup_steps) / (plan.max_steps - plan.warmup_steps), 1.0)
     factor = 1 - progress if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return plan.learning_rate * (plan.final_lr_ratio + (1 - plan.final_lr_ratio) * factor)
 

@@ -60,8 +60,7 @@ def fit_probe(
             if token_mask is None or bool(token_mask.any()):
                 yield loss_of(probe, states.tokens(rows, token_mask), labels[rows])
 
-    optimizer = make_adam([{"params": list(probe.parameters())}], settings)
-    optimize(optimizer, losses, settings.epochs, seed, device, on_epoch)
+    optimize([{"params": list(probe.parameters())}], settings, losses, seed, device, on_epoch)
     return probe.eval()
 
 
@@ -96,23 +95,22 @@ def loss_of(probe: Probe, tokens: TokenStates, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(probe.of_tokens(tokens), targets)
 
 
-def make_adam(groups: list[dict[str, object]], settings: ProbeConfig) -> torch.optim.Optimizer:
-    """Make Adam over groups of parameters; `settings` has the default learning rate."""
-    return torch.optim.Adam(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
-
-
 def optimize(
-    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, object]],
+    settings: ProbeConfig,
     losses: Callable[[int], Iterable[Tensor]],
-    epochs: int,
     seed: int,
     device: torch.device | str,
     on_epoch: OnEpoch | None,
 ) -> list[float]:
-    """Take a step for each loss of `losses(epoch)`, and return the mean loss of each epoch."""
+    """Take a step of Adam for each loss of `losses(epoch)`, and return the mean loss of each epoch.
+
+    The learning rate of a group of parameters is by default that of the settings.
+    """
+    optimizer = torch.optim.Adam(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     history: list[float] = []
     with torch.enable_grad(), seeded_dropout(seed, device):
-        for epoch in range(epochs):
+        for epoch in range(settings.epochs):
             step_losses: list[Tensor] = []
             for loss in losses(epoch):
                 optimizer.zero_grad(set_to_none=True)
@@ -125,7 +123,8 @@ def optimize(
             if not history[-1] < float("inf"):
                 raise UserError(f"training: the loss is no longer finite in epoch {epoch + 1}; choose a lower rate")
             if on_epoch is not None:
-                on_epoch(epoch + 1, epochs, history[-1])
+                on_epoch(epoch + 1, settings.epochs, history[-1])
+    optimizer.zero_grad(set_to_none=True)
     return history
 
 
@@ -205,10 +204,8 @@ def train_through_encoder(
     if trained_parameters:
         rate = parameters_rate or settings.learning_rate
         groups.append({"params": trained_parameters, "lr": rate, "weight_decay": 0.0})
-    optimizer = make_adam(groups, settings)
     with eval_mode(model), only_trainable(model, trained_parameters):
-        history = optimize(optimizer, losses, settings.epochs, seed, model.device, on_epoch)
-        optimizer.zero_grad(set_to_none=True)
+        history = optimize(groups, settings, losses, seed, model.device, on_epoch)
     probe.eval()
     return history
 
@@ -216,13 +213,11 @@ def train_through_encoder(
 @contextlib.contextmanager
 def only_trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let only these parameters require gradients for a while."""
-    trained = list(parameters)
+    trained = nn.ParameterList(parameters)
     previous = [(parameter, parameter.requires_grad) for parameter in (*model.parameters(), *trained)]
     try:
-        for parameter, _ in previous:
-            parameter.requires_grad_(False)
-        for parameter in trained:
-            parameter.requires_grad_(True)
+        model.requires_grad_(False)
+        trained.requires_grad_(True)
         yield
     finally:
         for parameter, required in previous:

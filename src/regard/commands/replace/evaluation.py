@@ -32,7 +32,7 @@ from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
 from regard.training import ProbeConfig, States, batch_rows
 from regard.training.probes import IGNORE_INDEX
-from regard.training.probing import make_adam, only_trainable, optimize
+from regard.training.probing import only_trainable, optimize
 from regard.training.states import get_encoder, hidden_states
 
 TIMED = 5
@@ -165,10 +165,8 @@ class PerplexityEvaluator:
                 yield self._losses({"input_ids": ids, "attention_mask": mask}).mean()
 
         groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
-        optimizer = make_adam(groups, self.settings)
         with eval_mode(self.model), only_trainable(self.model, parameters):
-            optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, on_epoch)
-            optimizer.zero_grad(set_to_none=True)
+            optimize(groups, self.settings, losses, seed, self.model.device, on_epoch)
 
 
 @dataclass(frozen=True)

@@ -209,5 +209,5 @@ class ProgPrompt(adapter_network.PromptMethod):
         self.head_before = adapter_network.copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        learner.network_as(ProgressiveNetwork).pool.fold()
+        learner.network_as(ProgressiveNetwork).pool.prompts.fold()
         adapter_network.restore_class_vectors(learner, self.head_before, task)
