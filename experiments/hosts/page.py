@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import wrap
 from experiments.hosts.catalog import KINDS
 
-PAGE = Path("docs/models.md")
+PAGE, TABLE = Path("docs/models.md"), Path("docs/results/models.csv")
 STATES = ("exact", "refused", "not buildable", "silent", "error")
 WITHOUT_ATTENTION, NO_LAYERS = ("rwkv",), "it has no stack of attention layers"
 INTRODUCTION = """\
 # Models
 
 Every model type of Transformers, tiny and with random weights: its own eager attention against a forward that Regard
-watches. Made by `make hosts`.
+watches. Made by `make hosts`. [The table](results/models.csv) has each type's class, largest difference, sites, checks
+and notes.
 
 * **exact**: outputs differ by at most 1e-4 of the largest entry. Where the model returns its attention weights, the
-  mean weight of every key differs by at most 1e-4 (column *weights*: yes). Compared are a plain batch, one with padding
+  mean weight of every key differs by at most 1e-4 (*weights*: yes). Compared are a plain batch, one with padding
   and, for causal language models, a step with a cache, wherever the model itself can do it.
   Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
   Causal models must have the site `decoder`, masked ones `encoder`, encoder–decoders both.
@@ -30,22 +35,47 @@ watches. Made by `make hosts`.
 """
 
 
-def make_page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the page: counts, then the hosts of each kind."""
+def make_files(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
+    """Return the page and the table of all hosts, by path."""
+    rows = sorted(rows, key=lambda row: (KINDS.index(row["kind"]), row["type"]))
+    return {PAGE: _make_page(rows), TABLE: _make_table(rows)}
+
+
+def _make_page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page: counts, then by kind the names of what is exact and why others are refused."""
     parts = [INTRODUCTION, _summary(rows), _count_causal(rows)]
     for kind in KINDS:
-        selected = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["type"])
-        if not selected:
+        by_state = {state: [row for row in rows if (row["kind"], row["state"]) == (kind, state)] for state in STATES}
+        if not any(by_state.values()):
             continue
-        lines = [
-            f"## {kind.capitalize()}",
-            "",
-            "| type | result | difference | weights | sites | note |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [_line(row) for row in selected]
-        parts.append("\n".join(lines) + "\n")
+        parts.append(f"## {kind.capitalize()}\n")
+        for state, selected in by_state.items():
+            reasons: dict[str, list[str]] = {}
+            for row in selected:
+                reason = "" if state in ("exact", "not buildable") else _shorten(str(row.get("why", "")))
+                reasons.setdefault(reason, []).append(f"`{row['type']}`")
+            lines = [f"{', '.join(names)}{reason and f': {reason}'}" for reason, names in reasons.items()]
+            if lines:
+                parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
     return "\n".join(parts)
+
+
+def _shorten(reason: str) -> str:
+    """Return a reason without the name of the model's class, so that it is the same of all models of a kind."""
+    return re.sub(r"^cannot observe (padding in )?\w+(?=:| )", r"\1", reason).strip(" :").replace("<", "&lt;")
+
+
+def _make_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return all hosts as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("kind", "type", "class", "result", "difference", "weights", "sites", "checks", "note"))
+    for row in rows:
+        weights = "" if "weights" not in row else "yes" if row["weights"] else "no"
+        lists = (" ".join(row.get(name, [])) for name in ("sites", "checks"))
+        difference, note = row.get("difference", ""), row.get("why", "")
+        writer.writerow((row["kind"], row["type"], row["class"], row["state"], difference, weights, *lists, note))
+    return buffer.getvalue()
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -65,13 +95,4 @@ def _count_causal(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"Of the {count} causal types that could be built and have attention, {exact} are exact ({exact / count:.0%}). "
         f"{len(without)} have none: {', '.join(row['type'] for row in without)}.\n"
-    )
-
-
-def _line(row: dict[str, Any]) -> str:
-    difference = f"{row['difference']:.0e}" if "difference" in row else ""
-    weights = "yes" if row.get("weights") else ""
-    why = str(row.get("why", "")).replace("|", "\\|").replace("<", "&lt;")
-    return (
-        f"| `{row['type']}` | {row['state']} | {difference} | {weights} | {', '.join(row.get('sites', []))} | {why} |"
     )

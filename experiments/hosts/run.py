@@ -23,7 +23,7 @@ import transformers
 
 from experiments.hosts.catalog import Host, find_hosts
 from experiments.hosts.check import Row, check_host
-from experiments.hosts.page import PAGE, make_page
+from experiments.hosts.page import make_files
 from regard.runs.output_dir import write_file
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows[key] = row
             print(f"{row['state']:14}{key}  {row.get('why', '')}", flush=True)
             save_rows(rows)
-    write_file(PAGE, make_page(list(rows.values())))
+    for path, text in make_files(list(rows.values())).items():
+        write_file(path, text)
     return 0
 
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from experiments.hosts.shrink import make_config, make_model
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import Watch, find_attention_layers, watching
@@ -154,3 +155,13 @@ def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
     for layer, layer_weights in enumerate(weights):
         mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy())
         torch.testing.assert_close(mass, layer_weights.mean((0, 2)).flatten().double(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@torch.no_grad()
+def test_keys_that_summarize_tokens_are_no_tokens(cached: bool) -> None:
+    """DeepSeek-V4 attends to summaries of earlier tokens beside the tokens, whose columns and distances mean nothing."""
+    torch.manual_seed(0)
+    model = make_model("DeepseekV4ForCausalLM", make_config("deepseek_v4"))
+    with pytest.raises(UserError, match="tokens attend to .* keys, which are others"), watching(model, "column_mass"):
+        model(input_ids=torch.arange(5, 25)[None], use_cache=cached)

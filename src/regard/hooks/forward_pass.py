@@ -23,7 +23,7 @@ class ForwardContext:
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
         encoder_tokens: Tokens of the encoder whose states it is passed.
-        has_cache: It is passed a cache, which may have room for more keys than tokens.
+        has_room: It is passed a cache that may have room for more keys than tokens.
         images: Images that it is passed, one a row; None if it is passed none, or several together.
     """
 
@@ -33,7 +33,7 @@ class ForwardContext:
     segments: Int[Tensor, "batch query"] | None = None
     encoder_mask: Bool[Tensor, "batch key"] | None = None
     encoder_tokens: int = 0
-    has_cache: bool = False
+    has_room: bool = False
     images: int | None = None
 
     @classmethod
@@ -58,7 +58,7 @@ class ForwardContext:
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
-            has_cache=any(arguments.get(name) is not None for name in ("past_key_values", "mems", "cache_params")),
+            has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
         )
 

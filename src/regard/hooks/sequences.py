@@ -160,11 +160,11 @@ class Sequences:
         queries, keys = call.query.shape[2], call.key.shape[2]
         if kind == "cross":
             return 0, keys
-        has_cache = self.forward.has_cache or not isinstance(self.stack.module, PreTrainedModel)
-        is_whole = not self.forward.offset and (self.role == "encoder" or not has_cache)
-        if is_whole and queries != keys:
-            raise UserError(f"cannot observe {self.name}: {queries} tokens attend to {keys} keys, which are others")
         tokens = self.forward.offset + queries
+        has_room = self.forward.has_room or not isinstance(self.stack.module, PreTrainedModel)
+        is_encoder = self.role == "encoder" and not self.forward.offset
+        if keys != tokens if is_encoder else keys > tokens and not has_room:
+            raise UserError(f"cannot observe {self.name}: {tokens} tokens attend to {keys} keys, which are others")
         tokens = tokens if self.role == "encoder" else max(tokens, self._length)
         return max(tokens - keys, 0), min(keys, tokens)
 
