@@ -160,8 +160,8 @@ def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
 @pytest.mark.parametrize("cached", [False, True])
 @torch.no_grad()
 def test_keys_that_summarize_tokens_are_no_tokens(cached: bool) -> None:
-    """DeepSeek-V4 attends to summaries of earlier tokens beside the tokens, whose columns and distances mean nothing."""
+    """DeepSeek-V4 attends to summaries of earlier tokens as well, whose columns and distances mean nothing."""
     torch.manual_seed(0)
     model = make_model("DeepseekV4ForCausalLM", make_config("deepseek_v4"))
-    with pytest.raises(UserError, match="tokens attend to .* keys, which are others"), watching(model, "column_mass"):
+    with pytest.raises(UserError, match="keys, which are others"), watching(model, "column_mass"):
         model(input_ids=torch.arange(5, 25)[None], use_cache=cached)
