@@ -244,3 +244,28 @@ def test_patches_folded_into_the_batch_are_refused() -> None:
     model = transformers.MobileViTModel(transformers.MobileViTConfig(**sizes)).eval()
     with pytest.raises(UserError, match="windows or groups of tokens"), watching(model, "column_mass"):
         model(torch.rand(2, 3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [
+        ("GPTJForCausalLM", {"rotary_dim": 4, "n_embd": 32, "n_head": HEADS, "n_layer": 2, "n_positions": 64}),
+        ("BloomForCausalLM", {"n_head": HEADS, "n_layer": 2}),
+        ("ConvBertForMaskedLM", {"num_attention_heads": HEADS, "intermediate_size": 48, "embedding_size": 32}),
+        ("SqueezeBertForMaskedLM", {"num_attention_heads": HEADS, "intermediate_size": 48, "embedding_size": 32}),
+    ],
+)
+@pytest.mark.parametrize("heads", [None, 0.5])
+@torch.no_grad()
+def test_constants_of_a_text_are_its_attention(name: str, sizes: dict[str, Any], heads: float | None) -> None:
+    """ConvBERT uses its queries for more than scores; SqueezeBERT has convolutions instead of linear layers."""
+    torch.manual_seed(0)
+    config = getattr(transformers, name.partition("For")[0] + "Config")(
+        **{"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2, **sizes}
+    )
+    model = getattr(transformers, name)(config).eval()
+    expected = model(input_ids=ids(rows=1)).logits
+    constants = average_attention(model, [{"input_ids": ids(rows=1)}], TOKENS)
+    with replacing(model, constants, heads):
+        torch.testing.assert_close(model(input_ids=ids(rows=1)).logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model(input_ids=ids(rows=1)).logits, expected)

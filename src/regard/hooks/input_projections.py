@@ -85,8 +85,8 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     queries = [head for head in range(num_heads) if head not in set(constant_heads)]
     keys = sorted({head * groups // num_heads for head in queries})
     weights = [getattr(getattr(layer.module, name, None), "weight", None) for name in NORMS]
-    if queries and any(weight is not None and weight.numel() > width for weight in weights):
-        return {}  # queries or keys of all heads are normalized as one vector
+    if layer.own_scores or (queries and any(weight is not None and weight.numel() > width for weight in weights)):
+        return {}  # queries are used for more, or those of all heads are normalized as one vector
     if layer.fused is not None:
         name, order = layer.fused
         is_by_head = order == "heads"

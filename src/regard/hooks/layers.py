@@ -54,7 +54,7 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
     weights: list[float] = []
     for layer in layers:
         for parameter in layer.module.parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim > 1:
                 index = torch.linspace(0, parameter.numel() - 1, FINGERPRINT_ENTRIES).long()
                 weights += parameter.detach().flatten()[index.to(parameter.device)].float().tolist()
     config = getattr(model, "config", None)
@@ -133,6 +133,7 @@ class _Tracer(Observer):
                 causal=kind == "self" and role.startswith("decoder"),
                 fused=find_fused_projection(module, self._outputs, call),
                 operation=call.operation is not None,
+                own_scores=not call.scale,
             )
         )
         return None

@@ -41,6 +41,7 @@ class AttentionLayer:
         fused: Name of the one projection for queries, keys and values, if it is recognized, and its order.
         operation: Whether it computes another operation than softmax.
         calls: Attention calls of the module to one execution: several where heads have several values.
+        own_scores: The module multiplies queries and keys itself, and may use either for more.
     """
 
     site: str
@@ -56,6 +57,7 @@ class AttentionLayer:
     fused: Fused | None
     operation: bool = False
     calls: int = 1
+    own_scores: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
