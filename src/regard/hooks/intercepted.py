@@ -125,9 +125,9 @@ class _Interception(TorchFunctionMode):
             return function(*args, **kwargs)
         module = _RUNNING.modules[-1]
         if function is scaled_dot_product_attention:
-            _RUNNING.products.skip(module)
+            _RUNNING.products.skip(_RUNNING.modules)
             return dispatch(module, _read_call(module, *args, **kwargs))
-        return _RUNNING.products.compute(module, function, args, kwargs, dispatch)
+        return _RUNNING.products.compute(_RUNNING.modules, function, args, kwargs, dispatch)
 
 
 _RUNNING = _Thread()

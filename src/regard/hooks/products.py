@@ -136,32 +136,34 @@ class AttentionProducts:
 
     def compute(
         self,
-        module: nn.Module,
+        modules: Sequence[nn.Module],
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         dispatch: Callable[[nn.Module, AttentionCall], Tensor],
     ) -> Any:
-        """Return what a function of PyTorch returns; a product of weights and values is computed by `dispatch`.
+        """Return what a function of PyTorch returns in the innermost of `modules`.
+
+        A product of weights and values is computed by `dispatch`.
 
         Raises:
             UserError: It is attention of an unknown form.
         """
         name = getattr(function, "__name__", "")
         if name in PRODUCTS:
-            return self._multiply(module, function, name, args, kwargs, dispatch)
+            return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
-            raise _refusal(module, "its weights are used for more than their product with the values")
+            raise _refusal(_find_owner(modules), "its weights are used for more than their product with the values")
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
-            self._note_softmax(module, args[0] if args else kwargs["input"], result, args, kwargs)
+            self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
             self._softmax.note(name, args, kwargs, result)
         return result
 
-    def skip(self, module: nn.Module) -> None:
+    def skip(self, modules: Sequence[nn.Module]) -> None:
         """Ignore the softmax of a module that calls `scaled_dot_product_attention` as well."""
-        self._softmax, self._skipped = None, module
+        self._softmax, self._skipped = None, _find_owner(modules)
 
     def end(self, *, is_complete: bool = True) -> None:
         """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
@@ -272,6 +274,11 @@ def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any) -> Any:
     return args[index] if len(args) > index else kwargs.get(name, default)
+
+
+def _find_owner(modules: Sequence[nn.Module]) -> nn.Module:
+    """Return the innermost module with parameters: `nn.Softmax` and the like only compute for it."""
+    return next((module for module in reversed(modules) if next(module.parameters(), None) is not None), modules[-1])
 
 
 def _count_heads(module: nn.Module) -> int | None:
