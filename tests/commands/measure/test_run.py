@@ -473,6 +473,13 @@ def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny
     json.dumps(found.metadata)
 
 
+def test_positions_that_few_queries_see_count_from_minimum_queries_on(tiny: Tiny, documents: list[str]) -> None:
+    for minimum_queries in (3, 12):
+        found = measured(tiny("llama"), documents, statistics="sink_rate", length=12, minimum_queries=minimum_queries)
+        assert found.frame("sink_rate")["position"].max() == 12 - minimum_queries
+        assert found.metadata["config"]["minimum_queries"] == minimum_queries
+
+
 def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:
     found = measured(tiny("llama"), documents, statistics="massive_activations,key_norm", samples=2)
     endings = ["_top1", "_top2", "_top3", "_median"]

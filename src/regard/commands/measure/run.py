@@ -46,6 +46,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
+    minimum_queries: int | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
     batch_size: int | Unset | None = UNSET,
     skip_verification: bool | Unset = UNSET,
@@ -139,7 +140,7 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
 
 def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
     configured: dict[str, Callable[[], Statistic]] = {
-        "sink_rate": lambda: SinkRate(config.epsilon),
+        "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
         "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
         "input_dependence": lambda: InputDependence(config.length),
     }
