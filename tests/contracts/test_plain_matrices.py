@@ -247,7 +247,10 @@ def _of_hidden(table: Table, site: str, layer: int, h: Tensor) -> None:
     top = h.abs().flatten().sort(descending=True).values
     for rank in range(3):
         table.put(f"massive_activations_top{rank + 1}", site, layer, top[rank])
-    table.put("massive_activations_median", site, layer, h.abs().median())
+    median = h.abs().median()
+    table.put("massive_activations_median", site, layer, median)
+    table.put("massive_activations_ratio", site, layer, top[0] / median)
+    table.put("massive_activations_rate", site, layer, ((top[0] > 100) & (top[0] >= 1000 * median)).double() * 100)
     spread = torch.linalg.eigvalsh(gram).clamp(min=0) / len(h)
     table.put("matrix_entropy", site, layer, -torch.special.xlogy(spread, spread).sum())
 

@@ -111,6 +111,36 @@ def test_massive_activations_are_the_largest_and_the_median(
     assert {row.layer for row in rows} == {0}
 
 
+def test_massive_activations_by_the_published_definition(
+    make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """(Length, largest value, position, channel): of the third the magnitude is too small, of the fourth the ratio."""
+    cases = [(5, -300.0, 3, 1), (2, 200.0, 0, 2), (9, 90.0, 8, 0), (4, 2000.0, 1, 1), (7, 150.0, 3, 2)]
+    samples = []
+    for seed, (length, largest, position, channel) in enumerate(cases):
+        scale = 10 if largest == 2000 else 0.01
+        hidden = (
+            torch.rand(length, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale + scale
+        )
+        hidden[position, channel] = largest
+        samples.append(make(torch.eye(length, dtype=torch.float64)[None], hidden=hidden))
+    whole, first, second = (STATISTICS["massive_activations"]() for _ in range(3))
+    whole.update([observe(samples)])
+    first.update([observe(samples[:2])])
+    second.update([observe(samples[2:])])
+    first.merge(second)
+    ratios = [
+        s.hidden.abs().max().item() / sorted(s.hidden.abs().flatten().tolist())[(3 * s.length - 1) // 2]
+        for s in samples
+    ]
+    for measured in (whole, first):
+        rows = measured.result()
+        assert value_of(rows, statistic="massive_activations_ratio") == pytest.approx(sum(ratios) / 5)
+        assert value_of(rows, statistic="massive_activations_rate") == pytest.approx(60)
+        assert value_of(rows, statistic="massive_activations_position", n=3, standard_error=None) == 3
+        assert value_of(rows, statistic="massive_activations_channel", n=3, standard_error=None) == 2
+
+
 def test_spectral_bound_bounds_what_a_head_lets_through(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:

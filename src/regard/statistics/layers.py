@@ -10,6 +10,8 @@ from torch import Tensor
 from regard.statistics.statistic import BAI, GU, Observation, PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
+MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
+"""Least magnitude of a massive activation, and least ratio of it to the median magnitude (Sun et al. 2024)."""
 LayerFunction = Callable[[PerLayer, Observation, Tensor], Iterator[SampleValues]]
 
 
@@ -115,6 +117,14 @@ def _massive_activations(statistic: PerLayer, layer: Observation, hidden: Tensor
     for rank in range(TOP):
         yield SampleValues(statistic.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
     yield SampleValues(statistic.key(layer, suffix="_median"), medians)
+    ratio = tops[:, 0].double() / medians
+    yield SampleValues(statistic.key(layer, suffix="_ratio"), ratio, ratio.isfinite())
+    is_massive = (tops[:, 0] > MASSIVE) & (ratio >= MASSIVE_RATIO)
+    yield SampleValues(statistic.key(layer, suffix="_rate"), is_massive.double() * 100)
+    index, width = torch.stack([values.argmax() for values in samples]), hidden.shape[-1]
+    for suffix, indices, size in (("position", index // width, hidden.shape[1]), ("channel", index % width, width)):
+        indicator = torch.nn.functional.one_hot(indices, size).double()
+        yield SampleValues(statistic.key(layer, "mode", suffix=f"_{suffix}"), indicator, is_massive)
 
 
 def _spectral_bound(statistic: PerLayer, layer: Observation, bound: Tensor) -> Iterator[SampleValues]:
@@ -172,8 +182,10 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
         _massive_activations,
         "hidden",
         title="Massive activations",
-        description="The three largest |activations| of a sample's hidden states, and the median.",
-        source="Sun et al. 2024 (arXiv 2402.17762)",
+        description="The three largest |activations| of a sample's hidden states, the median, and the ratio of the "
+        "largest to it; rate: share of samples (%) whose largest is over 100 and at least 1,000 times the median, with "
+        "its most frequent position and channel.",
+        source="Sun et al. 2024 (arXiv 2402.17762), definition in section 2",
     ),
     "key_norm": _define(
         _norm,

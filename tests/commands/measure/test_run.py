@@ -482,6 +482,6 @@ def test_positions_that_few_queries_see_count_from_minimum_queries_on(tiny: Tiny
 
 def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:
     found = measured(tiny("llama"), documents, statistics="massive_activations,key_norm", samples=2)
-    endings = ["_top1", "_top2", "_top3", "_median"]
+    endings = ["_top1", "_top2", "_top3", "_median", "_ratio", "_rate"]
     assert set(found.frame("massive_activations")["statistic"]) == {f"massive_activations{e}" for e in endings}
     assert set(found.frame("key_norm")["statistic"]) == {"key_norm"}
