@@ -195,6 +195,7 @@ def _overall_rate(table: Table, site: str, alphas: list[Tensor]) -> None:
 def _of_matrix(table: Table, site: str, layer: int, a: Tensor) -> None:
     heads, queries, keys = a.shape
     table.put("sink_rate", site, layer, (_alpha(a, site) > EPSILON).double() * 100, "hp", EPSILON)
+    table.put("secondary_sinks", site, layer, (_alpha(a, site)[:, 1:] > EPSILON).double().sum(-1), "h", EPSILON)
     degree = a.sum(1) / queries
     table.put("column_mass", site, layer, degree, "hp")
     table.put("first_mass", site, layer, (a.sum(1) / _seen_by(a, site))[:, :FIRST], "hp")

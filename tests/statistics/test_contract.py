@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from regard.statistics import STATISTICS, Observation, Statistic, StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import FirstMass, SinkDeviation, SinkRate
+from regard.statistics.sinks import FirstMass, SecondarySinks, SinkDeviation, SinkRate
 
 VARIANTS: dict[str, Callable[[], Statistic]] = {
     **STATISTICS,
     "sink_rate, several ε": lambda: SinkRate((0.1, 0.3, 0.5), minimum_queries=1),
     "sink_rate, two queries": lambda: SinkRate((0.2,), minimum_queries=2),
+    "secondary_sinks, two ε": lambda: SecondarySinks((0.1, 0.3), minimum_queries=1),
     "first_mass, two": lambda: FirstMass(2),
     "sink_deviation, three": lambda: SinkDeviation(top=3),
     "common_sink_ratio, given": lambda: CommonSinkRatio({0, 3}),
@@ -174,7 +175,7 @@ def test_rows_are_well_formed(
         assert row.site in ("decoder", "encoder", "cross")
         for part in (row.layer, row.head, row.position):
             assert part is None or type(part) is int
-        assert (row.epsilon is None) == (statistic.name != "sink_rate")
+        assert (row.epsilon is None) == (statistic.name not in ("sink_rate", "secondary_sinks"))
         if row.standard_error is not None:
             assert type(row.standard_error) is float
             assert math.isfinite(row.standard_error)

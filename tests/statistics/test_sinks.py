@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,16 @@ from torch import Tensor
 
 from regard.statistics import Observation, Statistic
 from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate, sink_deviation, sink_rate, topk_keys
+from regard.statistics.sinks import (
+    ColumnMass,
+    FirstMass,
+    SecondarySinks,
+    SinkDeviation,
+    SinkRate,
+    sink_deviation,
+    sink_rate,
+    topk_keys,
+)
 
 
 @pytest.fixture(scope="session")
@@ -337,3 +347,26 @@ def test_the_strongest_come_first_and_equals_in_order() -> None:
     assert topk_keys(mass, real, 3)[0].tolist() == [[1, 2, 3]]
     assert topk_keys(mass, real, 2)[1].tolist() == [[1, 0]]
     assert topk_keys(mass, real, 9).shape[-1] == 5
+
+
+@pytest.mark.parametrize("site", ["decoder", "encoder"])
+def test_secondary_sinks_are_counted_beyond_the_first_key(
+    site: str, attention: Callable[..., Tensor], rows_of: Callable[..., list], value_of: Callable[..., float]
+) -> None:
+    """Samples of unequal length; a sample of two tokens has no key beyond the first that two queries see."""
+    generator = torch.Generator().manual_seed(3)
+    matrices = [attention(generator, n, n, causal=site == "decoder") for n in (9, 2, 5)]
+    rows = rows_of(SecondarySinks((0.1, 0.25), minimum_queries=2), matrices, site=site)
+    counts_of_all = 0
+    for head, epsilon in itertools.product(range(2), (0.1, 0.25)):
+        counts = []
+        for matrix in matrices:
+            length = len(matrix[head])
+            seen_by = [length - k if site == "decoder" else length for k in range(length)]
+            alpha = [float(matrix[head][:, k].sum()) / n for k, n in enumerate(seen_by)]
+            eligible = [k for k in range(1, length) if seen_by[k] >= 2]
+            counts += [sum(alpha[k] > epsilon for k in eligible)] if eligible else []
+        counts_of_all += sum(counts)
+        assert len(counts) == (2 if site == "decoder" else 3)
+        assert value_of(rows, head=head, epsilon=epsilon, n=len(counts)) == pytest.approx(sum(counts) / len(counts))
+    assert counts_of_all

@@ -28,7 +28,7 @@ from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import STATISTICS, Statistic
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import SinkRate
+from regard.statistics.sinks import SecondarySinks, SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 
@@ -141,6 +141,7 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
 def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
     configured: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
+        "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
         "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
         "input_dependence": lambda: InputDependence(config.length),
     }
