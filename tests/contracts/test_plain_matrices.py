@@ -252,6 +252,10 @@ def _of_hidden(table: Table, site: str, layer: int, h: Tensor) -> None:
     table.put("massive_activations_median", site, layer, median)
     table.put("massive_activations_ratio", site, layer, top[0] / median)
     table.put("massive_activations_rate", site, layer, ((top[0] > 100) & (top[0] >= 1000 * median)).double() * 100)
+    _, singular, _ = torch.linalg.svd(h)
+    share = singular / singular.sum()
+    table.put("output_rank", site, layer, torch.exp(-torch.special.xlogy(share, share).sum()))
+    table.put("output_rank_residual", site, layer, (h - h.mean(0)).norm() / h.norm())
     spread = torch.linalg.eigvalsh(gram).clamp(min=0) / len(h)
     table.put("matrix_entropy", site, layer, -torch.special.xlogy(spread, spread).sum())
 

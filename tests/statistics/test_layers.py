@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation
-from regard.statistics.layers import matrix_entropy
+from regard.statistics.layers import effective_rank, matrix_entropy, rank_one_residual
 
 
 def pairwise(hidden: np.ndarray) -> float:
@@ -91,6 +91,35 @@ def test_matrix_entropy_is_that_of_the_gram_matrix(
 def test_matrix_entropy_has_its_bounds(seed: int, length: int, width: int) -> None:
     hidden = torch.randn(length, width, generator=torch.Generator().manual_seed(seed))
     assert 0 <= matrix_entropy(hidden).item() <= math.log(min(length, width)) + 1e-6
+
+
+def test_output_rank_is_that_of_the_singular_values(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """σ² are the eigenvalues of XᵀX; the residual is the root of the variance over tokens. One sample has no token."""
+    samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 2), (3, 1), (4, 0))]
+    ranks, residuals = [], []
+    for sample in samples[:3]:
+        x = sample.hidden.numpy()
+        sigma = np.sqrt(np.clip(np.linalg.eigvalsh(x.T @ x), 0, None))
+        shares = [s for s in sigma / sigma.sum() if s > 1e-7]
+        ranks.append(math.exp(-sum(p * math.log(p) for p in shares)))
+        residuals.append(math.sqrt(x.var(0).sum() * len(x) / (x**2).sum()))
+    halves = [STATISTICS["output_rank"]() for _ in range(2)]
+    halves[0].update([observe(samples[:1], 9)])
+    halves[1].update([observe(samples[1:])])
+    halves[0].merge(halves[1])
+    rows = halves[0].result()
+    assert value_of(rows, statistic="output_rank", n=3) == pytest.approx(sum(ranks) / 3, rel=1e-5)
+    assert value_of(rows, statistic="output_rank_residual", n=3) == pytest.approx(sum(residuals) / 3)
+
+
+def test_output_rank_has_its_bounds() -> None:
+    assert effective_rank(torch.eye(4, 6)).item() == pytest.approx(4)
+    same = torch.arange(1.0, 4).expand(5, 3)
+    assert effective_rank(same).item() == pytest.approx(1)
+    assert rank_one_residual(same).item() == pytest.approx(0, abs=1e-12)
+    assert rank_one_residual(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).item() == pytest.approx(1)
 
 
 def test_massive_activations_are_the_largest_and_the_median(

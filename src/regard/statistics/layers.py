@@ -98,6 +98,26 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     return torch.special.entr(values).sum().clamp(min=0)
 
 
+def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
+    """Return exp(−Σ p log p), p = σ / Σσ, over the singular values σ (Roy and Vetterli 2007, definition 1)."""
+    values = torch.linalg.svdvals(hidden.double())
+    values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.special.entr(values).sum().clamp(min=0).exp()
+
+
+def rank_one_residual(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
+    """Return ‖X − 1xᵀ‖ / ‖X‖ in the Frobenius norm, in which the best x is the mean token."""
+    hidden = hidden.double()
+    norm = hidden.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    return (hidden - hidden.mean(0)).norm() / norm
+
+
+def _output_rank(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Iterator[SampleValues]:
+    samples = [states[:n] for states, n in zip(hidden, layer.length.tolist(), strict=True) if n]
+    for suffix, function in (("", effective_rank), ("_residual", rank_one_residual)) if samples else ():
+        yield SampleValues(statistic.key(layer, suffix=suffix), torch.stack([function(states) for states in samples]))
+
+
 def _over_smoothing(statistic: PerLayer, layer: Observation, direction: Tensor) -> Iterator[SampleValues]:
     yield SampleValues(statistic.key(layer), over_smoothing(direction, layer.length), layer.length > 1)
 
@@ -238,6 +258,14 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
         unit="nats",
         description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
         source="Skean et al. 2025 (arXiv 2502.02013)",
+    ),
+    "output_rank": _define(
+        _output_rank,
+        "hidden",
+        title="Output rank",
+        description="Effective rank of a sample's hidden states: exp of the entropy of their singular values, scaled "
+        "to sum 1; residual: ‖X − 1xᵀ‖/‖X‖, the relative distance (Frobenius) to all tokens being equal.",
+        source="Roy and Vetterli 2007 (EUSIPCO), definition 1; Dong et al. 2021 (arXiv 2103.03404), res(X)",
     ),
 }
 LAYER_STATISTICS: dict[str, Callable[[], LayerStatistic]] = {name: partial(make, name) for name, make in _TABLE.items()}
