@@ -196,6 +196,14 @@ def _of_matrix(table: Table, site: str, layer: int, a: Tensor) -> None:
     heads, queries, keys = a.shape
     table.put("sink_rate", site, layer, (_alpha(a, site) > EPSILON).double() * 100, "hp", EPSILON)
     table.put("secondary_sinks", site, layer, (_alpha(a, site)[:, 1:] > EPSILON).double().sum(-1), "h", EPSILON)
+    alpha = _alpha(a, site)
+    sinks = (alpha > EPSILON).double().sum(0)
+    for label, keys_of_class in (("first", slice(1)), ("other", slice(1, None))):
+        if alpha[:, keys_of_class].numel():
+            table.put(f"sinks_by_token_class_{label}", site, layer, alpha[:, keys_of_class].mean(-1), "h")
+        if sinks.sum():
+            share = 100 * sinks[keys_of_class].sum() / sinks.sum()
+            table.put(f"sinks_by_token_class_{label}_share", site, layer, share, "", EPSILON)
     degree = a.sum(1) / queries
     table.put("column_mass", site, layer, degree, "hp")
     table.put("first_mass", site, layer, (a.sum(1) / _seen_by(a, site))[:, :FIRST], "hp")

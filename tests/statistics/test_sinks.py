@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.statistics import Observation, Statistic
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import (
     ColumnMass,
     FirstMass,
@@ -370,3 +370,33 @@ def test_secondary_sinks_are_counted_beyond_the_first_key(
         assert len(counts) == (2 if site == "decoder" else 3)
         assert value_of(rows, head=head, epsilon=epsilon, n=len(counts)) == pytest.approx(sum(counts) / len(counts))
     assert counts_of_all
+
+
+def test_sinks_by_token_class(
+    attention: Callable[..., Tensor], rows_of: Callable[..., list], value_of: Callable[..., float]
+) -> None:
+    """Token 0 is special, 1 a delimiter, the first token neither; samples of unequal length in two layers."""
+    generator = torch.Generator().manual_seed(4)
+    tokens = [torch.tensor([0, 1, 2, 0, 3, 1, 2]), torch.tensor([1, 0, 2, 2])]
+    layers = [[attention(generator, len(t), len(t), causal=True) for t in tokens] for _ in range(2)]
+    epsilon, names = 0.2, {0: "special", 1: "delimiter"}
+    rows = rows_of(SinksByTokenClass({0}, {1, 0}, (epsilon,), minimum_queries=2), *layers, tokens=tokens)
+    for number, matrices in enumerate(layers):
+        for name in ("first", "special", "delimiter", "other"):
+            means: list[list[float]] = [[], []]
+            shares = []
+            for matrix, ids in zip(matrices, tokens, strict=True):
+                classes = ["first", *(names.get(t, "other") for t in ids.tolist()[1:])][:-1]
+                alpha = [alphas(head)[:-1] for head in matrix]
+                for head in range(2):
+                    members = [a for a, of in zip(alpha[head], classes, strict=True) if of == name]
+                    means[head] += [sum(members) / len(members)] if members else []
+                sinks = [of for head in range(2) for a, of in zip(alpha[head], classes, strict=True) if a > epsilon]
+                shares += [100 * sinks.count(name) / len(sinks)] if sinks else []
+            label = f"sinks_by_token_class_{name}"
+            for head in range(2):
+                expected = sum(means[head]) / len(means[head])
+                assert value_of(rows, statistic=label, layer=number, head=head) == pytest.approx(expected)
+            assert value_of(rows, statistic=f"{label}_share", layer=number, n=len(shares)) == pytest.approx(
+                sum(shares) / len(shares), abs=1e-9
+            )

@@ -6,7 +6,7 @@ from typing import Any
 from regard.errors import UserError
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
     Average,
@@ -21,7 +21,7 @@ from regard.statistics.statistic import (
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
     **{kind.name: kind for kind in (SinkRate, SecondarySinks, ColumnMass, FirstMass, SinkDeviation)},
-    **{kind.name: kind for kind in (SinkTokens, CommonSinkRatio)},
+    **{kind.name: kind for kind in (SinkTokens, CommonSinkRatio, SinksByTokenClass)},
     **LAYER_STATISTICS,
     InputDependence.name: InputDependence,
 }
@@ -88,6 +88,7 @@ __all__ = [
     "SinkDeviation",
     "SinkRate",
     "SinkTokens",
+    "SinksByTokenClass",
     "Statistic",
     "StatisticInfo",
     "StatisticKey",
