@@ -195,6 +195,15 @@ def _overall_rate(table: Table, site: str, alphas: list[Tensor]) -> None:
 def _of_matrix(table: Table, site: str, layer: int, a: Tensor) -> None:
     heads, queries, keys = a.shape
     table.put("sink_rate", site, layer, (_alpha(a, site) > EPSILON).double() * 100, "hp", EPSILON)
+    table.put("secondary_sinks", site, layer, (_alpha(a, site)[:, 1:] > EPSILON).double().sum(-1), "h", EPSILON)
+    alpha = _alpha(a, site)
+    sinks = (alpha > EPSILON).double().sum(0)
+    for label, keys_of_class in (("first", slice(1)), ("other", slice(1, None))):
+        if alpha[:, keys_of_class].numel():
+            table.put(f"sinks_by_token_class_{label}", site, layer, alpha[:, keys_of_class].mean(-1), "h")
+        if sinks.sum():
+            share = 100 * sinks[keys_of_class].sum() / sinks.sum()
+            table.put(f"sinks_by_token_class_{label}_share", site, layer, share, "", EPSILON)
     degree = a.sum(1) / queries
     table.put("column_mass", site, layer, degree, "hp")
     table.put("first_mass", site, layer, (a.sum(1) / _seen_by(a, site))[:, :FIRST], "hp")
@@ -247,7 +256,14 @@ def _of_hidden(table: Table, site: str, layer: int, h: Tensor) -> None:
     top = h.abs().flatten().sort(descending=True).values
     for rank in range(3):
         table.put(f"massive_activations_top{rank + 1}", site, layer, top[rank])
-    table.put("massive_activations_median", site, layer, h.abs().median())
+    median = h.abs().median()
+    table.put("massive_activations_median", site, layer, median)
+    table.put("massive_activations_ratio", site, layer, top[0] / median)
+    table.put("massive_activations_rate", site, layer, ((top[0] > 100) & (top[0] >= 1000 * median)).double() * 100)
+    _, singular, _ = torch.linalg.svd(h)
+    share = singular / singular.sum()
+    table.put("output_rank", site, layer, torch.exp(-torch.special.xlogy(share, share).sum()))
+    table.put("output_rank_residual", site, layer, (h - h.mean(0)).norm() / h.norm())
     spread = torch.linalg.eigvalsh(gram).clamp(min=0) / len(h)
     table.put("matrix_entropy", site, layer, -torch.special.xlogy(spread, spread).sum())
 

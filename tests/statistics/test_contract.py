@@ -16,19 +16,21 @@ from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation, Statistic, StatisticRow
 from regard.statistics.dependence import InputDependence
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import FirstMass, SinkDeviation, SinkRate
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
+from regard.statistics.sinks import FirstMass, SecondarySinks, SinkDeviation, SinkRate
 
 VARIANTS: dict[str, Callable[[], Statistic]] = {
     **STATISTICS,
     "sink_rate, several ε": lambda: SinkRate((0.1, 0.3, 0.5), minimum_queries=1),
     "sink_rate, two queries": lambda: SinkRate((0.2,), minimum_queries=2),
+    "secondary_sinks, two ε": lambda: SecondarySinks((0.1, 0.3), minimum_queries=1),
     "first_mass, two": lambda: FirstMass(2),
     "sink_deviation, three": lambda: SinkDeviation(top=3),
     "common_sink_ratio, given": lambda: CommonSinkRatio({0, 3}),
     "common_sink_ratio, three, given": lambda: CommonSinkRatio([1, 2, 1], top=3),
     "common_sink_ratio, none given": lambda: CommonSinkRatio([]),
     "common_sink_ratio, three, found": lambda: CommonSinkRatio(top=3, frequent=0.25),
+    "sinks_by_token_class, all": lambda: SinksByTokenClass({0, 3}, {1, 3}, (0.1, 0.3), minimum_queries=1),
     "input_dependence, five tokens": lambda: InputDependence(5),
 }
 POOLED = {
@@ -174,7 +176,7 @@ def test_rows_are_well_formed(
         assert row.site in ("decoder", "encoder", "cross")
         for part in (row.layer, row.head, row.position):
             assert part is None or type(part) is int
-        assert (row.epsilon is None) == (statistic.name != "sink_rate")
+        assert (row.epsilon is None) == (not row.statistic.endswith(("sink_rate", "secondary_sinks", "_share")))
         if row.standard_error is not None:
             assert type(row.standard_error) is float
             assert math.isfinite(row.standard_error)

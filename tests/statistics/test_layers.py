@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation
-from regard.statistics.layers import matrix_entropy
+from regard.statistics.layers import effective_rank, matrix_entropy, rank_one_residual
 
 
 def pairwise(hidden: np.ndarray) -> float:
@@ -93,6 +93,35 @@ def test_matrix_entropy_has_its_bounds(seed: int, length: int, width: int) -> No
     assert 0 <= matrix_entropy(hidden).item() <= math.log(min(length, width)) + 1e-6
 
 
+def test_output_rank_is_that_of_the_singular_values(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """σ² are the eigenvalues of XᵀX; the residual is the root of the variance over tokens. One sample has no token."""
+    samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 2), (3, 1), (4, 0))]
+    ranks, residuals = [], []
+    for sample in samples[:3]:
+        x = sample.hidden.numpy()
+        sigma = np.sqrt(np.clip(np.linalg.eigvalsh(x.T @ x), 0, None))
+        shares = [s for s in sigma / sigma.sum() if s > 1e-7]
+        ranks.append(math.exp(-sum(p * math.log(p) for p in shares)))
+        residuals.append(math.sqrt(x.var(0).sum() * len(x) / (x**2).sum()))
+    halves = [STATISTICS["output_rank"]() for _ in range(2)]
+    halves[0].update([observe(samples[:1], 9)])
+    halves[1].update([observe(samples[1:])])
+    halves[0].merge(halves[1])
+    rows = halves[0].result()
+    assert value_of(rows, statistic="output_rank", n=3) == pytest.approx(sum(ranks) / 3, rel=1e-5)
+    assert value_of(rows, statistic="output_rank_residual", n=3) == pytest.approx(sum(residuals) / 3)
+
+
+def test_output_rank_has_its_bounds() -> None:
+    assert effective_rank(torch.eye(4, 6)).item() == pytest.approx(4)
+    same = torch.arange(1.0, 4).expand(5, 3)
+    assert effective_rank(same).item() == pytest.approx(1)
+    assert rank_one_residual(same).item() == pytest.approx(0, abs=1e-12)
+    assert rank_one_residual(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).item() == pytest.approx(1)
+
+
 def test_massive_activations_are_the_largest_and_the_median(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
@@ -109,6 +138,36 @@ def test_massive_activations_are_the_largest_and_the_median(
         "the lower of two middle ones"
     )
     assert {row.layer for row in rows} == {0}
+
+
+def test_massive_activations_by_the_published_definition(
+    make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """(Length, largest value, position, channel): of the third the magnitude is too small, of the fourth the ratio."""
+    cases = [(5, -300.0, 3, 1), (2, 200.0, 0, 2), (9, 90.0, 8, 0), (4, 2000.0, 1, 1), (7, 150.0, 3, 2)]
+    samples = []
+    for seed, (length, largest, position, channel) in enumerate(cases):
+        scale = 10 if largest == 2000 else 0.01
+        hidden = (
+            torch.rand(length, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale + scale
+        )
+        hidden[position, channel] = largest
+        samples.append(make(torch.eye(length, dtype=torch.float64)[None], hidden=hidden))
+    whole, first, second = (STATISTICS["massive_activations"]() for _ in range(3))
+    whole.update([observe(samples)])
+    first.update([observe(samples[:2])])
+    second.update([observe(samples[2:])])
+    first.merge(second)
+    ratios = [
+        s.hidden.abs().max().item() / sorted(s.hidden.abs().flatten().tolist())[(3 * s.length - 1) // 2]
+        for s in samples
+    ]
+    for measured in (whole, first):
+        rows = measured.result()
+        assert value_of(rows, statistic="massive_activations_ratio") == pytest.approx(sum(ratios) / 5)
+        assert value_of(rows, statistic="massive_activations_rate") == pytest.approx(60)
+        assert value_of(rows, statistic="massive_activations_position", n=3, standard_error=None) == 3
+        assert value_of(rows, statistic="massive_activations_channel", n=3, standard_error=None) == 2
 
 
 def test_spectral_bound_bounds_what_a_head_lets_through(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.statistics import Observation, Statistic
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate, sink_deviation, sink_rate, topk_keys
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
+from regard.statistics.sinks import (
+    ColumnMass,
+    FirstMass,
+    SecondarySinks,
+    SinkDeviation,
+    SinkRate,
+    sink_deviation,
+    sink_rate,
+    topk_keys,
+)
 
 
 @pytest.fixture(scope="session")
@@ -337,3 +347,56 @@ def test_the_strongest_come_first_and_equals_in_order() -> None:
     assert topk_keys(mass, real, 3)[0].tolist() == [[1, 2, 3]]
     assert topk_keys(mass, real, 2)[1].tolist() == [[1, 0]]
     assert topk_keys(mass, real, 9).shape[-1] == 5
+
+
+@pytest.mark.parametrize("site", ["decoder", "encoder"])
+def test_secondary_sinks_are_counted_beyond_the_first_key(
+    site: str, attention: Callable[..., Tensor], rows_of: Callable[..., list], value_of: Callable[..., float]
+) -> None:
+    """Samples of unequal length; a sample of two tokens has no key beyond the first that two queries see."""
+    generator = torch.Generator().manual_seed(3)
+    matrices = [attention(generator, n, n, causal=site == "decoder") for n in (9, 2, 5)]
+    rows = rows_of(SecondarySinks((0.1, 0.25), minimum_queries=2), matrices, site=site)
+    counts_of_all = 0
+    for head, epsilon in itertools.product(range(2), (0.1, 0.25)):
+        counts = []
+        for matrix in matrices:
+            length = len(matrix[head])
+            seen_by = [length - k if site == "decoder" else length for k in range(length)]
+            alpha = [float(matrix[head][:, k].sum()) / n for k, n in enumerate(seen_by)]
+            eligible = [k for k in range(1, length) if seen_by[k] >= 2]
+            counts += [sum(alpha[k] > epsilon for k in eligible)] if eligible else []
+        counts_of_all += sum(counts)
+        assert len(counts) == (2 if site == "decoder" else 3)
+        assert value_of(rows, head=head, epsilon=epsilon, n=len(counts)) == pytest.approx(sum(counts) / len(counts))
+    assert counts_of_all
+
+
+def test_sinks_by_token_class(
+    attention: Callable[..., Tensor], rows_of: Callable[..., list], value_of: Callable[..., float]
+) -> None:
+    """Token 0 is special, 1 a delimiter, the first token neither; samples of unequal length in two layers."""
+    generator = torch.Generator().manual_seed(4)
+    tokens = [torch.tensor([0, 1, 2, 0, 3, 1, 2]), torch.tensor([1, 0, 2, 2])]
+    layers = [[attention(generator, len(t), len(t), causal=True) for t in tokens] for _ in range(2)]
+    epsilon, names = 0.2, {0: "special", 1: "delimiter"}
+    rows = rows_of(SinksByTokenClass({0}, {1, 0}, (epsilon,), minimum_queries=2), *layers, tokens=tokens)
+    for number, matrices in enumerate(layers):
+        for name in ("first", "special", "delimiter", "other"):
+            means: list[list[float]] = [[], []]
+            shares = []
+            for matrix, ids in zip(matrices, tokens, strict=True):
+                classes = ["first", *(names.get(t, "other") for t in ids.tolist()[1:])][:-1]
+                alpha = [alphas(head)[:-1] for head in matrix]
+                for head in range(2):
+                    members = [a for a, of in zip(alpha[head], classes, strict=True) if of == name]
+                    means[head] += [sum(members) / len(members)] if members else []
+                sinks = [of for head in range(2) for a, of in zip(alpha[head], classes, strict=True) if a > epsilon]
+                shares += [100 * sinks.count(name) / len(sinks)] if sinks else []
+            label = f"sinks_by_token_class_{name}"
+            for head in range(2):
+                expected = sum(means[head]) / len(means[head])
+                assert value_of(rows, statistic=label, layer=number, head=head) == pytest.approx(expected)
+            assert value_of(rows, statistic=f"{label}_share", layer=number, n=len(shares)) == pytest.approx(
+                sum(shares) / len(shares), abs=1e-9
+            )

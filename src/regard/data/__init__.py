@@ -8,7 +8,7 @@ from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
 from regard.data.tasks import TASKS, read_task
 from regard.data.texts import Source, Texts, load_python_documentation, read_texts
-from regard.data.tokenizers import common_tokens, read_tokenizer, train_tokenizer
+from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, train_tokenizer
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Windows",
     "common_tokens",
     "encode",
+    "line_breaks",
     "load_python_documentation",
     "make_random_windows",
     "make_repeated_windows",

@@ -97,6 +97,12 @@ def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
     return torch.tensor(ids)
 
 
+def line_breaks(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of tokens that are white space with a line break."""
+    texts = {i: tokenizer.convert_tokens_to_string([t]) for t, i in tokenizer.get_vocab().items() if not t.isalnum()}
+    return frozenset(token_id for token_id, text in texts.items() if text.isspace() and "\n" in text)
+
+
 def common_tokens(tokenizer: Any) -> frozenset[int]:
     """Return the ids of special tokens and of tokens of punctuation (Unicode category P) and white space.
 

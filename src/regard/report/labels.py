@@ -8,7 +8,10 @@ from typing import Any
 from regard.report.arrays import Measure
 
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
-_RATES = ("sink_rate", "common_sink_ratio", "sink_tokens")
+_RATES = (
+    *("sink_rate", "common_sink_ratio", "sink_tokens", "massive_activations_rate"),
+    *(f"sinks_by_token_class_{name}_share" for name in ("first", "special", "delimiter", "other")),
+)
 _PERCENT = ("%", "percent", "percentage", "per cent")
 _SITES = {"decoder": "decoder", "encoder": "encoder", "cross": "cross-attention"}
 

@@ -6,8 +6,8 @@ from typing import Any
 from regard.errors import UserError
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import ColumnMass, FirstMass, SinkDeviation, SinkRate
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
+from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
     Average,
     Observation,
@@ -20,7 +20,8 @@ from regard.statistics.statistic import (
 )
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
-    **{kind.name: kind for kind in (SinkRate, ColumnMass, FirstMass, SinkDeviation, SinkTokens, CommonSinkRatio)},
+    **{kind.name: kind for kind in (SinkRate, SecondarySinks, ColumnMass, FirstMass, SinkDeviation)},
+    **{kind.name: kind for kind in (SinkTokens, CommonSinkRatio, SinksByTokenClass)},
     **LAYER_STATISTICS,
     InputDependence.name: InputDependence,
 }
@@ -83,9 +84,11 @@ __all__ = [
     "Observation",
     "PerLayer",
     "SampleValues",
+    "SecondarySinks",
     "SinkDeviation",
     "SinkRate",
     "SinkTokens",
+    "SinksByTokenClass",
     "Statistic",
     "StatisticInfo",
     "StatisticKey",

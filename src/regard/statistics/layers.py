@@ -10,6 +10,8 @@ from torch import Tensor
 from regard.statistics.statistic import BAI, GU, Observation, PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
+MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
+"""Least magnitude of a massive activation, and least ratio of it to the median magnitude (Sun et al. 2024)."""
 LayerFunction = Callable[[PerLayer, Observation, Tensor], Iterator[SampleValues]]
 
 
@@ -96,6 +98,26 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     return torch.special.entr(values).sum().clamp(min=0)
 
 
+def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
+    """Return exp(−Σ p log p), p = σ / Σσ, over the singular values σ (Roy and Vetterli 2007, definition 1)."""
+    values = torch.linalg.svdvals(hidden.double())
+    values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.special.entr(values).sum().clamp(min=0).exp()
+
+
+def rank_one_residual(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
+    """Return ‖X − 1xᵀ‖ / ‖X‖ in the Frobenius norm, in which the best x is the mean token."""
+    hidden = hidden.double()
+    norm = hidden.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    return (hidden - hidden.mean(0)).norm() / norm
+
+
+def _output_rank(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Iterator[SampleValues]:
+    samples = [states[:n] for states, n in zip(hidden, layer.length.tolist(), strict=True) if n]
+    for suffix, function in (("", effective_rank), ("_residual", rank_one_residual)) if samples else ():
+        yield SampleValues(statistic.key(layer, suffix=suffix), torch.stack([function(states) for states in samples]))
+
+
 def _over_smoothing(statistic: PerLayer, layer: Observation, direction: Tensor) -> Iterator[SampleValues]:
     yield SampleValues(statistic.key(layer), over_smoothing(direction, layer.length), layer.length > 1)
 
@@ -115,6 +137,14 @@ def _massive_activations(statistic: PerLayer, layer: Observation, hidden: Tensor
     for rank in range(TOP):
         yield SampleValues(statistic.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
     yield SampleValues(statistic.key(layer, suffix="_median"), medians)
+    ratio = tops[:, 0].double() / medians
+    yield SampleValues(statistic.key(layer, suffix="_ratio"), ratio, ratio.isfinite())
+    is_massive = (tops[:, 0] > MASSIVE) & (ratio >= MASSIVE_RATIO)
+    yield SampleValues(statistic.key(layer, suffix="_rate"), is_massive.double() * 100)
+    index, width = torch.stack([values.argmax() for values in samples]), hidden.shape[-1]
+    for suffix, indices, size in (("position", index // width, hidden.shape[1]), ("channel", index % width, width)):
+        indicator = torch.nn.functional.one_hot(indices, size).double()
+        yield SampleValues(statistic.key(layer, "mode", suffix=f"_{suffix}"), indicator, is_massive)
 
 
 def _spectral_bound(statistic: PerLayer, layer: Observation, bound: Tensor) -> Iterator[SampleValues]:
@@ -172,8 +202,10 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
         _massive_activations,
         "hidden",
         title="Massive activations",
-        description="The three largest |activations| of a sample's hidden states, and the median.",
-        source="Sun et al. 2024 (arXiv 2402.17762)",
+        description="The three largest |activations| of a sample's hidden states, the median, and the ratio of the "
+        "largest to it; rate: share of samples (%) whose largest is over 100 and at least 1,000 times the median, with "
+        "its most frequent position and channel.",
+        source="Sun et al. 2024 (arXiv 2402.17762), definition in section 2",
     ),
     "key_norm": _define(
         _norm,
@@ -226,6 +258,14 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
         unit="nats",
         description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
         source="Skean et al. 2025 (arXiv 2502.02013)",
+    ),
+    "output_rank": _define(
+        _output_rank,
+        "hidden",
+        title="Output rank",
+        description="Effective rank of a sample's hidden states: exp of the entropy of their singular values, scaled "
+        "to sum 1; residual: ‖X − 1xᵀ‖/‖X‖, the relative distance (Frobenius) to all tokens being equal.",
+        source="Roy and Vetterli 2007 (EUSIPCO), definition 1; Dong et al. 2021 (arXiv 2103.03404), res(X)",
     ),
 }
 LAYER_STATISTICS: dict[str, Callable[[], LayerStatistic]] = {name: partial(make, name) for name, make in _TABLE.items()}

@@ -9,8 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.statistics.sinks import PERCENT, strongest_keys
-from regard.statistics.statistic import BAI, Observation, PerLayer, SampleValues, Statistic, StatisticInfo, StatisticRow
+from regard.statistics.sinks import PERCENT, SinkRate, sink_rate, strongest_keys
+from regard.statistics.statistic import (
+    BAI,
+    GU,
+    Observation,
+    PerLayer,
+    SampleValues,
+    Statistic,
+    StatisticInfo,
+    StatisticKey,
+    StatisticRow,
+)
 
 
 class CommonSinkRatio(PerLayer):
@@ -107,6 +117,67 @@ class CommonSinkRatio(PerLayer):
                 self._documents[site] = counts
             else:
                 self._samples[site] = counts[0]
+
+
+class SinksByTokenClass(SinkRate):
+    """Attention to the first token, to special tokens, to delimiters and to others, and the sinks that are of a class.
+
+    A token belongs to the first class that fits. A class without ids is left out, and its tokens are of the last.
+
+    Args:
+        special: Ids of special tokens.
+        delimiters: Ids of punctuation and line breaks.
+        epsilons: Thresholds ε of a sink, α_k > ε.
+        minimum_queries: Keys that fewer queries see do not count.
+    """
+
+    name = "sinks_by_token_class"
+    info = StatisticInfo(
+        title="Sinks by token class",
+        description="Mean α_k of the keys of a class: first token, special tokens, delimiters, others; share: those of "
+        "a layer's sinks (α_k > ε, any head) that are of the class (%).",
+        source=f"{GU}, α_k; classes after {BAI}, common tokens",
+    )
+
+    def __init__(
+        self,
+        special: Iterable[int] = (),
+        delimiters: Iterable[int] = (),
+        epsilons: Sequence[float] = (0.3,),
+        minimum_queries: int = 8,
+    ) -> None:
+        super().__init__(epsilons, minimum_queries)
+        self.classes = {"special": sorted(set(special)), "delimiter": sorted(set(delimiters))}
+
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+        for layer in layers:
+            if "column_mass" not in layer.tensors or (layer.token_ids is None and any(self.classes.values())):
+                continue
+            alpha, eligible = self.eligible_alpha(layer)
+            sinks = {epsilon: sink_rate(alpha, epsilon).bool() & eligible[:, None] for epsilon in self.epsilons}
+            for name, members in self._members(layer, eligible):
+                label, count = f"{self.name}_{name}", members.sum(-1)
+                mean = alpha.double().masked_fill(~members[:, None], 0.0).sum(-1) / count[:, None].clamp(min=1)
+                yield SampleValues(StatisticKey(label, layer.site, layer.layer, None, ("head",)), mean, count > 0)
+                for epsilon, is_sink in sinks.items():
+                    total = is_sink.sum((1, 2))
+                    share = (is_sink & members[:, None]).sum((1, 2)) / total.clamp(min=1) * PERCENT
+                    key = StatisticKey(f"{label}_share", layer.site, layer.layer, epsilon, ())
+                    yield SampleValues(key, share, total > 0)
+
+    def _members(self, layer: Observation, eligible: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the classes with the eligible keys (sample, key) that belong to each."""
+        rest = eligible.clone()
+        rest[:, :1] = False
+        yield "first", eligible & ~rest
+        for name, ids in self.classes.items():
+            if ids:
+                assert layer.token_ids is not None
+                tokens = layer.token_ids[:, : rest.shape[1]]
+                members = rest & torch.isin(tokens, torch.tensor(ids, device=tokens.device))
+                yield name, members
+                rest = rest & ~members
+        yield "other", rest
 
 
 class SinkTokens(Statistic):

@@ -97,16 +97,20 @@ class SinkRate(Average):
         self.epsilons = tuple(dict.fromkeys(map(float, epsilons)))
         self.minimum_queries = minimum_queries
 
+    def eligible_alpha(self, layer: Observation) -> tuple[PerKey, RealKeys]:
+        """Return α_k of the keys of a layer, and which keys enough queries see."""
+        mass = layer.tensors["column_mass"]
+        queries = layer.num_visible_queries(mass.shape[-1])
+        present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
+        return alpha_of_keys(layer, mass), present
+
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         rates_by_layer: dict[Any, list[Tensor]] = {}
         presence: dict[str, Tensor] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
-            mass = layer.tensors["column_mass"]
-            queries = layer.num_visible_queries(mass.shape[-1])
-            present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
-            alpha = alpha_of_keys(layer, mass)
+            alpha, present = self.eligible_alpha(layer)
             presence[layer.site] = presence.get(layer.site, present) & present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
@@ -115,6 +119,30 @@ class SinkRate(Average):
                 rates_by_layer.setdefault(key._replace(layer=None, axes=("position",)), []).append(rates.double())
         for key, parts in rates_by_layer.items():
             yield SampleValues(key, torch.cat(parts, dim=1).mean(1), presence[key.site])
+
+
+class SecondarySinks(SinkRate):
+    """The number of sinks beyond the first key, of each head."""
+
+    name = "secondary_sinks"
+    info = StatisticInfo(
+        title="Secondary sinks",
+        unit="keys",
+        description="Number of keys beyond the first that receive more than ε of the attention of the queries that may "
+        "see them (α_k > ε, k > 0).",
+        source=f"{GU}, α_k; sinks at later positions: Yu et al. 2024 (arXiv 2406.15765), Cancedda 2024 "
+        "(arXiv 2402.09221)",
+    )
+
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+        for layer in layers:
+            if "column_mass" in layer.tensors:
+                alpha, eligible = self.eligible_alpha(layer)
+                eligible = eligible & (torch.arange(eligible.shape[-1], device=eligible.device) > 0)
+                for epsilon in self.epsilons:
+                    key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head",))
+                    count = (sink_rate(alpha, epsilon).bool() & eligible[:, None]).sum(-1).double()
+                    yield SampleValues(key, count, eligible.any(-1))
 
 
 class ColumnMass(PerLayer):

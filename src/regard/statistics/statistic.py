@@ -41,7 +41,10 @@ class StatisticRow(NamedTuple):
 
 
 class StatisticKey(NamedTuple):
-    """The key of a group of numbers, whose tensor has the axes `axes`: some of "head" and "position"."""
+    """The key of a group of numbers, whose tensor has the axes `axes`: some of "head" and "position".
+
+    With `axes` ("mode",) the tensor is an indicator of an index of each sample, and the row is the most frequent index.
+    """
 
     statistic: str
     site: str
@@ -148,6 +151,11 @@ class PerLayer(Average):
 def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
     """Return one row for each entry that has samples."""
     mask = moments.count > 0
+    if key.axes == ("mode",):
+        if mask.any():
+            mode, count = int((moments.mean * moments.count).round().argmax()), int(moments.count.max())
+            yield StatisticRow(key.statistic, key.layer, None, None, key.epsilon, float(mode), None, count, key.site)
+        return
     index = dict(zip(key.axes, torch.nonzero(mask).T.tolist(), strict=True))
     numbers = (moments.mean[mask].tolist(), moments.standard_error()[mask].tolist(), moments.count[mask].tolist())
     absent = [None] * len(numbers[0])

@@ -473,8 +473,27 @@ def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny
     json.dumps(found.metadata)
 
 
+def test_positions_that_few_queries_see_count_from_minimum_queries_on(tiny: Tiny, documents: list[str]) -> None:
+    for minimum_queries in (3, 12):
+        found = measured(tiny("llama"), documents, statistics="sink_rate", length=12, minimum_queries=minimum_queries)
+        assert found.frame("sink_rate")["position"].max() == 12 - minimum_queries
+        assert found.metadata["config"]["minimum_queries"] == minimum_queries
+
+
+def test_sinks_by_token_class_takes_its_classes_from_the_tokenizer(tiny: Tiny, documents: list[str]) -> None:
+    name = "sinks_by_token_class"
+    found = measured(tiny("bert"), documents, statistics=f"{name},column_mass", minimum_queries=1)
+    mass = found.frame("column_mass", layer=0, head=0)["value"]
+    ids = windows(tiny("bert"), documents)
+    stop = models.load(str(tiny("bert")), device="cpu").tokenizer.convert_tokens_to_ids(".")
+    rows = found.frame(name, layer=0, head=0).set_index("statistic")
+    assert rows.loc[f"{name}_first", "value"] == pytest.approx(mass.iloc[0])
+    assert rows.loc[f"{name}_delimiter", "n"] == int((ids[:, 1:] == stop).any(1).sum()) > 0
+    assert rows.loc[f"{name}_other", "n"] == len(ids)
+
+
 def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:
     found = measured(tiny("llama"), documents, statistics="massive_activations,key_norm", samples=2)
-    endings = ["_top1", "_top2", "_top3", "_median"]
+    endings = ["_top1", "_top2", "_top3", "_median", "_ratio", "_rate"]
     assert set(found.frame("massive_activations")["statistic"]) == {f"massive_activations{e}" for e in endings}
     assert set(found.frame("key_norm")["statistic"]) == {"key_norm"}

@@ -41,6 +41,7 @@ class MeasureConfig(Config):
     epsilon: tuple[float, ...] = config_field(
         (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
     )
+    minimum_queries: int = config_field(8, "queries that must be able to see a key before it counts as a sink")
     layer_ids: tuple[int, ...] | None = config_field(
         None,
         "layers to observe, counted from 0, as 0,3,8-11 (default: all)",

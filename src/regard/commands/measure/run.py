@@ -27,8 +27,8 @@ from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import STATISTICS, Statistic
 from regard.statistics.dependence import InputDependence
-from regard.statistics.sink_tokens import CommonSinkRatio, SinkTokens
-from regard.statistics.sinks import SinkRate
+from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
+from regard.statistics.sinks import SecondarySinks, SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 
@@ -46,6 +46,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
+    minimum_queries: int | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
     batch_size: int | Unset | None = UNSET,
     skip_verification: bool | Unset = UNSET,
@@ -139,14 +140,22 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
 
 def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
     configured: dict[str, Callable[[], Statistic]] = {
-        "sink_rate": lambda: SinkRate(config.epsilon),
+        "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
+        "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
         "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
+        "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
         "input_dependence": lambda: InputDependence(config.length),
     }
     return [
         copy.deepcopy(name) if isinstance(name, Statistic) else configured.get(name, STATISTICS[name])()
         for name in config.statistics
     ]
+
+
+def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksByTokenClass:
+    special = tokenizer.all_special_ids
+    delimiters = data.common_tokens(tokenizer).union(data.line_breaks(tokenizer)).difference(special)
+    return SinksByTokenClass(special, delimiters, config.epsilon, config.minimum_queries)
 
 
 def _run_batches(model: Any, observer: Watch, ids: Tensor, batch_size: int, on_progress: OnProgress | None) -> None:
