@@ -16,20 +16,23 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert ran.stdout == "[] 0.1.0\n"
 
 
-def test_subpackages_and_public_names_resolve_after_importing_the_package_alone() -> None:
-    names = [
-        "models",
-        "constants",
-        "statistics",
-        "data",
-        "adapters",
-        "continual",
-        "training",
-        "hooks",
-        "attention",
-        "runs",
-    ]
-    code = f"import regard\nfor name in [*regard.__all__, *{names}]: getattr(regard, name)"
+PACKAGES = (
+    *("models", "constants", "statistics", "data", "adapters", "continual", "training", "hooks", "attention"),
+    *("runs", "report"),
+)
+
+
+def test_subpackages_and_public_names_resolve_by_the_package_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*regard.__all__, *PACKAGES):
+        if name not in ("UserError", "__version__"):
+            monkeypatch.delattr(regard, name, raising=False)  # which an import has set
+            value = getattr(regard, name)
+            assert value.__name__ == (f"regard.{name}" if name in PACKAGES else name)
+
+
+@pytest.mark.exhaustive
+def test_subpackages_and_public_names_resolve_in_a_process_of_their_own() -> None:
+    code = f"import regard\nfor name in [*regard.__all__, *{list(PACKAGES)}]: getattr(regard, name)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -36,7 +36,7 @@ def whole(family: Any, given: dict[str, Tensor], generated: Tensor) -> dict[str,
     return {"input_ids": fed, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -140,7 +140,7 @@ class SecondarySinks(SinkRate):
                 alpha, eligible = self.eligible_alpha(layer)
                 eligible = eligible & (torch.arange(eligible.shape[-1], device=eligible.device) > 0)
                 for epsilon in self.epsilons:
-                    key = StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head",))
+                    key = self.key(layer, "head", epsilon=epsilon)
                     count = (sink_rate(alpha, epsilon).bool() & eligible[:, None]).sum(-1).double()
                     yield SampleValues(key, count, eligible.any(-1))
 

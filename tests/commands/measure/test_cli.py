@@ -21,6 +21,7 @@ Regard = Callable[..., Any]
 FEW = ("--samples", "6", "--length", "16", "--device", "cpu")
 
 
+@pytest.mark.exhaustive  # test_interrupted begins a process as well
 def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regard, tmp_path: Path) -> None:
     """Nothing on standard error, a summary of at most 80 columns, and a folder with everything that it names."""
     ended = apart("measure", tiny("bert"), "--text", text_file, *FEW, "--out", "run")
