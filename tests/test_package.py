@@ -25,7 +25,7 @@ PACKAGES = (
 def test_subpackages_and_public_names_resolve_by_the_package_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*regard.__all__, *PACKAGES):
         if name not in ("UserError", "__version__"):
-            monkeypatch.delattr(regard, name, raising=False)  # which an import has set
+            monkeypatch.delitem(vars(regard), name, raising=False)  # which an import has set
             value = getattr(regard, name)
             assert value.__name__ == (f"regard.{name}" if name in PACKAGES else name)
 
