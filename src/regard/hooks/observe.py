@@ -129,6 +129,12 @@ class Watch(Observer):
         """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
         return select_rows(make_table(self.rows()), statistic, equal)
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the statistics that were left out with a warning, of hidden states that cannot be read."""
+        lacks_hidden = any(sequences.lacks_hidden for sequences in self._stacks.values())
+        return frozenset(self._of_hidden if lacks_hidden else ())
+
     def close(self) -> None:
         """Count the open sequences as finished samples."""
         for sequences in self._stacks.values():

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, XLNetConfig, XLNetModel
 
 import regard
 from regard import UserError, data, models
@@ -501,3 +502,16 @@ def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -
     endings = ["_top1", "_top2", "_top3", "_median", "_ratio", "_rate"]
     assert set(found.frame("massive_activations")["statistic"]) == {f"massive_activations{e}" for e in endings}
     assert set(found.frame("key_norm")["statistic"]) == {"key_norm"}
+
+
+def test_defaults_leave_out_hidden_states_that_cannot_be_read(tiny: Tiny, documents: list[str]) -> None:
+    """Those of XLNet are (token, batch, width)."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny("bert"))
+    config = XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=2, n_head=4, d_inner=16)
+    with pytest.warns(UserWarning, match="over_smoothing, hidden_norm are left out"):
+        found = regard.measure(XLNetModel(config), tokenizer, documents, samples=4, length=16)
+    names = set(DEFAULT) - {"over_smoothing", "hidden_norm"}
+    assert set(found.metadata["statistics"]) == names
+    assert all(rows_of(name, found.table).any() for name in names)
+    with pytest.raises(UserError, match="leave out hidden_norm"):
+        regard.measure(XLNetModel(config), tokenizer, documents, samples=4, length=16, statistics="hidden_norm")

@@ -105,6 +105,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
     )
     metadata["statistics"] = {}
     for name, statistic in observer.statistics.items():
+        if name in observer.left_out:
+            continue
         rows = table[filter_statistic(table, name)]
         axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
         metadata["statistics"][name] = {"axes": axes, **vars(statistic.info)}
@@ -212,7 +214,8 @@ def _check_layers(config: MeasureConfig, layers: Container[int]) -> None:
 
 
 def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFrame) -> None:
-    empty = ", ".join(name for name in observer.statistics if not filter_statistic(table, name).any())
+    names = [name for name in observer.statistics if name not in observer.left_out]
+    empty = ", ".join(name for name in names if not filter_statistic(table, name).any())
     if empty:
         raise UserError(
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
