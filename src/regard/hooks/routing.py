@@ -31,8 +31,8 @@ def check_observable(model: nn.Module) -> None:
         raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
     if any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules()):
         raise UserError(
-            f"cannot observe {name} with block-sparse attention, which short texts turn off for good; set attention_type "
-            "to original_full in its config.json, or as an argument of from_pretrained"
+            f"cannot observe {name} with block-sparse attention, which short texts turn off for good; set "
+            "attention_type to original_full in its config.json, or as an argument of from_pretrained"
         )
 
 
