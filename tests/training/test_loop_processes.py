@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from regard.training import TrainingConfig, train
@@ -33,8 +34,17 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder, and what each of the two processes found."""
-    out = tmp_path_factory.mktemp("together")
+    """The folder, and what each of the two processes found; made once, whichever workers of pytest ask for it."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "training-together"
+    with FileLock(f"{out}.lock"):
+        if not (out / "found-1.json").exists():
+            out.mkdir(exist_ok=True)
+            train_together(out)
+    return out, [json.loads((out / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def train_together(out: Path) -> None:
     shared = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("together.py")), str(out)]
@@ -48,7 +58,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(both.pid, signal.SIGKILL)
     assert code == 0, (out / "err").read_text()
-    return out, [json.loads((out / f"found-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def alone(rows: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
