@@ -51,9 +51,7 @@ class WorkDir:
         """Begin, or go on, as a run of this identity: what its numbers depend on.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
-
-        Raises:
-            UserError: The run to go on with has another identity, or its files are damaged.
+        Raises UserError if the run to go on with has another identity, or its files are damaged.
         """
         with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():

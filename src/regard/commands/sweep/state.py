@@ -39,13 +39,8 @@ def trial_key(command: str, fields: Mapping[str, Any]) -> str:
 class SweepState:
     """The trials in a folder by their keys, in the order they were added.
 
-    Attributes:
-        folder: The folder of the sweep.
-        command: The command that trials run.
-        vary: The fields that the last sweep in this folder was told to vary.
-        command_line: How that sweep was started.
-        trials: How far each trial is: key, seed, state, attempts and the last error.
-        fields: All fields of each trial.
+    `vary` and `command_line` are those of the last sweep in the folder. `trials` has how far each trial is: key, seed,
+    state, attempts and the last error. `fields` has all fields of each trial.
     """
 
     folder: Path
@@ -59,8 +54,7 @@ class SweepState:
     def open(cls, folder: Path, command: str) -> SweepState:
         """Return the state that an earlier sweep left in a folder, or an empty one.
 
-        Raises:
-            UserError: The folder is of a sweep of another command, or the state is damaged.
+        Raises UserError if the folder is of a sweep of another command, or the state is damaged.
         """
         path, state = folder / STATE, cls(folder, command)
         if not path.exists():
