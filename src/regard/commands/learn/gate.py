@@ -44,12 +44,7 @@ _SCORES = [
 
 
 def make_gate_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
-    """Average routing weights by task (row) and adapter (column), for each method with a gate.
-
-    Returns:
-        `methods`, `tasks`, `times` (titles), `blocks` (adapter names by method), `cells` by method and time, and
-        `lines` (panels) by method; empty without a gate.
-    """
+    """Average routing weights by task (row) and adapter (column) for each method with a gate; empty without one."""
     if table.empty:
         return {}
     names = task_names(matrix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.integrity import is_sealed, seal
+from regard.runs.integrity import is_sealed, seal, sha256_of_json
 from regard.runs.output_dir import read_json, write_file
 from regard.runs.work_dir import LOCK
 
@@ -32,7 +31,7 @@ def check_sweep_dir(folder: Path) -> None:
 
 def trial_key(command: str, fields: Mapping[str, Any]) -> str:
     """Return a short hash of a trial's fields, the same on every machine."""
-    return hashlib.sha256(json.dumps([command, fields], sort_keys=True).encode()).hexdigest()[:12]
+    return sha256_of_json([command, fields])[:12]
 
 
 @dataclass
