@@ -234,11 +234,8 @@ def _run_trials(
             state.trials[key].update(state="finished", error="")
             continue
         state.trials[key].update(state="waiting", attempts=0)
-        line, log = (
-            (*command.arguments(state.path(key), trial.folder), *arguments),
-            trial.folder.with_name(f"{key}.log"),
-        )
-        jobs.append(Job(key, line, directory=str(Path.cwd()), log=str(log)))
+        line = (*command.arguments(state.path(key), trial.folder), *arguments)
+        jobs.append(Job(key, line, directory=str(Path.cwd()), log=str(trial.folder.with_name(f"{key}.log"))))
     try:
         return run_jobs(jobs, engine, finished=is_finished, retries=retries, on_event=record)
     finally:
