@@ -15,6 +15,8 @@ Values = Sequence[float] | Floats
 Styles = Sequence[tuple[str, int, int]]
 """The name of each line, its ink, and its stroke (0 solid, 1 dashed, 2 dotted)."""
 INKS, STROKES = 6, 3
+LINES = INKS * STROKES
+"""Lines of a panel, at most: each has its own ink and stroke."""
 MOST = 500
 """The most points of one line on a page; longer lines are thinned evenly."""
 DOMAIN = "valid_loss."
@@ -76,7 +78,7 @@ def line(
 
 def assign_styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
     """Assign an ink and a stroke to each name, as far as they suffice."""
-    return [(name, i % INKS, i // INKS) for i, name in enumerate(names[: INKS * STROKES])]
+    return [(name, i % INKS, i // INKS) for i, name in enumerate(names[:LINES])]
 
 
 def round_value(value: float) -> float:
@@ -85,12 +87,7 @@ def round_value(value: float) -> float:
 
 
 def panel(
-    caption: str,
-    note: str,
-    axis: str,
-    points: Sequence[Mapping[str, Any]],
-    lines: Styles | None = None,
-    **fields: Any,
+    caption: str, note: str, axis: str, points: Sequence[Mapping[str, Any]], lines: Styles | None = None, **fields: Any
 ) -> list[Panel]:
     """One panel, none without points; `lines` are the styles of its lines."""
     if not points:

@@ -45,18 +45,11 @@ def check_output_dir(
     option: str = OPTION,
     replacement: Path | None = None,
 ) -> None:
-    """Check that a folder can be written.
+    """Check that a folder can be written: it can be made, or replaced without the loss of a file. Raises UserError.
 
-    Args:
-        folder: The folder.
-        overwrite: Replace an earlier one of the same kind.
-        command: The command whose result it is to be: a result of another command is not replaced.
-        marker: The file by which a folder is known to be of Regard's making; what lacks it is not replaced.
-        option: How the user named the folder, for messages.
-        replacement: The finished folder that takes its place; its files may be lost where the marker lists none.
-
-    Raises:
-        UserError: The folder is in use and may not be replaced, holds a file that would be lost, or cannot be made.
+    With `overwrite` it may replace an earlier one of the same `command` that has the `marker`, the file by which a
+    folder is known to be of Regard's making. `option` is how messages name the folder. The files of `replacement`, the
+    finished folder that takes its place, may be lost where the marker lists none.
     """
     folder = Path(folder)
     with readable_errors(folder, option=option):

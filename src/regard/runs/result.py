@@ -75,8 +75,6 @@ class RunResult(ABC):
         try:
             tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in cls.tables.items()}
             artifacts = cls.read_artifacts(folder, metadata)
-        except UserError:
-            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"the run in {folder} cannot be read: {describe_error(error)}") from error
         metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}

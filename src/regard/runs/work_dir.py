@@ -51,9 +51,7 @@ class WorkDir:
         """Begin, or go on, as a run of this identity: what its numbers depend on.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
-
-        Raises:
-            UserError: The run to go on with has another identity, or its files are damaged.
+        Raises UserError if the run to go on with has another identity, or its files are damaged.
         """
         with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
@@ -155,16 +153,9 @@ def open_work_dir(
     At the end what the run has made is deleted, unless `keep`. After an exception it stays if the run can go on with
     it. Otherwise it goes, and an earlier run that `start` has set aside comes back.
 
-    Args:
-        folder: The folder, which need not exist; None for a temporary one.
-        command: The command that works there.
-        parts: Names, or patterns, of the entries that the run makes in the folder and can go on with.
-        products: Names, or patterns, of the other entries that it makes.
-        resume: Go on with what an earlier run has left, if it has left something.
-        keep: Leave everything at the end.
-
-    Raises:
-        UserError: The folder holds something else, or another process works in it.
+    `folder` need not exist; None is for a temporary one. `parts` are names, or patterns, of the entries that the run
+    makes there and can go on with, `products` of the others. With `resume` it goes on with what an earlier one has
+    left, if anything. Raises UserError if the folder holds something else, or another process works in it.
     """
     if folder is None:
         if resume:

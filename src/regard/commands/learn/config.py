@@ -122,7 +122,7 @@ class LearnConfig(Config):
                 object.__setattr__(self, name, value)
         if self.max_steps == ("none",):
             object.__setattr__(self, "max_steps", ())
-        _limits(self.max_steps or ())
+        _ = self.step_limits  # which checks them
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
                 "search-learning-rates cannot be used with protocol=paper, whose dev rows are evaluated on. "
@@ -146,7 +146,15 @@ class LearnConfig(Config):
     @property
     def step_limits(self) -> dict[str, int]:
         """Maximum number of steps by task name, for the tasks that have one."""
-        return _limits(self.max_steps or ())
+        limits = {}
+        for item in self.max_steps or ():
+            name, _, steps = item.rpartition("=")
+            if not name or not steps.isdecimal() or not int(steps):
+                raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {item!r}")
+            if name in limits:
+                raise UserError(f"max-steps: expected each task once, got {name!r} twice")
+            limits[name] = int(steps)
+        return limits
 
     @property
     def label(self) -> str:
@@ -215,8 +223,7 @@ class LearnConfig(Config):
 def split_methods(config: LearnConfig) -> list[LearnConfig]:
     """Return a configuration per method, each with the items of `set` that it knows.
 
-    Raises:
-        UserError: A method is unknown or named twice, or no method knows an item.
+    Raises UserError if a method is unknown or named twice, or no method knows an item.
     """
     from regard.continual.method import suggest_name
     from regard.continual.methods import method_named
@@ -246,15 +253,3 @@ def _pair(item: str) -> tuple[str, str]:
     if not (name and equal and value):
         raise UserError(f"set: expected NAME=VALUE, got {item!r}")
     return name.strip().replace("-", "_"), value.strip()
-
-
-def _limits(max_steps: tuple[str, ...]) -> dict[str, int]:
-    limits = {}
-    for item in max_steps:
-        name, _, steps = item.rpartition("=")
-        if not name or not steps.isdecimal() or not int(steps):
-            raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {item!r}")
-        if name in limits:
-            raise UserError(f"max-steps: expected each task once, got {name!r} twice")
-        limits[name] = int(steps)
-    return limits

@@ -27,11 +27,9 @@ _TIMES = {"before": -1, "after": 0}
 
 
 def average_by_layer(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
-    """Average diagnostics over runs.
+    """Average diagnostics over runs: `values` by statistic, method, task and time, one number per layer.
 
-    Returns:
-        `statistics` (titles), `methods`, `tasks` (the mean over tasks first if there are several), `layers`, and
-        `values` by statistic, method, task and time, one number per layer. Empty without layer values.
+    If there are several tasks, the first is the mean over tasks. Empty without layer values.
     """
     rows = table[table["statistic"].isin(list(STATISTICS))].dropna(subset=["layer"])
     ahead = rows["after_task"] - rows["task_index"]

@@ -35,23 +35,16 @@ _SHARED = (
 )
 _OTHERS = " With the other methods adapter 2 belongs to the second task."
 _STROKES = {"learning": (4, 1), "inference": (0, 0)}
-_SCORES = (
-    ("learning", "routed_score", "Routed, after"),
-    ("learning", "own_adapter_score", "Own adapter, after"),
-    ("learning", "last_adapter_score", "Other adapter, after"),
-    ("inference", "routed_score", "Routed, end"),
-    ("inference", "own_adapter_score", "Own adapter, end"),
-    ("inference", "last_adapter_score", "Other adapter, end"),
-)
+_ADAPTERS = {"routed": "Routed", "own_adapter": "Own adapter", "last_adapter": "Other adapter"}
+_SCORES = [
+    (time, f"{adapter}_score", f"{title}, {when}")
+    for time, when in (("learning", "after"), ("inference", "end"))
+    for adapter, title in _ADAPTERS.items()
+]
 
 
 def make_gate_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
-    """Average routing weights by task (row) and adapter (column), for each method with a gate.
-
-    Returns:
-        `methods`, `tasks`, `times` (titles), `blocks` (adapter names by method), `cells` by method and time, and
-        `lines` (panels) by method; empty without a gate.
-    """
+    """Average routing weights by task (row) and adapter (column) for each method with a gate; empty without one."""
     if table.empty:
         return {}
     names = task_names(matrix)

@@ -16,11 +16,9 @@ MEAN = "mean over runs"
 
 
 def make_matrix_data(matrix: pd.DataFrame) -> dict[str, Any]:
-    """Collect scores by tasks trained (row) and task (column).
+    """Collect `cells`, the scores by tasks trained (row) and task (column), by scenario, method and run.
 
-    Returns:
-        `settings` (scenario titles), `methods`, `runs` (the mean first if there are several), `afters` and `low` (lower
-        end of the scale) by scenario, `tasks` by run, and `cells` by scenario, method and run.
+    If there are several runs, the first is the mean over runs. `low` is the lower end of the scale.
     """
     names, tasks = run_names(matrix), task_names(matrix)
     matrix = matrix.assign(run=[names[key] for key in zip(matrix["seed"], matrix["order"], strict=True)])
@@ -72,11 +70,9 @@ def average_scores(rows: pd.DataFrame, afters: Sequence[int], num_tasks: int) ->
 
 
 def make_interference_data(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
-    """Average the gradient similarity of two tasks over runs.
+    """Average `cells`, cosine and dot product of each pair of tasks, over runs, by method and tasks trained.
 
-    Returns:
-        `methods`, `afters`, `tasks`, `top` (largest absolute cosine, rounded up), and `cells` by method and tasks
-        trained: cosine and dot product of each pair. Empty if nothing was measured.
+    `top` is the largest absolute cosine, rounded up. Empty if nothing was measured.
     """
     rows = table.dropna(subset=["cosine"])
     if rows.empty:

@@ -215,12 +215,8 @@ def _about(differences: Sequence[Difference], baseline: str) -> str:
 
 
 _COSTS = {
-    "seconds": "sum",
-    "hook_seconds": "sum",
-    "flops": "sum",
-    "peak_memory_mib": "max",
-    "memory_bytes": "max",
-    "memory_examples": "max",
+    **dict.fromkeys(("seconds", "hook_seconds", "flops"), "sum"),
+    **dict.fromkeys(("peak_memory_mib", "memory_bytes", "memory_examples"), "max"),
     "examples_per_second": "mean",
 }
 COST_ABOUT = (

@@ -67,9 +67,8 @@ def rank_randomly(constants: Constants, seed: int) -> HeadRanking:
 
 def rank_by_gate(gates: Mapping[Any, Tensor]) -> HeadRanking:
     """Rank by σ(l), the trained gate between attention and constant."""
-    return HeadRanking.by(
-        {(*site_layer, head): float(gate) for site_layer, layer in gates.items() for head, gate in enumerate(layer)}
-    )
+    values = {(*place, head): float(gate) for place, layer in gates.items() for head, gate in enumerate(layer)}
+    return HeadRanking.by(values)
 
 
 Ranker = Callable[[Constants], HeadRanking]

@@ -79,14 +79,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a report on a sweep compares.
+    """What a report compares: finished trials, the record in `sweep.json`, combinations in the order of the plan.
 
-    Attributes:
-        trials: A row for each finished trial.
-        record: The metadata in `sweep.json`.
-        combinations: The combinations in the order that they were planned in.
-        metrics: Titles and units of the metrics that at least one trial has, by column.
-        unfinished: The planned trials without a result: name of the combination, seed, and record.
+    `metrics` has title and unit of each metric that a trial has, by column. `unfinished` has name of the combination,
+    seed, and record of each trial without a result.
     """
 
     trials: pd.DataFrame

@@ -14,17 +14,7 @@ from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.labels import format_value
 from regard.report.page import Command, Group, Page, Panels, Record, Section, Table, Tables
-from regard.report.panels import (
-    INKS,
-    STROKES,
-    Panel,
-    assign_styles,
-    last_value,
-    line,
-    numeric_column,
-    panel,
-    thinning_note,
-)
+from regard.report.panels import LINES, Panel, assign_styles, last_value, line, numeric_column, panel, thinning_note
 
 _AGAIN = "Trials that have finished in the sweep’s folder are not run twice."
 
@@ -95,9 +85,6 @@ def _unfinished(comparison: Comparison) -> Table:
     rows = [(name, seed, [format_value(trial[key]) for key in keys]) for name, seed, trial in comparison.unfinished]
     return Table(rows, ["Trial", "State", "Attempts", "Error"], "Trials without a result")
 
-
-LINES = INKS * STROKES
-"""Combinations that are drawn, at most: each has its own ink and stroke."""
 
 _CURVES = {
     **dict.fromkeys(("valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", "norm_ratio"), "step"),

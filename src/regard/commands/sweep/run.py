@@ -228,22 +228,18 @@ def _run_trials(
             finished = sum(state.trials[key]["state"] == "finished" for key in by_key)
             on_progress(SweepProgress(event, by_key[event.key], finished, len(trials)))
 
-    for key in by_key:
+    jobs = []
+    for key, trial in by_key.items():
         if is_finished(key):
             state.trials[key].update(state="finished", error="")
-        else:
-            state.trials[key].update(state="waiting", attempts=0)
-    jobs = [_make_job(command, trial, state, arguments) for trial in trials if not is_finished(trial.key)]
+            continue
+        state.trials[key].update(state="waiting", attempts=0)
+        line = (*command.arguments(state.path(key), trial.folder), *arguments)
+        jobs.append(Job(key, line, directory=str(Path.cwd()), log=str(trial.folder.with_name(f"{key}.log"))))
     try:
         return run_jobs(jobs, engine, finished=is_finished, retries=retries, on_event=record)
     finally:
         state.end()
-
-
-def _make_job(command: Command, trial: Trial, state: SweepState, arguments: Sequence[str]) -> Job:
-    """Return the process of a trial, with the log of its errors."""
-    line = (*command.arguments(state.path(trial.key), trial.folder), *arguments)
-    return Job(trial.key, line, directory=str(Path.cwd()), log=str(trial.folder.with_name(f"{trial.key}.log")))
 
 
 def _collect(command: Command, state: SweepState, failed: dict[str, str]) -> SweepResult:

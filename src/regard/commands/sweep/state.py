@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.integrity import is_sealed, seal
+from regard.runs.integrity import is_sealed, seal, sha256_of_json
 from regard.runs.output_dir import read_json, write_file
 from regard.runs.work_dir import LOCK
 
@@ -32,20 +31,15 @@ def check_sweep_dir(folder: Path) -> None:
 
 def trial_key(command: str, fields: Mapping[str, Any]) -> str:
     """Return a short hash of a trial's fields, the same on every machine."""
-    return hashlib.sha256(json.dumps([command, fields], sort_keys=True).encode()).hexdigest()[:12]
+    return sha256_of_json([command, fields])[:12]
 
 
 @dataclass
 class SweepState:
     """The trials in a folder by their keys, in the order they were added.
 
-    Attributes:
-        folder: The folder of the sweep.
-        command: The command that trials run.
-        vary: The fields that the last sweep in this folder was told to vary.
-        command_line: How that sweep was started.
-        trials: How far each trial is: key, seed, state, attempts and the last error.
-        fields: All fields of each trial.
+    `vary` and `command_line` are those of the last sweep in the folder. `trials` has how far each trial is: key, seed,
+    state, attempts and the last error. `fields` has all fields of each trial.
     """
 
     folder: Path
@@ -59,8 +53,7 @@ class SweepState:
     def open(cls, folder: Path, command: str) -> SweepState:
         """Return the state that an earlier sweep left in a folder, or an empty one.
 
-        Raises:
-            UserError: The folder is of a sweep of another command, or the state is damaged.
+        Raises UserError if the folder is of a sweep of another command, or the state is damaged.
         """
         path, state = folder / STATE, cls(folder, command)
         if not path.exists():
