@@ -87,7 +87,7 @@ WHOLE = page(
     Box([1], ["own"], [Select("choose", "Choose", {"": "none", "v": "name"}, "v")]),
     key_figures=[KeyFigure("A", "1", "note"), KeyFigure("B", "3", ""), KeyFigure("A", "2", "other", "encoder")],
     warnings=["a warning"],
-    record={"regard": "0.1.0", "created": "today"},
+    record={"version": "0.1.0", "created": "today"},
 )
 
 
@@ -130,7 +130,7 @@ def test_texts_are_escaped() -> None:
         Box([1], ["own"], [select]),
         data={"evil": EVIL},
         warnings=[EVIL],
-        record={"regard": EVIL},
+        record={"version": EVIL},
     )
     parsed = Parsed(text)
     assert [attributes.get("id") for attributes, _ in parsed.scripts] == ["regard-data", None, None]
