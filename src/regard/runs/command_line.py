@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,9 @@ def run_command(
     """
     work_dir = default_work_dir(out)
     _check_folders(args, command, out, work_dir, parts)
+    import_module(f"regard.commands.{command}.run")
+    gc.freeze()  # what the imports have made is not looked through again and again
+    gc.enable()
     try:
         with show_progress() as on_progress:
             result = run(work_dir, on_progress)
