@@ -19,12 +19,12 @@ from regard.continual.learner import Learner
 from regard.continual.methods.baselines import Probe
 from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.ctr_network import (
+    KERNELS,
     CtrNetwork,
     GuardedLinear,
     KnowledgeSharing,
     Plugin,
     PluginInput,
-    Sizes,
     TaskSpecific,
     compensate,
     find_end_layers,
@@ -37,7 +37,7 @@ from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
 
-SIZES = Sizes(neurons=7, capsule=2, middle=5, transfers=3, filters=4)
+SIZES = CtrConfig(adapter_size=7, capsule_size=2, capsule_hidden_size=5, num_transfer_capsules=3, num_filters=4)
 SMALL: dict[str, Any] = {"adapter_size": 12, "capsule_hidden_size": 6, "num_filters": 4, "capsule_size": 2}
 WIDTH, TASKS, EPOCHS = 6, 3, 20
 
@@ -178,7 +178,7 @@ def test_drawn_gates_open_as_often_as_their_softmax_says() -> None:
 
 def shared_by_hand(module: KnowledgeSharing, states: Tensor, task: int) -> Tensor:
     """What is shared with a text (token, width) of a task, one number at a time where it can be."""
-    sizes, tokens = module.sizes, len(states)
+    sizes, tokens = SIZES, len(states)
     capsules = [squash(module.capsules[one](states)) for one in range(task + 1)]
     votes = [
         torch.stack([torch.cat([route @ token for route in module.routes[one]]) for token in capsules[one]])
@@ -187,8 +187,8 @@ def shared_by_hand(module: KnowledgeSharing, states: Tensor, task: int) -> Tenso
 
     def read(vote: Tensor, convolutions: nn.ModuleList, added: Tensor | None) -> Tensor:
         found = []
-        for kernel, one in zip(sizes.kernels, convolutions, strict=True):
-            for number in range(sizes.filters):
+        for kernel, one in zip(KERNELS, convolutions, strict=True):
+            for number in range(sizes.num_filters):
                 values = []
                 for middle in range(tokens):
                     value = one.bias[number] + (0 if added is None else added[number])  # type: ignore[index]
@@ -201,14 +201,14 @@ def shared_by_hand(module: KnowledgeSharing, states: Tensor, task: int) -> Tenso
         return torch.stack(found)
 
     compared = module.compare(read(votes[task], module.own, None))
-    total = torch.zeros(tokens, sizes.transfers, sizes.capsule, dtype=states.dtype)
+    total = torch.zeros(tokens, sizes.num_transfer_capsules, sizes.capsule_size, dtype=states.dtype)
     for one in range(task + 1):
         seen = read(votes[one], module.others, compared)
         let, kept_out = module.router(seen).tolist()
         if one == task or let > kept_out:
             similarity = module.similarity(seen)
-            for transfer in range(sizes.transfers):
-                part = votes[one][:, transfer * sizes.capsule : (transfer + 1) * sizes.capsule]
+            for transfer in range(sizes.num_transfer_capsules):
+                part = votes[one][:, transfer * sizes.capsule_size : (transfer + 1) * sizes.capsule_size]
                 total[:, transfer] += similarity[transfer] * part
     return torch.stack([module.widen(token.flatten()) for token in total])
 

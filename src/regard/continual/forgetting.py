@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,8 @@ from regard.errors import UserError
 from regard.runs.intervals import check_confidence, fall_interval, t_interval
 
 Verdict = Literal["dropped", "maybe", "kept"]
+_Fall = tuple[int, float, float, int]
+"""A task in one run: the seed, its score just after it was learnt, its last score, and its test rows."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,13 @@ def find_drops(
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
     tasks = []
     for (stream, method, task), falls in _collect_falls(scores, scenario).items():
-        before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
-        drop, n = before - after, min(fall.n for fall in falls)
-        over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
+        seeds, first_scores, last_scores, counts = zip(*falls, strict=True)
+        before, after = float(np.mean(first_scores)), float(np.mean(last_scores))
+        drop, n = before - after, min(counts)
+        over_runs = t_interval([first - last for _, first, last, _ in falls], confidence)
         low, high = over_runs.ci_low, over_runs.ci_high
         if over_runs.n < 2 or over_runs.std == 0:
             low, high = (100 * bound for bound in fall_interval(before / 100, after / 100, n, confidence))
-        seeds = tuple(fall.seed for fall in falls)
         verdict: Verdict = "dropped" if low > margin else "maybe" if drop > margin else "kept"
         row = (stream, method, scenario, task, before, after, drop, low, high, n, seeds, verdict)
         tasks.append(ForgottenTask(*row))
@@ -83,15 +85,6 @@ def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til"
     return "nothing to check: no task was scored just after it was learnt"
 
 
-class _Fall(NamedTuple):
-    """One task in one run: its score just after it was learnt, and its last."""
-
-    seed: int
-    before: float
-    after: float
-    n: int
-
-
 def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
     """Return stream and method, seed, and matrix of every run that has scores in the scenario."""
     return [
@@ -108,6 +101,5 @@ def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, 
         for j, task in enumerate(matrix.tasks[:-1]):
             before, after = float(matrix.learned[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
-                fall = _Fall(seed, before, after, int(matrix.rows[j]))
-                falls_by_task.setdefault((stream, method, task), []).append(fall)
+                falls_by_task.setdefault((stream, method, task), []).append((seed, before, after, int(matrix.rows[j])))
     return falls_by_task

@@ -45,10 +45,9 @@ def compute_gradients(
             total = 0
             for rows in batches:
                 total += count(rows)
-                step = torch.autograd.grad(loss(module, rows), trainable, allow_unused=True)
+                step = torch.autograd.grad(loss(module, rows), trainable, allow_unused=True, materialize_grads=True)
                 for target, gradient in zip(sums, step, strict=True):
-                    if gradient is not None:
-                        target += gradient
+                    target += gradient
             if not total:
                 raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
             targets = gradients[index].split([parameter.numel() for parameter in trainable])

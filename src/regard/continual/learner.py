@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.network import Network, as_float32
+from regard.continual.network import INPUTS, Network, as_float32
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
@@ -104,23 +104,18 @@ class Learner:
         return batch
 
     def _collate(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
-        """Return the examples as a batch, those of one task read together."""
+        """Return the examples as a batch, those of one task read together, without columns that all pad."""
         tasks, rows = torch.tensor(items).unbind(1)
-        masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
-        width = max(int(mask.sum(1).max()) for mask in masks)
-        ids = torch.full((len(items), width), self.pad_token_id)
-        mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
-        labels, has_types = torch.empty(len(items), dtype=torch.long), False
-        for task in set(tasks.tolist()):
-            of_task, encoded = tasks == task, self.encoded[task, split]
-            task_rows, task_width = rows[of_task], min(width, encoded.length)
-            ids[of_task, :task_width] = encoded.input_ids[task_rows, :task_width]
-            mask[of_task, :task_width] = encoded.attention_mask[task_rows, :task_width]
-            if encoded.token_type_ids is not None:
-                types[of_task, :task_width], has_types = encoded.token_type_ids[task_rows, :task_width], True
-            labels[of_task] = torch.tensor(self.stream.class_indices(task))[encoded.labels[task_rows]]
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
-        return batch | ({"token_type_ids": types} if has_types else {})
+        parts = [(task, self.encoded[task, split], rows[tasks == task]) for task in tasks.unique().tolist()]
+        names = [name for name in INPUTS if getattr(parts[0][1], name) is not None]
+        columns = {name: [getattr(encoded, name)[numbers] for _, encoded, numbers in parts] for name in names}
+        columns["labels"] = [
+            torch.tensor(self.stream.class_indices(task))[encoded.labels[numbers]] for task, encoded, numbers in parts
+        ]
+        position = tasks.argsort(stable=True).argsort()
+        batch = {name: torch.cat(values)[position] for name, values in columns.items()}
+        width = int(batch["attention_mask"].sum(1).max())
+        return {**batch, **{name: batch[name][:, :width] for name in names}, "tasks": tasks, "rows": rows}
 
     @property
     def pad_token_id(self) -> int:

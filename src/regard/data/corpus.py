@@ -126,16 +126,9 @@ class _SourcePacker:
         return Domain(source.name, source.weight, train, valid, str(source), split)
 
     def _pack_all(self, where: str, fingerprint: str, max_tokens: int | None) -> TokenBlocks:
-        return pack(
-            read_source(where),
-            self.tokenizer,
-            self.length,
-            self._find_folder(fingerprint),
-            source=where,
-            fingerprint=fingerprint,
-            max_tokens=max_tokens,
-            on_progress=self.on_progress,
-        )
+        options: dict[str, Any] = {"source": where, "fingerprint": fingerprint, "max_tokens": max_tokens}
+        folder = self._find_folder(fingerprint)
+        return pack(read_source(where), self.tokenizer, self.length, folder, **options, on_progress=self.on_progress)
 
     def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
         """Return training blocks, validation blocks, and how they were split."""

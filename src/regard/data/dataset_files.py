@@ -94,14 +94,8 @@ def _read_csv(path: Path, files: DatasetFiles) -> tables.Table:
     return tables.Table(str(path), tuple(rows), option=tables.STREAM)
 
 
-def _read_sentences(path: Path, files: DatasetFiles) -> tables.Table:
-    assert files.columns is not None, "files of sentences have column names"
-    return tables.read_sentences(path, files.columns, tables.STREAM)
-
-
 def _read_instructions(path: Path, files: DatasetFiles) -> tables.Table:
     """Read inputs of lines "Part: text", whose output is the class, not "-"; missing parts are ""."""
-    assert files.columns is not None, "files of instructions name the parts of an input"
     parts = files.columns.texts
     pattern = re.compile("".join(rf"(?:{re.escape(part)}: (.*?)\s*)?" for part in parts) + r"\Z", re.DOTALL)
     _, instances = load_instances(path)
@@ -117,7 +111,7 @@ def _read_instructions(path: Path, files: DatasetFiles) -> tables.Table:
 
 _READERS: Mapping[str, Callable[[Path, DatasetFiles], tables.Table]] = {
     "csv": _read_csv,
-    "sentences": _read_sentences,
+    "sentences": lambda path, files: tables.read_sentences(path, files.columns, tables.STREAM),
     "instructions": _read_instructions,
 }
 

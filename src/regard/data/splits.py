@@ -85,16 +85,8 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
 
 _Owners = Mapping[str, set[str]]  # names of the tasks that have a text in one of their splits, by the text's key
 _COUNTS = (
-    "train_in_dev",
-    "train_in_test",
-    "dev_in_test",
-    "copies_in_train",
-    "copies_in_dev",
-    "copies_in_test",
-    "train_in_other_tasks",
-    "dev_in_other_tasks",
-    "dropped_from_train",
-    "dropped_from_dev",
+    *("train_in_dev", "train_in_test", "dev_in_test", "copies_in_train", "copies_in_dev", "copies_in_test"),
+    *("train_in_other_tasks", "dev_in_other_tasks", "dropped_from_train", "dropped_from_dev"),
 )
 """Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows."""
 

@@ -7,6 +7,8 @@ from typing import Literal
 from regard.data import benchmarks
 from regard.data.tables import Columns
 
+_NO_COLUMNS = Columns((), "")
+
 
 @dataclass(frozen=True)
 class DatasetFiles:
@@ -17,7 +19,7 @@ class DatasetFiles:
     test: str
     format: Literal["csv", "sentences", "instructions"]
     text_columns: tuple[int, ...] = ()  # of "csv"
-    columns: Columns | None = None  # of "sentences"; of "instructions" the parts of an input
+    columns: Columns = _NO_COLUMNS  # of "sentences"; of "instructions" the parts of an input
     first_class: int = 0  # index of the first class
     joins_texts: bool = False  # the texts of a row become one, because many rows lack the first
     test_rows: str | None = None  # what the test rows are, if not those of the data set

@@ -13,17 +13,8 @@ from regard.models.heads import LinearHead
 
 MAX_EXPONENT = 50.0
 """The largest |s·e| whose cosh is taken (arXiv 1801.01423)."""
-
-
-class Sizes(NamedTuple):
-    """Neurons of a task's module; dimensions of a capsule, and of the layer before it; transfer capsules; filters."""
-
-    neurons: int
-    capsule: int
-    middle: int
-    transfers: int
-    filters: int
-    kernels: tuple[int, ...] = (3, 4, 5)
+KERNELS = (3, 4, 5)
+"""Tokens that the convolutions read at once."""
 
 
 class PluginInput(NamedTuple):
@@ -106,20 +97,20 @@ class KnowledgeSharing(nn.Module):
     convolutions over the tokens, ReLU and the largest value of a filter.
     """
 
-    def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
+    def __init__(self, width: int, tasks: int, config: Any) -> None:
         super().__init__()
-        self.sizes, votes = sizes, sizes.transfers * sizes.capsule
-        num_features = sizes.filters * len(sizes.kernels)
+        size, middle, filters = config.capsule_size, config.capsule_hidden_size, config.num_filters
+        self.transfers: int = config.num_transfer_capsules
+        votes, num_features = self.transfers * size, filters * len(KERNELS)
         self.capsules = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, sizes.middle), nn.GELU(), nn.Linear(sizes.middle, sizes.capsule))
-            for _ in range(tasks)
+            nn.Sequential(nn.Linear(width, middle), nn.GELU(), nn.Linear(middle, size)) for _ in range(tasks)
         )
-        self.routes = nn.ParameterList(torch.randn(sizes.transfers, sizes.capsule, sizes.capsule) for _ in range(tasks))
+        self.routes = nn.ParameterList(torch.randn(self.transfers, size, size) for _ in range(tasks))
         self.own, self.others = (
-            nn.ModuleList(nn.Conv1d(votes, sizes.filters, kernel) for kernel in sizes.kernels) for _ in range(2)
+            nn.ModuleList(nn.Conv1d(votes, filters, kernel) for kernel in KERNELS) for _ in range(2)
         )
-        self.compare = nn.Linear(num_features, sizes.filters)
-        self.similarity = nn.Linear(num_features, sizes.transfers)
+        self.compare = nn.Linear(num_features, filters)
+        self.similarity = nn.Linear(num_features, self.transfers)
         self.router = nn.Linear(num_features, 2)
         self.widen = nn.Linear(votes, width)
 
@@ -129,7 +120,7 @@ class KnowledgeSharing(nn.Module):
         compared = self.compare(_convolve(own_votes, site.real, self.own))
         features = torch.stack([_convolve(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
         coefficients = open_gates(self.router(features), site.tasks, site.noise)[:, :, None] * self.similarity(features)
-        transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.sizes.transfers, -1)))
+        transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.transfers, -1)))
         return self.widen(transfer.flatten(2))
 
     def votes(self, task: int, states: Tensor) -> Tensor:
@@ -140,10 +131,10 @@ class KnowledgeSharing(nn.Module):
 class Plugin(nn.Module):
     """What is put behind a layer of the frozen model: what is shared goes with its output into the task's neurons."""
 
-    def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
+    def __init__(self, width: int, tasks: int, config: Any) -> None:
         super().__init__()
-        self.sharing = KnowledgeSharing(width, tasks, sizes)
-        self.specific = TaskSpecific(width, tasks, sizes.neurons)
+        self.sharing = KnowledgeSharing(width, tasks, config)
+        self.specific = TaskSpecific(width, tasks, config.adapter_size)
 
     def forward(self, states: Tensor, site: PluginInput) -> Tensor:
         return states + self.specific(states + self.sharing(states, site), site)
@@ -213,12 +204,10 @@ class CtrNetwork(Network):
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = find_end_layers(classifier.encoder)
-        capsules = config.capsule_size, config.capsule_hidden_size, config.num_transfer_capsules
-        sizes = Sizes(config.adapter_size, *capsules, config.num_filters)
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.plugins = nn.ModuleList(Plugin(layer.out_features, tasks, sizes).to(layer.weight) for layer in layers)
+            self.plugins = nn.ModuleList(Plugin(layer.out_features, tasks, config).to(layer.weight) for layer in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
         self.slope: float = config.max_slope
         self._rows: dict[str, Tensor] | None = None

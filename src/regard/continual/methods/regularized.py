@@ -99,10 +99,9 @@ def fisher_information(
             if labels == "model":
                 rows = {**rows, "labels": sample_labels(learner.mask_logits(logits, rows["tasks"]), generator)}
             loss = learner.cross_entropy(logits, rows)
-            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True, materialize_grads=True)
             for name, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    information[name].addcmul_(gradient, gradient)
+                information[name].addcmul_(gradient, gradient)
     return {name: value / len(items) for name, value in information.items()}
 
 

@@ -148,10 +148,9 @@ class AGem(memory.MemoryMethod):
             for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
                 with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
                 for total, gradient in zip(reference, gradients, strict=True):
-                    if gradient is not None:
-                        total += gradient
+                    total += gradient
         project_gradient([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
 
