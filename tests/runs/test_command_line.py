@@ -30,7 +30,7 @@ def test_the_end_waits_for_no_other_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(work_dir: Path, on_progress: Any) -> Saved:
-        with open_work_dir(work_dir, command="test", parts=("states",), keep=True) as work:
+        with open_work_dir(work_dir, command="measure", parts=("states",), keep=True) as work:
             work.start({"seed": 1})
             work.journal.add("entry", 1)
         # From here the others leave: a collective call would wait for them without end.
@@ -39,7 +39,7 @@ def test_the_end_waits_for_no_other_process(
         return Saved()
 
     args = argparse.Namespace(overwrite=False, resume=False, line="regard test")
-    run_command(args, "test", tmp_path / "out", run, parts=("states",))
+    run_command(args, "measure", tmp_path / "out", run, parts=("states",))
     assert (tmp_path / "out" / "results.json").read_text() == "regard test"
     assert not (tmp_path / "out.work").exists()
     assert "done" in capsys.readouterr().out
