@@ -74,12 +74,16 @@ def _list_tasks(folder: Path) -> list[str]:
 
 
 class _ClassRows(NamedTuple):
-    """Rows of a class by split, the number of tasks they are enough for, their source and their stream."""
+    """Rows of a class by split, their source and their stream."""
 
-    rows: Mapping[str, LabeledRows]
-    max_tasks: int
+    rows: Mapping[str, list[LabeledRow]]
     source: str
     stream: str
+
+    @property
+    def max_tasks(self) -> int:
+        """The number of tasks that the rows are enough for."""
+        return min(len(split_rows) // MIN_SPLIT_ROWS for split_rows in self.rows.values())
 
 
 _ClassPool = dict[str, _ClassRows]  # classes of a stream by name, all with the same number of texts per row
@@ -123,29 +127,21 @@ def split_classes(streams: Sequence[Stream], count: int, seed: int = 0, *, class
 def _collect_classes(streams: Sequence[Stream]) -> list[_ClassPool]:
     """Collect the classes of each stream, without rows of an earlier stream or split; test rows come first."""
     seen: set[str] = set()
-    rows: dict[tuple[int, int], dict[str, dict[str, list[LabeledRow]]]] = {}
-    sources: dict[tuple[int, str], str] = {}
+    pools: dict[tuple[int, int], _ClassPool] = {}
     for index, stream in enumerate(streams):
+        sources = {label: task.source for task in stream.tasks for label in task.labels}
         for split in reversed(SPLITS):
             for task in stream.tasks:
                 assert isinstance(task, ClassificationTask), "checked by the caller"
-                sources |= {(index, label): task.source for label in task.labels}
                 examples = task.split(split)
                 for texts, label in zip(examples.texts, examples.labels, strict=True):
                     row = LabeledRow.of(texts, task.labels[label])
                     if row.key not in seen:
                         seen.add(row.key)
-                        pool = rows.setdefault((index, len(row.texts)), {})
-                        pool.setdefault(row.label, {name: [] for name in SPLITS})[split].append(row)
-    pools = []
-    for (index, _), pool in rows.items():
-        classes = {}
-        for label, by_split in pool.items():
-            max_tasks = min(len(split_rows) // MIN_SPLIT_ROWS for split_rows in by_split.values())
-            splits = {split: tuple(split_rows) for split, split_rows in by_split.items()}
-            classes[label] = _ClassRows(splits, max_tasks, sources[index, label], streams[index].name)
-        pools.append(classes)
-    return pools
+                        pool = pools.setdefault((index, len(row.texts)), {})
+                        empty = _ClassRows({name: [] for name in SPLITS}, sources[row.label], stream.name)
+                        pool.setdefault(row.label, empty).rows[split].append(row)
+    return list(pools.values())
 
 
 def _select_classes(pools: Sequence[_ClassPool], count: int, size: int, seed: int) -> list[tuple[int, tuple[str, ...]]]:
