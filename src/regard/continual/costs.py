@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
-from regard.continual.network import INPUTS
+from regard.continual.network import trim_inputs
 from regard.continual.training_phase import Batches, TrainingPhase
 from regard.training import TrainResult
 
@@ -65,8 +65,7 @@ class TaskCost:
 
 def trim_padding(rows: Rows) -> Rows:
     """Return the rows without the columns that are padding in all of them, in texts and in answers."""
-    width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
-    trimmed = {**rows, **{name: rows[name][:, :width] for name in INPUTS if name in rows}}
+    trimmed = rows | trim_inputs(rows)
     if rows["labels"].dim() > 1:
         answered = (rows["labels"] != IGNORE_INDEX).any(0).nonzero()
         trimmed["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]

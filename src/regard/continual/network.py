@@ -18,6 +18,12 @@ def as_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def trim_inputs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the classifier reads, without columns that are padding in all rows."""
+    width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
+    return {name: rows[name][:, :width] for name in INPUTS if name in rows}
+
+
 class Network(nn.Module):
     """A classifier or `Generator`, as methods train it, with all weights for `tasks` tasks; new ones drawn from `seed`.
 

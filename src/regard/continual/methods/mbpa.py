@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from regard.continual import memory, method
 from regard.continual.learner import Learner
-from regard.continual.network import INPUTS, Network, as_float32
+from regard.continual.network import Network, as_float32, trim_inputs
 from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -89,7 +89,7 @@ class AdaptingNetwork(Network):
     @torch.no_grad()
     def keys(self, rows: Rows) -> Tensor:
         """Return (row, width): the first encoder's state of the token that the head reads."""
-        inputs = _trim_inputs(rows)
+        inputs = trim_inputs(rows)
         mask = inputs["attention_mask"].bool()
         states = self.reader(**inputs | {"attention_mask": mask.long()}, return_dict=True).last_hidden_state
         return pool_states(states, mask, self._head.pooling)
@@ -117,13 +117,13 @@ class AdaptingNetwork(Network):
             for name, gradient in self._gradients(weights, neighbors, class_mask).items():
                 decay = 2 * self.config.l2_weight * (weights[name] - start[name])
                 weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
-        return functional_call(self.classifier, weights, (), _trim_inputs(row)).logits
+        return functional_call(self.classifier, weights, (), trim_inputs(row)).logits
 
     def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:
         """Return the gradient of the mean cross-entropy of rows, each over its own classes, by these weights."""
         leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
-            logits = functional_call(self.classifier, leaves, (), _trim_inputs(rows)).logits
+            logits = functional_call(self.classifier, leaves, (), trim_inputs(rows)).logits
             loss = nn.functional.cross_entropy(logits.masked_fill(~class_mask, _UNLIKELY), rows["labels"])
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, gradients, strict=True))
@@ -145,12 +145,6 @@ class AdaptingNetwork(Network):
 
     def _features(self, rows: Rows) -> Tensor:
         return as_float32(self.pooled_states(rows))
-
-
-def _trim_inputs(rows: Rows) -> Rows:
-    """Return what the classifier reads, without columns that are padding in all rows."""
-    width = int(rows["attention_mask"].any(0).nonzero().max()) + 1
-    return {name: rows[name][:, :width] for name in INPUTS if name in rows}
 
 
 def _select_rows(rows: Rows, index: list[int] | Tensor) -> Rows:
