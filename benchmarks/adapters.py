@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     width, shape, budget = (32, (2, 4), 0.0) if given.quick else (1024, (8, 128), given.budget)
     ranks = [2] if given.quick else [int(rank) for rank in given.ranks.split(",")]
-    counts = [1, 12] if given.quick else [int(count) for count in given.adapters.split(",")]
+    counts = [1, 12] if given.quick else [int(count) for count in given.blocks.split(",")]
     rows: list[dict[str, Any]] = []
     cases = [lambda r=r, n=n: layers(r, n, width=width, shape=shape, budget=budget) for r in ranks for n in counts]
     for case in [*cases, lambda: writing(2 if given.quick else 8, small=given.quick, budget=budget)]:

@@ -269,6 +269,7 @@ class Sequences:
         token_ids = torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
         if token_ids is not None and token_ids.shape[1] != length:
             token_ids = None  # attention is among others as well, such as patches of an image
+        finite: dict[str, Tensor] = {}
         for (kind, index), layer in layers.items():
             keys, tokens = queries, token_ids
             if kind == "cross":
@@ -287,12 +288,14 @@ class Sequences:
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
             for name, tensor in observation.tensors.items():
-                if tensor.is_floating_point() and REDUCTIONS[name].finite and not bool(tensor.isfinite().all()):
-                    raise UserError(
-                        f"non-finite activations: {name} of layer {index} ({observation.site}) in batch "
-                        f"{self._num_batches}; check the model and its precision"
-                    )
+                if tensor.is_floating_point() and REDUCTIONS[name].finite:
+                    finite[f"{name} of layer {index} ({observation.site})"] = tensor.isfinite().all()
             yield observation
+        flags = [flag.to(device) for flag in finite.values()]
+        if flags and not bool(torch.stack(flags).all()):  # read from a GPU once
+            where = next(where for where, flag in finite.items() if not bool(flag))
+            problem = f"non-finite activations: {where} in batch {self._num_batches}"
+            raise UserError(f"{problem}; check the model and its precision")
 
 
 def _separates(call: AttentionCall, segments: Tensor) -> bool:
