@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.torch
 import torch
@@ -15,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation, Statistic, StatisticRow
+from regard.statistics.columns import join_columns, make_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import FirstMass, SecondarySinks, SinkDeviation, SinkRate
+from regard.statistics.table import make_table
 
 VARIANTS: dict[str, Callable[[], Statistic]] = {
     **STATISTICS,
@@ -301,3 +304,12 @@ def test_every_need_is_something_that_the_tests_supply(seen: Callable[..., list[
     assert {need for new in STATISTICS.values() for need in new().needs} <= supplied
     for new in STATISTICS.values():
         assert measured(new, seen([(1, 12, 12, True), (2, 12, 12, True)])).result(), new
+
+
+@everywhere
+def test_columns_are_the_rows(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
+    statistic = measured(new, seen([(number, 5, 5, True) for number in range(3)]))
+    columns, rows = list(statistic.columns()), statistic.result()
+    assert [row for part in columns for row in part.rows()] == rows
+    pd.testing.assert_frame_equal(join_columns(columns), make_table(rows), check_exact=True)
+    assert [row for part in make_columns(rows) for row in part.rows()] == rows

@@ -30,7 +30,8 @@ from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
 from regard.statistics import Statistic, StatisticRow, select_statistics
-from regard.statistics.table import make_table, select_rows
+from regard.statistics.columns import Columns, Positions, join_columns, select_positions
+from regard.statistics.table import select_rows
 
 EMBEDDING_LAYER = -1
 """Index of the layer whose output is the input of layer 0."""
@@ -119,15 +120,20 @@ class Watch(Observer):
         Raises:
             UserError: A row is of no sample.
         """
-        rows = [row for statistic in self.statistics.values() for row in statistic.result()]
-        if empty := [row for row in rows if row.n < 1]:
-            name, layer, site = empty[0].statistic, empty[0].layer, empty[0].site
+        return [row for part in self.columns() for row in part.rows()]
+
+    def columns(self, positions: Positions = "all") -> list[Columns]:
+        """Return the results so far as columns with some positions, cheaper than `rows`; raise as it does."""
+        statistics = self.statistics.values()
+        columns = [part for statistic in statistics for part in select_positions(statistic.columns(), positions)]
+        if empty := [part for part in columns if (part.n < 1).any()]:
+            name, site, layer = empty[0][:3]
             raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")
-        return rows
+        return columns
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
         """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
-        return select_rows(make_table(self.rows()), statistic, equal)
+        return select_rows(join_columns(self.columns()), statistic, equal)
 
     @property
     def left_out(self) -> frozenset[str]:

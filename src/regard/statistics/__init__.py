@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from regard.errors import UserError
+from regard.statistics.columns import StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
@@ -16,7 +17,6 @@ from regard.statistics.statistic import (
     Statistic,
     StatisticInfo,
     StatisticKey,
-    StatisticRow,
 )
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {

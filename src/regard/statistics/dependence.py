@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.statistics.statistic import Observation, Statistic, StatisticInfo, StatisticRow
+from regard.statistics.columns import StatisticRow
+from regard.statistics.statistic import Observation, Statistic, StatisticInfo
 
 
 def input_dependence(

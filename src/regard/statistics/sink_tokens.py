@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.statistics.columns import Columns, StatisticRow, make_columns
 from regard.statistics.sinks import PERCENT, SinkRate, sink_rate, strongest_keys
 from regard.statistics.statistic import (
     BAI,
@@ -19,7 +21,6 @@ from regard.statistics.statistic import (
     Statistic,
     StatisticInfo,
     StatisticKey,
-    StatisticRow,
 )
 
 
@@ -89,15 +90,16 @@ class CommonSinkRatio(PerLayer):
         threshold = self.frequent * self._samples[site]
         return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > threshold)
 
-    def result(self) -> list[StatisticRow]:
-        rows = super().result()
+    def columns(self) -> Iterator[Columns]:
+        yield from super().columns()
+        yield from make_columns(self._pooled_rows())
+
+    def _pooled_rows(self) -> Iterator[StatisticRow]:
         for (site, layer), sinks in sorted(self._sinks.items()):
-            if not sinks:
-                continue
-            common = self.common_tokens(site)
-            share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
-            rows.append(StatisticRow(self.name, layer, None, None, None, share, None, self._samples[site], site))
-        return rows
+            if sinks:
+                common = self.common_tokens(site)
+                share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
+                yield StatisticRow(self.name, layer, None, None, None, share, None, self._samples[site], site)
 
     def state(self) -> dict[str, Tensor]:
         state = super().state()
@@ -227,18 +229,24 @@ class SinkTokens(Statistic):
             self._grow(key, *shape)
 
     def result(self) -> list[StatisticRow]:
-        """Return a row for each head and position, 0 at positions without a sink, so that means over them are right."""
-        rows = []
+        return [row for part in self.columns() for row in part.rows()]
+
+    def columns(self) -> Iterator[Columns]:
+        """Yield a row for each head and position, 0 at positions without a sink, so that means over them are right."""
         for (site, layer), counts in sorted(self.counts.items()):
-            n, (heads, keys) = self.samples[site, layer], self.shape[site, layer]
-            positions: Counter[tuple[int, int]] = Counter()
+            n, shape = self.samples[site, layer], self.shape[site, layer]
+            if not n:
+                continue
+            positions = np.zeros(shape, dtype=np.int64)
             for (head, position, _), count in counts.items():
                 positions[head, position] += count
-            for head, position in itertools.product(range(heads), range(keys) if n else ()):
-                share = positions[head, position] / n
-                error = (share * (1 - share) / (n - 1)) ** 0.5 * PERCENT if n > 1 else None
-                rows.append(StatisticRow(self.name, layer, head, position, None, share * PERCENT, error, n, site))
-        return rows
+            unique, inverse = np.unique(positions, return_inverse=True)
+            shares = (unique / n).tolist()
+            errors = [(p * (1 - p) / (n - 1)) ** 0.5 * PERCENT if n > 1 else math.nan for p in shares]
+            value = np.array([share * PERCENT for share in shares])[inverse.ravel()]
+            heads, keys = np.indices(shape, dtype=np.int32).reshape(2, -1)
+            error, n_column = np.array(errors)[inverse.ravel()], np.full(len(value), n, dtype=np.int64)
+            yield Columns(self.name, site, layer, None, heads, keys, value, error, n_column)
 
     def tokens(self) -> list[tuple[str, int, int, int, int, int, float]]:
         """Return rows of site, layer, head, position, token id or −1, count, and share of the samples."""

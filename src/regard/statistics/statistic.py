@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from regard.statistics.columns import Columns, StatisticRow, make_columns
 
 GU, BAI = "Gu et al. 2025 (arXiv 2410.10781)", "Bai et al. 2024 (arXiv 2410.05648)"
 
@@ -24,20 +26,6 @@ class StatisticInfo:
     unit: str = ""
     description: str
     source: str
-
-
-class StatisticRow(NamedTuple):
-    """One row of the table of results."""
-
-    statistic: str
-    layer: int | None
-    head: int | None
-    position: int | None
-    epsilon: float | None
-    value: float
-    standard_error: float | None
-    n: int
-    site: str
 
 
 class StatisticKey(NamedTuple):
@@ -90,6 +78,10 @@ class Statistic(ABC):
     def result(self) -> list[StatisticRow]:
         """Return the rows of the table."""
 
+    def columns(self) -> Iterator[Columns]:
+        """Yield the rows of the table as columns, which take less time and memory than `result`."""
+        return make_columns(self.result())
+
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Return named tensors from which another process can merge it."""
@@ -122,7 +114,11 @@ class Average(Statistic):
             self.moments.setdefault(key, RunningMoments()).merge(moments)
 
     def result(self) -> list[StatisticRow]:
-        return [row for key in sorted(self.moments, key=_order) for row in _rows(key, self.moments[key])]
+        return [row for part in self.columns() for row in part.rows()]
+
+    def columns(self) -> Iterator[Columns]:
+        for key in sorted(self.moments, key=_order):
+            yield from _columns(key, self.moments[key])
 
     def state(self) -> dict[str, Tensor]:
         return {json.dumps(key): moments.state() for key, moments in self.moments.items()}
@@ -148,23 +144,21 @@ class PerLayer(Average):
         """Return the values of each sample, from one layer."""
 
 
-def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
-    """Return one row for each entry that has samples."""
+def _columns(key: StatisticKey, moments: RunningMoments) -> Iterator[Columns]:
+    """Yield the entries that have samples."""
     mask = moments.count > 0
-    if key.axes == ("mode",):
-        if mask.any():
-            mode, count = int((moments.mean * moments.count).round().argmax()), int(moments.count.max())
-            yield StatisticRow(key.statistic, key.layer, None, None, key.epsilon, float(mode), None, count, key.site)
+    if not mask.any():
         return
-    index = dict(zip(key.axes, torch.nonzero(mask).T.tolist(), strict=True))
-    numbers = (moments.mean[mask].tolist(), moments.standard_error()[mask].tolist(), moments.count[mask].tolist())
-    absent = [None] * len(numbers[0])
-    axes = (index.get("head", absent), index.get("position", absent))
-    for head, position, mean, error, count in zip(*axes, *numbers, strict=True):
-        standard_error = None if math.isnan(error) else error
-        yield StatisticRow(
-            key.statistic, key.layer, head, position, key.epsilon, mean, standard_error, int(count), key.site
+    if key.axes == ("mode",):
+        mode, count = int((moments.mean * moments.count).round().argmax()), int(moments.count.max())
+        yield from make_columns(
+            [StatisticRow(key.statistic, key.layer, None, None, key.epsilon, float(mode), None, count, key.site)]
         )
+        return
+    index = dict(zip(key.axes, torch.nonzero(mask).T.int().numpy(), strict=True))
+    value, error = moments.mean[mask].numpy(), moments.standard_error()[mask].numpy()
+    n = moments.count[mask].numpy().astype(np.int64)
+    yield Columns(*key[:4], index.get("head"), index.get("position"), value, error, n)
 
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:

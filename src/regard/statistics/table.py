@@ -21,6 +21,11 @@ def make_table(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) 
     return table.astype(dtypes)
 
 
+def is_of_statistic(name: str, statistic: str) -> bool:
+    """Return whether a name in the table is of a statistic, also if it has several numbers; see `filter_statistic`."""
+    return name == statistic or name.startswith(f"{statistic}_")
+
+
 def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
     """Return which rows are of a statistic, also if it has several numbers, such as massive_activations_top1."""
     return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")

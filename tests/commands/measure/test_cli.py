@@ -84,6 +84,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "epsilon": [0.2, 0.4],
         "minimum_queries": 4,
         "layer_ids": [0, 2],
+        "positions": "all",
         "batch_size": 2,
         "skip_verification": True,
         "seed": 9,

@@ -16,7 +16,7 @@ from regard import UserError, data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
 from regard.statistics import DEFAULT, STATISTICS, SinkRate
-from regard.statistics.table import COLUMNS
+from regard.statistics.table import COLUMNS, filter_statistic
 
 Tiny = Callable[[str], Path]
 Matrices = dict[str, Tensor]
@@ -284,6 +284,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "length": LENGTH,
         "epsilon": [0.3],
         "layer_ids": None,
+        "positions": "all",
         "batch_size": SAMPLES,
         "minimum_queries": 8,
         "skip_verification": False,
@@ -515,3 +516,19 @@ def test_defaults_leave_out_hidden_states_that_cannot_be_read(tiny: Tiny, docume
     assert all(rows_of(name, found.table).any() for name in names)
     with pytest.raises(UserError, match="leave out hidden_norm"):
         regard.measure(XLNetModel(config), tokenizer, documents, samples=4, length=16, statistics="hidden_norm")
+
+
+def test_fewer_positions_are_the_same_rows(tiny: Tiny, documents: list[str], tmp_path: Path) -> None:
+    length = 24
+    whole = measured(tiny("llama"), documents, length=length, minimum_queries=1)
+    for positions, expected in (("thin", {*range(16), 16, length - 1}), ("none", set())):
+        found = measured(tiny("llama"), documents, length=length, minimum_queries=1, positions=positions)
+        rows = whole.table[whole.table["position"].isna() | whole.table["position"].isin(expected)]
+        assert found.table.equals(rows.reset_index(drop=True))
+        assert set(found.metadata["statistics"]) == {
+            name for name in whole.metadata["statistics"] if filter_statistic(found.table, name).any()
+        }
+        found.save(tmp_path / positions)  # with its page
+        found.summary()
+    with pytest.raises(UserError, match="positions: all rows"):
+        measured(tiny("llama"), documents, statistics="column_mass", positions="none")

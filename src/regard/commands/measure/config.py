@@ -51,6 +51,9 @@ class MeasureConfig(Config):
         syntax="numbers and ranges such as 0,3,8-11",
         none_word="all",
     )
+    positions: Literal["all", "thin", "none"] = config_field(
+        "all", "rows by position: all, thin (0 to 15, powers of two and the last), or none"
+    )
     batch_size: int | None = config_field(None, "windows a forward (default: auto)", none_word="auto")
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"

@@ -26,10 +26,14 @@ from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import STATISTICS, Statistic
+from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import SecondarySinks, SinkRate
-from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
+from regard.statistics.table import TOKEN_COLUMNS, is_of_statistic, make_table
+
+AXES = ("layer", "head", "position", "epsilon")
+"""Columns of the table that say where a value is of."""
 
 
 @describe_options(MeasureConfig)
@@ -48,6 +52,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     epsilon: float | Sequence[float] | Unset = UNSET,
     minimum_queries: int | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
+    positions: Literal["all", "thin", "none"] | Unset = UNSET,
     batch_size: int | Unset | None = UNSET,
     skip_verification: bool | Unset = UNSET,
     seed: int | Unset = UNSET,
@@ -85,9 +90,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
         with eval_mode(loaded.model), observing as observer:
             _run_batches(loaded.model, observer, local_shard(windows.input_ids), config.batch_rows, on_progress)
     merge(observer.statistics.values())
-    table = make_table(observer.rows())
-    _check_layers(config, set(table["layer"].dropna()))
-    _check_statistics(observer, config, table)
+    columns = observer.columns(config.positions)
+    _check_layers(config, {part.layer for part in columns})
+    _check_statistics(observer, config, columns)
+    columns = [part for part in columns if len(part.value)]
+    if not columns:
+        raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
     cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=windows.tokens)
     metadata = describe_run(
         config.replace(batch_size=config.batch_rows),
@@ -105,11 +113,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
     )
     metadata["statistics"] = {}
     for name, statistic in observer.statistics.items():
-        if name in observer.left_out:
+        parts = [part for part in columns if is_of_statistic(part.statistic, name)]
+        if name in observer.left_out or not parts:
             continue
-        rows = table[filter_statistic(table, name)]
-        axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
+        axes = [axis for axis in AXES if any(getattr(part, axis) is not None for part in parts)]
         metadata["statistics"][name] = {"axes": axes, **vars(statistic.info)}
+    table = join_columns(columns)
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
 
@@ -206,16 +215,16 @@ def _num_layers(model: Any) -> int | None:
     return max(counts, default=None)
 
 
-def _check_layers(config: MeasureConfig, layers: Container[int]) -> None:
+def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
     missing = [layer for layer in config.layer_ids or () if layer >= 0 and layer not in layers]
     if missing:
         names = ", ".join(map(str, missing))
         raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {names}")
 
 
-def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFrame) -> None:
+def _check_statistics(observer: Watch, config: MeasureConfig, columns: Sequence[Columns]) -> None:
     names = [name for name in observer.statistics if name not in observer.left_out]
-    empty = ", ".join(name for name in names if not filter_statistic(table, name).any())
+    empty = ", ".join(name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns))
     if empty:
         raise UserError(
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
