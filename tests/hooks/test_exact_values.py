@@ -204,8 +204,8 @@ def test_a_row_of_no_sample_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     model = model_of(transformers.LlamaConfig(**TEXT), transformers.LlamaModel)
     with watching(model, "row_sum") as watch:
         model(ids())
-    row = watch.rows()[0]
-    monkeypatch.setattr(watch["row_sum"], "result", lambda: [row._replace(n=0)])
+    part = watch.columns()[0]
+    monkeypatch.setattr(watch["row_sum"], "columns", lambda: [part._replace(n=0 * part.n)])
     with pytest.raises(UserError, match=r"statistic row_sum: layer 0 \(decoder\) has a value of no sample"):
         watch.frame()
 
