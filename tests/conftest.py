@@ -23,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import hypothesis
 import torch
+from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
@@ -34,8 +35,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("regard")
 
-# The shapes in the signatures of the numerical modules hold in every test. Outside the tests they are documentation.
+# The shapes in the signatures of the numerical modules are checked in the first case of each test, and in every case by
+# --all-cases: the checks cost as much as what they check. Outside the tests they are documentation.
 install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")
+CHECKS_SHAPES = pytest.StashKey[bool]()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -63,8 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """Take what is imported and collected out of garbage collection: it stays until the end."""
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the shapes in signatures, or leave them unchecked."""
+    shape_checks.update("jaxtyping_disable", not item.stash[CHECKS_SHAPES])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Choose the tests that check shapes, and take what is imported and collected out of garbage collection.
+
+    It stays until the end.
+    """
+    tests: set[str] = set()
+    for item in session.items:
+        test = item.nodeid.partition("[")[0]
+        item.stash[CHECKS_SHAPES] = test not in tests or session.config.getoption("--all-cases")
+        tests.add(test)
     gc.collect()
     gc.freeze()
     gc.enable()
