@@ -14,7 +14,7 @@ from regard.statistics import Observation, StatisticRow
 
 BY_KEY = {"column_mass", "column_sum", "column_square", "key_norm", "value_norm"}
 BY_KEY |= {"cosine_sum", "norm_sum", "pair_count", "value_output_norm", "value_weighted_sum"}
-BY_QUERY = {"entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
+BY_QUERY = {"modality_mass", "entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
 BY_TOKEN = {"hidden_norm", "hidden"}
 PER_SAMPLE = {"direction", "spectral_bound"}
 FIRST = 4
@@ -62,6 +62,10 @@ class Sample:
                 "hidden_norm": self.hidden.norm(dim=-1),
                 "direction": torch.nn.functional.normalize(self.hidden, dim=-1).sum(0),
             }
+        if self.tokens is not None and not self.site.startswith("cross"):
+            classes = torch.nn.functional.one_hot(self.tokens % 5, 5).double()
+            first = (self.tokens % 5 == 1) & ((self.tokens % 5 == 1).cumsum(0) == 1)
+            found["modality_mass"] = a @ torch.cat([classes, first[:, None].double()], dim=-1)
         return found | self.tensors
 
 
@@ -120,6 +124,7 @@ def _observe(samples: Sequence[Sample], width: int = 0, dtype: torch.dtype = tor
         length=length,
         keys=keys,
         token_ids=tokens,
+        modality=None if tokens is None else tokens % 5,
         tensors={name: tensor.to(dtype) for name, tensor in tensors.items()},
     )
 

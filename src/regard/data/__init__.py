@@ -3,6 +3,7 @@
 from regard.data.corpus import prepare_corpus
 from regard.data.encoding import LAYOUTS, Encoded, encode, mask_tokens
 from regard.data.examples import IGNORE_INDEX, Examples, Task
+from regard.data.images import Images, read_images
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
@@ -20,6 +21,7 @@ __all__ = [
     "Bos",
     "Encoded",
     "Examples",
+    "Images",
     "Source",
     "Stream",
     "Task",
@@ -34,6 +36,7 @@ __all__ = [
     "make_text_windows",
     "mask_tokens",
     "prepare_corpus",
+    "read_images",
     "read_stream",
     "read_task",
     "read_texts",

@@ -38,9 +38,17 @@ class ForwardContext:
 
     @classmethod
     def from_arguments(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], previous: ForwardContext | None
+        cls,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        previous: ForwardContext | None,
+        root_tokens: Tensor | None = None,
     ) -> ForwardContext:
-        """Read the arguments of a stack's forward, which goes on where `previous` ended if it has a cache."""
+        """Read the arguments of a stack's forward, which goes on where `previous` ended if it has a cache.
+
+        `root_tokens` are the ids that the whole model was passed, of which the stack may be passed the embeddings.
+        """
         arguments = _bind_arguments(module, args, kwargs)
         cache: Any = arguments.get("past_key_values")
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
@@ -48,6 +56,9 @@ class ForwardContext:
         tokens = arguments.get("input_ids")
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
+        embeddings = arguments.get("inputs_embeds")
+        if tokens is None and root_tokens is not None and isinstance(embeddings, Tensor):
+            tokens = root_tokens if root_tokens.shape == embeddings.shape[:2] else None
         encoder_states = arguments.get("encoder_hidden_states")
         pixels = arguments.get("pixel_values")
         is_packable = mask is None and offset == 0

@@ -23,6 +23,7 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
+from regard.hooks.modalities import RootTokens, TokenModalities
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
@@ -31,6 +32,7 @@ from regard.hooks.routing import ModuleHook, check_observable, no_attention_inte
 from regard.hooks.sequences import Sequences
 from regard.statistics import Statistic, StatisticRow, select_statistics
 from regard.statistics.columns import Columns, Positions, join_columns, select_positions
+from regard.statistics.modalities import ModalityMass
 from regard.statistics.table import select_rows
 
 EMBEDDING_LAYER = -1
@@ -96,6 +98,10 @@ class Watch(Observer):
             for statistic in statistics
             if not set(self._names["hidden"]).isdisjoint(_required_reductions([statistic]))
         ]
+        special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
+        self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
+        if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
+            raise UserError(f"statistics: {type(model).__name__} reads text alone, of one modality")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks = find_stacks(model)
@@ -139,7 +145,8 @@ class Watch(Observer):
     def left_out(self) -> frozenset[str]:
         """Names of the statistics that were left out with a warning, of hidden states that cannot be read."""
         lacks_hidden = any(sequences.lacks_hidden for sequences in self._stacks.values())
-        return frozenset(self._of_hidden if lacks_hidden else ())
+        lacks_modalities = {ModalityMass.name} if self._modalities is None else set()
+        return frozenset(self._of_hidden if lacks_hidden else ()).union(lacks_modalities)
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""
@@ -153,6 +160,12 @@ class Watch(Observer):
         if any(other.role == role for other in stacks[: stacks.index(sequences)]):
             site = f"{role}@{sequences.stack.path}"
         for observations in sequences.finish(site, self._request.num_first_keys):
+            if self._modalities is not None:
+                classify = self._modalities.classify
+                observations = [
+                    replace(part, modality=None if part.token_ids is None else classify(part.token_ids))
+                    for part in observations
+                ]
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
             for name, statistic in self.statistics.items():
@@ -174,7 +187,11 @@ class Watch(Observer):
 
     def hooks(self) -> list[ModuleHook]:
         """Return the hooks on stacks and blocks."""
-        hooks = []
+        root, hooks = self._root, []
+        if root.root is not None and all(
+            root.root is not sequences.stack.module for sequences in self._stacks.values()
+        ):
+            hooks = [ModuleHook(root.root, root.begin), ModuleHook(root.root, root.end, is_after=True)]
         for sequences in self._stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
@@ -187,7 +204,8 @@ class Watch(Observer):
     def _begin_forward(
         self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last)
+        root_tokens = self._root.of_stack(module)
+        forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last, root_tokens)
         if forward.offset == 0:
             self._finish(sequences)
             others = [other for other in self._stacks.values() if other is not sequences and other.offered is not None]
@@ -287,13 +305,14 @@ class Watch(Observer):
             output = torch.cat([latest_output, output], dim=-1)
         sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
         find_projection = partial(self._find_projection, sequences, path, call)
-        io = AttentionIO(call, lambda: output_weight(find_projection()), is_self=kind == "self")
+        first_key, keys = sequences.find_keys(kind, call)
+        modality = self._find_modality(sequences, call, first_key) if kind == "self" else None
+        io = AttentionIO(call, lambda: output_weight(find_projection()), kind == "self", modality)
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
         vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
         tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
-        first_key, keys = sequences.find_keys(kind, call)
         virtual_key = call.operation is not None and call.operation.has_extra_column
         layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
         if not self._names["projection"]:
@@ -306,6 +325,16 @@ class Watch(Observer):
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
         self.projection_inputs.expect(projection, path, output, read)
+
+    def _find_modality(self, sequences: Sequences, call: AttentionCall, first_key: int) -> Tensor | None:
+        """Return the modality of each key of a call; None if no statistic needs it, or it is unknown."""
+        if self._modalities is None or ModalityMass.name not in self._names["vectors"]:
+            return None
+        tokens, keys = sequences.token_ids, call.key.shape[2]
+        if tokens is None:
+            return None
+        modality = self._modalities.classify(tokens.to(call.key.device))[:, first_key : first_key + keys]
+        return torch.nn.functional.pad(modality, (0, keys - modality.shape[1]))
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]

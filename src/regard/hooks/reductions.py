@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -19,6 +19,7 @@ from regard.attention.call import AttentionCall, relative_positions, slices, vis
 from regard.attention.operator import expand_bias
 from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
 from regard.errors import UserError
+from regard.hooks.modalities import modality_mass
 
 ROWS = 256
 """Queries whose mask is multiplied at once."""
@@ -30,12 +31,13 @@ MAX_GATE = 1000.0
 class AttentionIO:
     """One finished attention call, and what returns W_O or raises a UserError if it is not recognized.
 
-    `is_self` says whether queries and keys are the same tokens.
+    `is_self` says whether queries and keys are the same tokens, `modality` of which modality the keys are.
     """
 
     call: AttentionCall
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
     is_self: bool
+    modality: Int[Tensor, "batch key"] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,14 @@ _REDUCTIONS = (
         compute=lambda io: projected_norm(io.call.expand_groups(io.call.value), io.projection()),
     ),
     Reduction(
+        name="modality_mass",
+        source="vectors",
+        axis="query",
+        steps="concat",
+        packed=False,
+        compute=lambda io: None if io.modality is None else modality_mass(io.call, io.modality),
+    ),
+    Reduction(
         name="output_norm",
         source="projection",
         axis="query",
@@ -197,6 +207,7 @@ Of an `AttentionIO` (source "vectors"):
 * `early_query_count`: number of real queries before key j that see it in any head, because a prefix or the mask lets
   them.
 * `value_output_norm`: ‖W_O v_j‖ through the part of W_O of each head.
+* `modality_mass`: attention of each query to the keys of each modality, and to the first image token.
 
 Of `HeadOutputs` (source "projection"), whose x_i is the head's part of what is projected:
 

@@ -259,14 +259,19 @@ class Sequences:
             layer.add_hidden_rows(parts[0], slice(start, end))
         return layers
 
+    @property
+    def token_ids(self) -> Tensor | None:
+        """Token ids of all forwards over the open sequences, by row; None if some are unknown."""
+        known = [step for step in self._tokens if step is not None]
+        return torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
+
     def _observations(
         self, site: str, length: int, layers: dict[tuple[str, int], LayerAccumulator]
     ) -> Iterator[Observation]:
         assert self.last is not None
         last, device = self.last, next(iter(layers.values())).device
         queries = SampleAlignment.from_masks(self._batch, length, last.token_mask, last.segments, device)
-        known = [step for step in self._tokens if step is not None]
-        token_ids = torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
+        token_ids = self.token_ids
         if token_ids is not None and token_ids.shape[1] != length:
             token_ids = None  # attention is among others as well, such as patches of an image
         finite: dict[str, Tensor] = {}

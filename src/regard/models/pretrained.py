@@ -14,6 +14,7 @@ from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
+from regard.models.processors import load_processor
 from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
@@ -72,6 +73,7 @@ def load(
     random_weights: bool = False,
     language_model: bool = False,
     adapter: str | None = None,
+    images: bool = False,
     seed: int = 0,
 ) -> Loaded:
     """Return a model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
@@ -89,6 +91,7 @@ def load(
         random_weights: Build the architecture with new weights from `seed`.
         language_model: Load the head of a language model as well; an encoder is refused.
         adapter: Folder or hub id of an adapter of PEFT, which is merged into the weights.
+        images: Load the processor of images as well, which holds the tokenizer if the model reads text.
         seed: Seed of random weights.
     """
     torch_device = _device(device)
@@ -109,9 +112,13 @@ def load(
         if language_model:
             check_generates_text(config, name)
         files = [] if random_weights else find_weight_files(folder, name)
-        check_tokenizer_files(folder, name)
-        with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        processor = load_processor(folder, name, trust_remote_code=trust_remote_code) if images else None
+        if processor is None:
+            check_tokenizer_files(folder, name)
+            with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
+                tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        else:
+            tokenizer = getattr(processor, "tokenizer", None)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
         if adapter_folder is not None:
             auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
@@ -127,10 +134,11 @@ def load(
         if adapter is not None and adapter_folder is not None:
             merged: Any = peft_adapters.merge_adapter(model, adapter_folder, adapter)
             model = merged if language_model else merged.base_model
-    check_vocabulary(model, tokenizer, name)
+    if tokenizer is not None:
+        check_vocabulary(model, tokenizer, name, images=images)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
-    return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter)
+    return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter, processor)
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
@@ -213,9 +221,9 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
-    """Check that the model reads texts and has a row in its embedding for each id of the tokenizer."""
-    if model.main_input_name != "input_ids":
+def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, images: bool = False) -> None:
+    """Check that the model reads texts (or `images`) and has an embedding for each id of the tokenizer."""
+    if model.main_input_name != "input_ids" and not images:
         raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
     table: Any = model.get_input_embeddings()
     rows = table.num_embeddings

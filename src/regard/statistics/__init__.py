@@ -7,6 +7,7 @@ from regard.errors import UserError
 from regard.statistics.columns import StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
+from regard.statistics.modalities import ModalityMass
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
@@ -24,6 +25,7 @@ STATISTICS: dict[str, Callable[[], Statistic]] = {
     **{kind.name: kind for kind in (SinkTokens, CommonSinkRatio, SinksByTokenClass)},
     **LAYER_STATISTICS,
     InputDependence.name: InputDependence,
+    ModalityMass.name: ModalityMass,
 }
 
 DEFAULT = (
@@ -33,10 +35,10 @@ DEFAULT = (
 
 
 def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of "default", "all", or names (in a string separated by commas), without duplicates."""
-    if isinstance(selection, str):
-        selection = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(selection.strip(), selection.split(","))
-    names = tuple(dict.fromkeys(name.strip() for name in selection))
+    """Return names, some of them "default" or "all" (in a string separated by commas), without duplicates."""
+    parts = [part.strip() for part in (selection.split(",") if isinstance(selection, str) else selection)]
+    groups = {"default": DEFAULT, "all": tuple(STATISTICS)}
+    names = tuple(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown or not names:
         raise UserError(
@@ -81,6 +83,7 @@ __all__ = [
     "CommonSinkRatio",
     "FirstMass",
     "InputDependence",
+    "ModalityMass",
     "Observation",
     "PerLayer",
     "SampleValues",

@@ -59,12 +59,14 @@ class Statistic(ABC):
     Attributes:
         needs: Names of the reductions that observations must hold.
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
+        special_ids: Token ids whose modality is "special", if it needs modalities.
     """
 
     name: str
     info: StatisticInfo
     needs: frozenset[str]
     num_first_keys: int = 1
+    special_ids: frozenset[int] = frozenset()
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:
@@ -176,6 +178,7 @@ class Observation:
         length: Real queries of each sample.
         keys: Real keys of each sample; other than `length` only in cross-attention.
         token_ids: Token ids of the keys.
+        modality: Modality of the keys, as an index of `MODALITIES`; None of a model that reads text alone.
         virtual_key: A learned key, with a query of its own in the matrix, gets the attention that no token gets.
         tensors: Reductions by name, shaped as `regard.attention.reduction.Reduction.axis` says, with samples in the
             place of the batch. Entries beyond the length of a sample are arbitrary.
@@ -187,6 +190,7 @@ class Observation:
     length: Int[Tensor, " sample"]
     keys: Int[Tensor, " sample"]
     token_ids: Int[Tensor, "sample key"] | None = None
+    modality: Int[Tensor, "sample key"] | None = None
     virtual_key: bool = False
     tensors: dict[str, Tensor] = field(default_factory=dict)
 

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   regard measure minilm
   regard measure gpt2 --text book.txt notes.jsonl --length 512 --epsilon 0.2,0.3
   regard measure ./model --input random --statistics entropy --out runs/random
+  regard measure google/vit-base-patch16-224 --images photos/
   zcat corpus.gz | regard measure gpt2 --text - --layer-ids 0,5,11
 """
 
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".txt, .jsonl (key text), .parquet (column text), or - for standard input; default: Python's own "
         "documentation",
+    )
+    parser.add_argument(
+        "--images", nargs="+", action="extend", metavar="PATH", help="image files, or folders of them, in place of text"
     )
     arguments.add_run_options(parser, "a new one under runs/", resume=False)
     arguments.add_config_options(parser, MeasureConfig)
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progress: OnProgress) -> MeasureResult:
     from regard import models
     from regard.commands.measure.run import measure
-    from regard.data import read_texts
+    from regard.data import read_images, read_texts
     from regard.hooks import ReplacedModel
     from regard.runs.rank import num_processes
 
@@ -62,10 +66,14 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         raise UserError(
             f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
         )
+    if args.images and (args.text or config.input != "natural"):
+        raise UserError("--images cannot be used with --text or --input; the text beside images is --prompt")
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(args.text) if args.text else None
+    images = read_images(args.images) if args.images else None
     options = arguments.model_options(args)
     ReplacedModel.register()
-    loaded = models.load(args.model, random_weights=args.random_weights, seed=config.seed, **options)
-    return measure(loaded, texts=texts, config=config, on_progress=on_progress)
+    options |= {"random_weights": args.random_weights, "images": images is not None, "seed": config.seed}
+    loaded = models.load(args.model, **options)
+    return measure(loaded, texts=texts, images=images, config=config, on_progress=on_progress)

@@ -1,9 +1,11 @@
-"""Measurement of a model's attention on text."""
+"""Measurement of a model's attention on text or images."""
 
 import copy
+import dataclasses
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -15,12 +17,13 @@ from transformers import PreTrainedModel
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
-from regard.data import Texts, Windows
+from regard.data import Images, Texts, Windows
 from regard.errors import UserError
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.models.pretrained import resolve_model
+from regard.models.processors import image_inputs, with_processor
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent
@@ -28,6 +31,7 @@ from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import STATISTICS, Statistic
 from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
+from regard.statistics.modalities import ModalityMass
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import SecondarySinks, SinkRate
 from regard.statistics.table import TOKEN_COLUMNS, is_of_statistic, make_table
@@ -42,11 +46,13 @@ def measure(  # noqa: D417 - the options are described in the configuration
     tokenizer: Any = None,
     texts: Texts | Sequence[str] | None = None,
     *,
+    images: Images | Sequence[Any] | None = None,
     config: MeasureConfig | None = None,
     on_progress: OnProgress | None = None,
     statistics: str | Sequence[str | Statistic] | Unset = UNSET,
     input: Literal["natural", "random", "repeated"] | Unset = UNSET,
     bos: Literal["keep", "drop", "add"] | Unset = UNSET,
+    prompt: str | Unset = UNSET,
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
@@ -57,7 +63,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     skip_verification: bool | Unset = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
-    """Measure a model's attention on windows of text.
+    """Measure a model's attention on windows of text, or on images.
 
     An encoder–decoder reads each window on both sides, the decoder's shifted by one behind its start token. Under
     `torch.distributed`, as `accelerate launch` starts it, the processes share the samples, and each returns the same.
@@ -65,8 +71,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
 
     Args:
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
-        tokenizer: The model's tokenizer, if `model` is a model.
+        tokenizer: The model's tokenizer, if `model` is a model; with images its processor.
         texts: Documents, for natural input only. None for Python's own documentation.
+        images: Images of PIL, or paths of files, in the place of text; each is one sample.
         config: Values of the options that are left out; None for the defaults of `MeasureConfig`.
         on_progress: Called after each batch.
 
@@ -78,38 +85,38 @@ def measure(  # noqa: D417 - the options are described in the configuration
     """
     with raise_on_all_ranks():
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
-        texts = _check_texts(texts, config.input)
+        images = _select_images(images, texts, config)
+        texts = _check_texts(texts, config.input) if images is None else None
         ReplacedModel.register()
-        call = "measure(model, tokenizer, texts)"
-        loaded = resolve_model(model, tokenizer, to="observe", call=call, merge=False)
+        loaded = _load(model, tokenizer, images)
         started = time.perf_counter()
-        _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
-        windows = _make_windows(loaded, texts, config)
+        sources: Windows | Images
+        if images is None:
+            _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
+            sources = _make_windows(loaded, texts, config)
+            batch_size, num_samples = config.batch_rows, len(sources.input_ids)
+        else:
+            sources, batch_size, num_samples = images, config.batch_size or 1, len(images)
         selected, verify = _make_statistics(config, loaded), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
         with eval_mode(loaded.model), observing as observer:
-            _run_batches(loaded.model, observer, local_shard(windows.input_ids), config.batch_rows, on_progress)
+            shard = local_shard(torch.arange(num_samples))
+            batches = _make_batches(loaded, sources, shard.split(batch_size), config)
+            _run_batches(loaded.model, observer, batches, len(shard), on_progress)
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
-    _check_statistics(observer, config, columns)
+    _check_statistics(observer, config, columns, images)
     columns = [part for part in columns if len(part.value)]
     if not columns:
         raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
-    cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=windows.tokens)
+    num_tokens = sources.tokens if isinstance(sources, Windows) else None
+    cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=num_tokens)
     metadata = describe_run(
-        config.replace(batch_size=config.batch_rows),
+        config.replace(batch_size=batch_size),
         model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        data={
-            "source": texts.source if texts is not None else f"{config.input} tokens",
-            "sha256": texts.sha256 if texts is not None else None,
-            "input": config.input,
-            "bos": config.bos,
-            "samples": len(windows.input_ids),
-            "length": config.length,
-            **{name: getattr(windows, name) for name in ("tokens", "documents", "too_short")},
-        },
-        cost={**cost, "batch_size": config.batch_rows},
+        data=_describe_data(sources, texts, config),
+        cost={**cost, "batch_size": batch_size},
     )
     metadata["statistics"] = {}
     for name, statistic in observer.statistics.items():
@@ -120,6 +127,51 @@ def measure(  # noqa: D417 - the options are described in the configuration
         metadata["statistics"][name] = {"axes": axes, **vars(statistic.info)}
     table = join_columns(columns)
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
+
+
+def _select_images(
+    images: Images | Sequence[Any] | None, texts: Texts | Sequence[str] | None, config: MeasureConfig
+) -> Images | None:
+    """Return some images, at most `samples` by chance in their order; None without images. Raises UserError."""
+    if images is None:
+        return None
+    if texts is not None or config.input != "natural":
+        raise UserError("images: expected neither texts nor another input beside them; see prompt")
+    if not isinstance(images, Images):
+        images = Images(() if isinstance(images, str) else tuple(images), "given in Python")
+    if not len(images):
+        raise UserError("images: expected a list of at least one image, each of PIL or the path of a file")
+    generator = torch.Generator().manual_seed(config.seed)
+    selected = torch.randperm(len(images), generator=generator)[: config.samples].sort().values
+    return dataclasses.replace(images, images=tuple(images.images[index] for index in selected.tolist()))
+
+
+def _load(model: Any, tokenizer: Any, images: Images | None) -> models.Loaded:
+    if images is None:
+        return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)", merge=False)
+    if isinstance(model, str):
+        return models.load(model, images=True)
+    return with_processor(model, tokenizer, call="measure(model, processor, images=images)")
+
+
+def _describe_data(samples: Windows | Images, texts: Texts | None, config: MeasureConfig) -> dict[str, Any]:
+    if isinstance(samples, Images):
+        return {
+            "source": samples.source,
+            "sha256": samples.sha256,
+            "input": "images",
+            "prompt": config.prompt,
+            "samples": len(samples),
+        }
+    return {
+        "source": texts.source if texts is not None else f"{config.input} tokens",
+        "sha256": texts.sha256 if texts is not None else None,
+        "input": config.input,
+        "bos": config.bos,
+        "samples": len(samples.input_ids),
+        "length": config.length,
+        **{name: getattr(samples, name) for name in ("tokens", "documents", "too_short")},
+    }
 
 
 def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | None:
@@ -153,10 +205,14 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
     configured: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
         "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
-        "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
-        "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
         "input_dependence": lambda: InputDependence(config.length),
     }
+    if loaded.tokenizer is not None:
+        configured |= {
+            "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
+            "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
+            "modality_mass": lambda: ModalityMass(loaded.tokenizer.all_special_ids),
+        }
     return [
         copy.deepcopy(name) if isinstance(name, Statistic) else configured.get(name, STATISTICS[name])()
         for name in config.statistics
@@ -169,23 +225,41 @@ def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksBy
     return SinksByTokenClass(special, delimiters, config.epsilon, config.minimum_queries)
 
 
-def _run_batches(model: Any, observer: Watch, ids: Tensor, batch_size: int, on_progress: OnProgress | None) -> None:
-    for start in range(0, len(ids), batch_size):
-        batch = ids[start : start + batch_size].to(model.device)
+def _make_batches(
+    loaded: models.Loaded, samples: Windows | Images, batches: Iterable[Tensor], config: MeasureConfig
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the arguments of each forward, over the samples of these indices, and how many samples they are."""
+    for indices in batches:
+        if isinstance(samples, Images):
+            inputs = image_inputs(loaded, [samples.read(index) for index in indices.tolist()], config.prompt)
+        else:
+            inputs = _model_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
+        yield inputs, len(indices)
+
+
+def _run_batches(
+    model: Any,
+    observer: Watch,
+    batches: Iterable[tuple[dict[str, Any], int]],
+    num_samples: int,
+    on_progress: OnProgress | None,
+) -> None:
+    done = 0
+    for number, (inputs, size) in enumerate(batches):
         try:
-            output = model(**_model_inputs(model, batch))[0]
+            output = model(**inputs)[0]
         except torch.OutOfMemoryError as error:
+            kind = f"windows of {inputs['input_ids'].shape[1]} tokens" if "input_ids" in inputs else "images"
             raise UserError(
-                f"batch-size: {len(batch)} windows of {batch.shape[1]} tokens do not fit the memory of {model.device}. "
-                "Reduce --batch-size or --length."
+                f"batch-size: {size} {kind} do not fit the memory of {model.device}. Reduce --batch-size or --length."
             ) from error
-        if not bool(output.isfinite().all()):
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
-            layer = f"output of the last layer in batch {start // batch_size}"
+            layer = f"output of the last layer in batch {number}"
             raise UserError(f"non-finite activations: {layer}; expected finite values")
+        done += size
         if on_progress is not None:
-            done = min(start + batch_size, len(ids))
-            on_progress(ProgressEvent(phase="measuring", step=done, steps=len(ids)))
+            on_progress(ProgressEvent(phase="measuring", step=done, steps=num_samples))
 
 
 def _model_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
@@ -222,10 +296,15 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
         raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {names}")
 
 
-def _check_statistics(observer: Watch, config: MeasureConfig, columns: Sequence[Columns]) -> None:
+def _check_statistics(
+    observer: Watch, config: MeasureConfig, columns: Sequence[Columns], images: Images | None
+) -> None:
+    """Raise a UserError for statistics without a row. With images, of tokens that may have no ids, only warn."""
     names = [name for name in observer.statistics if name not in observer.left_out]
     empty = ", ".join(name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns))
-    if empty:
+    if empty and columns and images is not None:
+        warnings.warn(f"{empty} cannot be measured on these images, and is left out", stacklevel=3)
+    elif empty:
         raise UserError(
             f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
             "short for this model. Increase --samples or --length, or remove it from --statistics."

@@ -1,0 +1,105 @@
+"""Of which modality the tokens of a model are: text, image, video, audio, or special."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, pad
+from transformers import PreTrainedModel
+
+from regard.attention.call import AttentionCall
+from regard.attention.operator import compute_output
+from regard.statistics.modalities import MODALITIES
+
+SUFFIXES = ("token_id", "token_index")
+"""How the fields of a configuration end that hold the id of a modality's tokens, such as image_token_id."""
+
+
+@dataclass(frozen=True)
+class TokenModalities:
+    """Ids of the tokens that are not text, by modality."""
+
+    ids: Mapping[str, frozenset[int]]
+
+    @classmethod
+    def of(cls, model: nn.Module, special: Iterable[int]) -> TokenModalities | None:
+        """Return those of a model, special tokens besides; None for a model that reads text alone."""
+        config = getattr(find_root(model), "config", None)
+        ids: dict[str, frozenset[int]] = {}
+        for modality in ("image", "video", "audio"):
+            values = {getattr(config, f"{modality}_{suffix}", None) for suffix in SUFFIXES}
+            if numbers := frozenset(value for value in values if isinstance(value, int)):
+                ids[modality] = numbers
+        if not ids:
+            return None
+        return cls({**ids, "special": frozenset(special).difference(*ids.values())})
+
+    def classify(self, token_ids: Int[Tensor, "batch token"]) -> Int[Tensor, "batch token"]:
+        """Return the index in `MODALITIES` of each token's modality."""
+        modality = torch.zeros_like(token_ids)
+        for name, ids in self.ids.items():
+            members = torch.isin(token_ids, torch.tensor(sorted(ids), dtype=torch.long, device=token_ids.device))
+            modality = modality.masked_fill(members, MODALITIES.index(name))
+        return modality
+
+
+def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Tensor:
+    """Return the attention (batch, head, query, modality + 1) to the keys of each modality and to the first image.
+
+    It is the output of the same attention over values that say of which modality a key is, so that no backend needs the
+    matrix.
+    """
+    is_image = modality == MODALITIES.index("image")
+    is_first = is_image & (is_image.cumsum(-1) == 1)
+    call = call.detach().to_acc_dtype()
+    members = torch.cat([one_hot(modality, len(MODALITIES)), is_first[..., None]], dim=-1).to(call.query.dtype)
+    values = pad(members, (0, max(call.query.shape[-1] - members.shape[-1], 0)))  # fused kernels want equal widths
+    operation = None if call.operation is None else replace(call.operation, extra_value=None)
+    values = values[:, None].expand(-1, call.key.shape[1], -1, -1)
+    output = compute_output(replace(call, value=values, dropout=0.0, operation=operation))
+    return output[..., : members.shape[-1]]
+
+
+def find_root(model: nn.Module) -> PreTrainedModel | None:
+    """Return the outermost model of Transformers."""
+    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+
+
+class RootTokens:
+    """The token ids that a whole model is passed, whose text stack gets embeddings instead.
+
+    Attributes:
+        root: The whole model.
+        ids: Token ids of the forward under way; None if it was passed none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.root = find_root(model)
+        self.ids: Tensor | None = None
+
+    def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the ids of a forward of the whole model."""
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        is_ids = isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()
+        self.ids = ids if is_ids else None
+
+    def end(self, *_: Any) -> None:
+        """Forget them."""
+        self.ids = None
+
+    def of_stack(self, stack: nn.Module) -> Tensor | None:
+        """Return the ids if the stack holds the embedding of tokens, and is no decoder beside an encoder."""
+        root = self.root
+        if self.ids is None or root is None or stack is root:
+            return None
+        is_second = root.config.is_encoder_decoder and getattr(getattr(stack, "config", None), "is_decoder", False)
+        try:
+            table = root.get_input_embeddings()
+        except NotImplementedError:
+            return None
+        return self.ids if not is_second and any(module is table for module in stack.modules()) else None

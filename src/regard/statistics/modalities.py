@@ -1,0 +1,49 @@
+"""Attention between text, images, video and audio."""
+
+from collections.abc import Iterable, Iterator
+
+from regard.statistics.layers import mean_over_queries
+from regard.statistics.sinks import PERCENT
+from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
+
+MODALITIES = ("text", "image", "video", "audio", "special")
+"""Modalities of tokens; a token's modality is an index of it."""
+FIRST_IMAGE = "first_image"
+"""Beside the modalities: the first image token of each sample."""
+
+
+class ModalityMass(PerLayer):
+    """The share of the attention of tokens of each modality that tokens of each modality get, in self-attention.
+
+    Args:
+        special: Ids of special tokens. Those that stand for images, video or audio are known from the model.
+    """
+
+    name = "modality_mass"
+    info = StatisticInfo(
+        title="Attention by modality",
+        unit="%",
+        description="Attention that text, image, video, audio or special tokens pay to those of each modality, and to "
+        "the first image token; mean over the samples that have both.",
+        source="Regard",
+    )
+    needs = frozenset({"modality_mass"})
+
+    def __init__(self, special: Iterable[int] = ()) -> None:
+        super().__init__()
+        self.special_ids = frozenset(special)
+
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
+        if layer.modality is None:
+            return
+        mass = layer.tensors[self.name]
+        real = layer.query_mask(mass.shape[2])
+        modality = layer.modality[:, : mass.shape[2]]
+        members = {name: real & (modality == index) for index, name in enumerate(MODALITIES)}
+        keys = {**members, FIRST_IMAGE: members["image"]}
+        for query_name, queries in members.items():
+            for index, key_name in enumerate((*MODALITIES, FIRST_IMAGE)):
+                present = queries.any(-1) & keys[key_name].any(-1)
+                if bool(present.any()):
+                    key = self.key(layer, "head", suffix=f"_{query_name}_to_{key_name}")
+                    yield SampleValues(key, mean_over_queries(mass[..., index], queries) * PERCENT, present)
