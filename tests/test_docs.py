@@ -30,6 +30,7 @@ import regard
 from regard.cli import main, parser
 from regard.continual.methods import sapt, sapt_task_free
 from regard.statistics import DEFAULT, STATISTICS
+from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_llava, make_photos, make_vit
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -118,6 +119,8 @@ STAND_INS: dict[str, Callable[[Path], None]] = {
     "google-t5/t5-small": t5,
     "tiny-bert": bert,
     "my-lora": lora,
+    "google/vit-base-patch16-224": make_vit,
+    "llava-hf/llava-1.5-7b-hf": make_llava,
 }
 
 
@@ -135,6 +138,8 @@ def furnish(folder: Path, page: Path) -> None:
     for name in ("train", "valid"):
         (wikitext / f"wiki.{name}.raw").write_text(story, encoding="utf-8")
     (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
+    if "photos" in text:
+        make_photos(folder / "photos")
     if "reviews.jsonl" in text:
         reviews(folder)
     if "tickets.jsonl" in text:
@@ -306,6 +311,8 @@ def cost(name: str) -> str:
         return "T×T result"
     if "spectral_bound" in needs:
         return "many passes"
+    if "modality_mass" in needs:
+        return "one more pass"
     if "hidden" in needs:
         return "hidden states"
     if needs & {
@@ -349,7 +356,10 @@ def test_the_sections_name_the_rows_that_are_measured() -> None:
         model(torch.randint(50, (3, 12)))
     lines = re.findall(r"^Rows: (.+)\.$", "\n".join(sections().values()), flags=re.MULTILINE)
     said = {row for line in lines for row in re.findall(r"`(\w+)` by ([\w, ]+)", line)}
-    assert said == axes_of(seen.frame())
+    llava = tf.LlavaModel(llava_config()).eval()
+    with torch.no_grad(), regard.watching(llava, "modality_mass") as of_images:
+        llava(input_ids=torch.tensor([[1, *[IMAGE] * PATCHES, 5]]), pixel_values=torch.randn(1, 3, 16, 16))
+    assert said == axes_of(seen.frame()) | axes_of(of_images.frame())
 
 
 def test_the_readme_names_every_statistic() -> None:

@@ -101,7 +101,8 @@ class Watch(Observer):
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
-            raise UserError(f"statistics: {type(model).__name__} reads text alone, of one modality")
+            problem = f"{type(model).__name__} reads text alone"
+            raise UserError(f"{ModalityMass.name}: {problem}; expected a model of several modalities")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks = find_stacks(model)

@@ -113,12 +113,11 @@ def load(
             check_generates_text(config, name)
         files = [] if random_weights else find_weight_files(folder, name)
         processor = load_processor(folder, name, trust_remote_code=trust_remote_code) if images else None
+        tokenizer: Any = getattr(processor, "tokenizer", None)
         if processor is None:
             check_tokenizer_files(folder, name)
             with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        else:
-            tokenizer = getattr(processor, "tokenizer", None)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
         if adapter_folder is not None:
             auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)

@@ -28,7 +28,7 @@ from regard.runs.config import UNSET, Unset, describe_options, explicit_argument
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
-from regard.statistics import STATISTICS, Statistic
+from regard.statistics import DEFAULT, STATISTICS, Statistic
 from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.modalities import ModalityMass
@@ -115,7 +115,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     metadata = describe_run(
         config.replace(batch_size=batch_size),
         model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        data=_describe_data(sources, texts, config),
+        data=_describe_data(sources, texts, config, loaded.tokenizer is not None),
         cost={**cost, "batch_size": batch_size},
     )
     metadata["statistics"] = {}
@@ -154,13 +154,15 @@ def _load(model: Any, tokenizer: Any, images: Images | None) -> models.Loaded:
     return with_processor(model, tokenizer, call="measure(model, processor, images=images)")
 
 
-def _describe_data(samples: Windows | Images, texts: Texts | None, config: MeasureConfig) -> dict[str, Any]:
+def _describe_data(
+    samples: Windows | Images, texts: Texts | None, config: MeasureConfig, reads_text: bool
+) -> dict[str, Any]:
     if isinstance(samples, Images):
         return {
             "source": samples.source,
             "sha256": samples.sha256,
             "input": "images",
-            "prompt": config.prompt,
+            "prompt": config.prompt if reads_text else None,
             "samples": len(samples),
         }
     return {
@@ -299,15 +301,16 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
 def _check_statistics(
     observer: Watch, config: MeasureConfig, columns: Sequence[Columns], images: Images | None
 ) -> None:
-    """Raise a UserError for statistics without a row. With images, of tokens that may have no ids, only warn."""
+    """Raise a UserError for statistics without a row; of images, which may have no token ids, only warn of others."""
     names = [name for name in observer.statistics if name not in observer.left_out]
-    empty = ", ".join(name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns))
-    if empty and columns and images is not None:
-        warnings.warn(f"{empty} cannot be measured on these images, and is left out", stacklevel=3)
+    empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
+    if columns and images is not None:
+        if named := [name for name in empty if name not in DEFAULT]:
+            warnings.warn(f"{', '.join(named)} cannot be measured on these images, and is left out", stacklevel=3)
     elif empty:
         raise UserError(
-            f"statistics: {empty} has no data: {config.samples} windows of {config.length} tokens are too few or too "
-            "short for this model. Increase --samples or --length, or remove it from --statistics."
+            f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "
+            "few or too short for this model. Increase --samples or --length, or remove it from --statistics."
         )
 
 

@@ -18,6 +18,8 @@ from regard.report.terminal import WIDTH, sparkline
 MAXIMA, MINIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio"), ("matrix_entropy",)
 """Statistics whose largest, or smallest, value over the layers is a key figure."""
 MARGIN = 5
+NO_TOKEN = "–"
+"""The token of a position without one, such as a patch of an image."""
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
@@ -60,7 +62,8 @@ def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFram
         return pd.DataFrame(columns=kept)
     sites = [_of_site(rows) for _, rows in tokens.groupby("site", sort=False, dropna=False)]
     best = [rows.sort_values("share", ascending=False, kind="stable").head(max_tokens) for rows in sites]
-    return pd.concat(best, ignore_index=True)[kept]
+    rows = pd.concat(best, ignore_index=True)[kept]
+    return rows.assign(token=rows["token"].astype(object).where(rows["token"].notna(), NO_TOKEN))
 
 
 def _of_site(rows: pd.DataFrame) -> pd.DataFrame:

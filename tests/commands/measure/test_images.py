@@ -1,0 +1,117 @@
+"""`regard measure` on images: vision models, vision-language models, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import regard
+from regard.commands.measure.result import MeasureResult
+from regard.data import read_images
+from regard.errors import UserError
+from tests.tiny_vision import PATCHES, make_llava, make_photos, make_vit
+
+Regard = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vision")
+    make_vit(folder / "vit")
+    make_llava(folder / "llava")
+    make_photos(folder / "photos")
+    return folder
+
+
+def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> None:
+    model = transformers.ViTModel.from_pretrained(folder / "vit", attn_implementation="eager").eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder / "vit")
+    images = [Image.open(path) for path in sorted((folder / "photos").glob("*.png"))]
+    with torch.no_grad():
+        weights = model(**processor(images=images, return_tensors="pt"), output_attentions=True).attentions
+    result = regard.measure(model, processor, images=images, statistics="column_mass", batch_size=2)
+    mass = torch.stack(weights).mean(-2).mean(1)  # layer, head, key
+    frame = result.frame("column_mass").dropna(subset=["layer", "head", "position"])
+    assert len(frame) == mass.numel() == 2 * 4 * (PATCHES + 1)
+    values = [float(mass[row.layer, row.head, row.position]) for row in frame.itertuples()]
+    assert frame["value"].tolist() == pytest.approx(values, rel=1e-5)
+    assert set(frame["n"]) == {3}
+    assert result.metadata["data"] == {
+        "source": "given in Python", "sha256": None, "input": "images", "prompt": None, "samples": 3,
+    }  # fmt: skip
+
+
+def test_the_command_reads_a_folder_with_a_prompt(folder: Path, regard: Regard, tmp_path: Path) -> None:
+    options = ("--statistics", "column_mass,modality_mass,sink_tokens", "--prompt", "Count the birds", "--out", "run")
+    ended = regard("measure", folder / "llava", "--images", folder / "photos", *options)
+    assert (ended.code, ended.err) == (0, "")
+    result = MeasureResult.load(tmp_path / "run")
+    data = result.metadata["data"]
+    assert data["prompt"] == "Count the birds"
+    assert data["samples"] == 3
+    assert data["sha256"] == read_images([folder / "photos"]).sha256
+    decoder = result.frame("column_mass", site="decoder")
+    assert decoder["position"].max() == PATCHES + 3  # <s>, the image, three words
+    first = result.frame("modality_mass_text_to_first_image")
+    parts = [result.frame(f"modality_mass_text_to_{name}")["value"] for name in ("text", "image", "special")]
+    whole = sum(part.to_numpy() for part in parts)
+    assert first["value"].between(0, 100).all()
+    assert whole == pytest.approx(100.0, abs=1e-3)
+    assert result.tokens is not None
+    assert "<image>" in set(result.tokens["token"])
+    assert "nan" not in ended.out
+
+
+def test_default_statistics_leave_out_what_needs_tokens(folder: Path) -> None:
+    photos = [folder / "photos" / "0.png"]
+    result = regard.measure(str(folder / "vit"), images=photos)
+    assert "common_sink_ratio" not in result.metadata["statistics"]
+    assert {"sink_rate", "entropy", "over_smoothing"} <= set(result.metadata["statistics"])
+    with pytest.warns(UserWarning, match="input_dependence cannot be measured on these images"):
+        regard.measure(str(folder / "vit"), images=photos, statistics="entropy,input_dependence")
+
+
+def test_some_images_of_many_are_chosen_by_the_seed(folder: Path) -> None:
+    options: dict[str, Any] = {"images": read_images([folder / "photos"]), "samples": 2, "statistics": "entropy"}
+    first, again, other = (regard.measure(str(folder / "vit"), **options, seed=seed).table for seed in (0, 0, 1))
+    pd.testing.assert_frame_equal(first, again)
+    assert not first.equals(other)
+    assert set(first["n"]) == {2}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--images", "nowhere"), "images: expected a file or a folder of images, got nowhere, which does not exist"),
+        (("--images", "empty"), "images: the folder empty has no image"),
+        (("--images", "empty/../text.txt"), "cannot be read: "),
+        (("--images", "photos", "--text", "text.txt"), "--images cannot be used with --text or --input"),
+        (("--images", "photos", "--input", "random"), "--images cannot be used with --text or --input"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], message: str, folder: Path, regard: Regard, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("no image")
+    ended = regard("measure", folder / "vit", *arguments, "--out", "run")
+    assert ended.code == 2
+    assert message in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_an_image_processor(tiny: Callable[[str], Path], folder: Path) -> None:
+    photos = read_images([folder / "photos"])
+    with pytest.raises(UserError, match="expected one that reads images, got"):
+        regard.measure(str(tiny("llama")), images=photos)
+    model = transformers.ViTModel.from_pretrained(folder / "vit")
+    with pytest.raises(UserError, match="images: a model needs its image processor, got NoneType"):
+        regard.measure(model, images=photos)
+    with pytest.raises(UserError, match="images: expected a list of at least one image"):
+        regard.measure(model, images=[])
+    with pytest.raises(UserError, match="images: expected neither texts nor another input"):
+        regard.measure(model, images=photos, texts=["one"])

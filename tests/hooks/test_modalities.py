@@ -1,0 +1,126 @@
+"""Tokens of text stacks inside larger models are known, and how much attention each modality pays to each."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.hooks import watching
+from regard.statistics import STATISTICS, ModalityMass
+from regard.statistics.modalities import MODALITIES
+from tests.tiny_vision import IMAGE, PATCHES, llava_config
+
+SPECIAL = (1, 2)
+TEXT = {"vocab_size": 12, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = llava_config()
+    config._attn_implementation = "eager"
+    return transformers.LlavaModel(config).double().eval()
+
+
+def inputs(batch: int = 2) -> dict[str, Tensor]:
+    image = [IMAGE] * PATCHES
+    rows = [[1, 5, *image, 6, 7, 8], [1, *image, 9, 2, 5, 6]][:batch]
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randn(batch, 3, 16, 16, generator=generator, dtype=torch.float64)
+    ids = torch.tensor(rows)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+
+
+def expected_masses(ids: Tensor, attentions: tuple[Tensor, ...]) -> dict[str, float]:
+    """The definition: the mean over samples that have both, of the mean over queries, of summed weights."""
+    masses: dict[str, list[float]] = {}
+    for layer, weights in enumerate(attentions):
+        for row, tokens in enumerate(ids.tolist()):
+            places: dict[str, list[int]] = {}
+            for place, token in enumerate(tokens):
+                name = "image" if token == IMAGE else "special" if token in SPECIAL else "text"
+                places.setdefault(name, []).append(place)
+            keys = places | {"first_image": places["image"][:1]}
+            for query, queries in places.items():
+                for key, columns in keys.items():
+                    for head in range(weights.shape[1]):
+                        value = weights[row, head][queries][:, columns].sum(-1).mean()
+                        masses.setdefault(f"{query}_to_{key} {layer}.{head}", []).append(100 * float(value))
+    return {where: sum(values) / len(values) for where, values in masses.items()}
+
+
+def measured(watch: Any) -> dict[str, float]:
+    rows = watch.rows()
+    return {
+        f"{row.statistic.removeprefix('modality_mass_')} {row.layer}.{row.head}": row.value
+        for row in rows
+        if row.statistic.startswith("modality_mass")
+    }
+
+
+def test_it_is_the_sum_of_the_eager_weights(model: Any) -> None:
+    given = inputs()
+    with torch.no_grad():
+        attentions = model(**given, output_attentions=True).attentions
+        with watching(model, [ModalityMass(SPECIAL)]) as watch:
+            model(**given)
+    expected = expected_masses(given["input_ids"], attentions)
+    assert measured(watch) == pytest.approx(expected, abs=2e-5)  # eager softmax is of float32
+    assert {row.site for row in watch.rows()} == {"decoder"}, "a vision tower has no tokens of text"
+
+
+def test_padding_on_the_left_changes_nothing(model: Any) -> None:
+    alone, padded = inputs(1), inputs(1)
+    padded["input_ids"] = torch.nn.functional.pad(padded["input_ids"], (3, 0))
+    padded["attention_mask"] = torch.nn.functional.pad(padded["attention_mask"], (3, 0))
+    padded["position_ids"] = (padded["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    values = []
+    for given in (alone, padded):
+        with torch.no_grad(), watching(model, [ModalityMass(SPECIAL)]) as watch:
+            model(**given)
+        values.append(measured(watch))
+    assert values[1] == pytest.approx(values[0], abs=1e-6)
+
+
+def test_a_cached_generation_is_one_forward(model: Any) -> None:
+    given = inputs(1)
+    more = torch.tensor([[5, 6, 2]])
+    with torch.no_grad(), watching(model, [ModalityMass(SPECIAL), "sink_tokens"]) as stepwise:
+        cache = model(**given, use_cache=True).past_key_values
+        for token in more.T:
+            model(input_ids=token[None], past_key_values=cache, use_cache=True)
+    whole = dict(given, input_ids=torch.cat([given["input_ids"], more], dim=1))
+    whole["attention_mask"] = torch.ones_like(whole["input_ids"])
+    with torch.no_grad(), watching(model, [ModalityMass(SPECIAL), "sink_tokens"]) as at_once:
+        model(**whole)
+    assert measured(stepwise) == pytest.approx(measured(at_once), abs=1e-6)
+    tokens = [{row[4] for row in watch["sink_tokens"].tokens() if row[0] == "decoder"} for watch in (stepwise, at_once)]
+    assert tokens[0] == tokens[1]
+    assert -1 not in tokens[0], "the text stack gets embeddings, whose tokens the whole model was passed"
+
+
+def test_embeddings_of_other_tokens_have_none(model: Any) -> None:
+    """Ids of an earlier forward of the whole model are not those of its text stack alone."""
+    with torch.no_grad(), watching(model, "sink_tokens") as watch:
+        model(**inputs())
+        model.language_model(inputs_embeds=torch.randn(2, inputs()["input_ids"].shape[1], 16, dtype=torch.float64))
+    tokens = {row[4] for row in watch["sink_tokens"].tokens() if row[0] == "decoder"}
+    assert -1 in tokens
+
+
+def test_a_model_of_text_alone() -> None:
+    model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_hidden_layers=1)).eval()
+    with pytest.raises(UserError, match="modality_mass: LlamaModel reads text alone"), watching(model, "modality_mass"):
+        pass
+    with torch.no_grad(), watching(model, "all") as watch:
+        model(input_ids=torch.arange(4, 10)[None])
+    assert not watch.frame()["statistic"].str.startswith("modality_mass").any()
+    assert watch.left_out == {"modality_mass"}
+
+
+def test_every_modality_is_a_name() -> None:
+    assert MODALITIES[0] == "text"
+    assert "modality_mass" in STATISTICS

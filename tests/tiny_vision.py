@@ -1,0 +1,65 @@
+"""Tiny models that read images, with their processors, and images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as tf
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+WORDS = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "Describe", "the", "image.", "Count", "birds")
+IMAGE = WORDS.index("<image>")
+PATCHES = 16
+
+
+def make_photos(folder: Path, sizes: tuple[tuple[int, int], ...] = ((20, 16), (16, 16), (30, 40))) -> Path:
+    """Write images of these widths and heights, and a file that is none."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for number, (width, height) in enumerate(sizes):
+        pixels = random.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def make_vit(folder: Path) -> None:
+    """Write a vision transformer."""
+    torch.manual_seed(0)
+    config = tf.ViTConfig(**SIZES, num_hidden_layers=2, initializer_range=0.4)
+    tf.ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+
+
+def llava_config() -> Any:
+    """The configuration of a model of three vision layers and two text layers."""
+    vision = SIZES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 16}
+    text = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(WORDS), "max_position_embeddings": 64,
+        "pad_token_id": 0, "initializer_range": 0.4,
+    }  # fmt: skip
+    return tf.LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+
+
+def make_llava(folder: Path) -> None:
+    """Write a vision-language model, whose image tokens are the patches of its image."""
+    torch.manual_seed(0)
+    tf.LlavaForConditionalGeneration(llava_config()).save_pretrained(folder)
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    images = tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    tf.LlavaProcessor(
+        image_processor=images,
+        tokenizer=tf.PreTrainedTokenizerFast(
+            tokenizer_object=backend, extra_special_tokens={"image_token": "<image>"}, **named
+        ),
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
