@@ -111,6 +111,15 @@ def test_embeddings_of_other_tokens_have_none(model: Any) -> None:
     assert -1 in tokens
 
 
+def test_a_forward_that_failed_leaves_no_tokens(model: Any) -> None:
+    given = inputs()
+    with torch.no_grad(), watching(model, "sink_tokens") as watch:
+        with pytest.raises(ValueError, match="Image features"):
+            model(**given | {"pixel_values": given["pixel_values"][:1]})
+        model.language_model(inputs_embeds=torch.randn(*given["input_ids"].shape, 16, dtype=torch.float64))
+    assert {row[4] for row in watch["sink_tokens"].tokens() if row[0] == "decoder"} == {-1}
+
+
 def test_a_model_of_text_alone() -> None:
     model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_hidden_layers=1)).eval()
     with pytest.raises(UserError, match="modality_mass: LlamaModel reads text alone"), watching(model, "modality_mass"):

@@ -192,7 +192,10 @@ class Watch(Observer):
         if root.root is not None and all(
             root.root is not sequences.stack.module for sequences in self._stacks.values()
         ):
-            hooks = [ModuleHook(root.root, root.begin), ModuleHook(root.root, root.end, is_after=True)]
+            hooks = [
+                ModuleHook(root.root, root.begin),
+                ModuleHook(root.root, root.end, is_after=True, also_failed=True),
+            ]
         for sequences in self._stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))

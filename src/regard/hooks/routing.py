@@ -51,16 +51,17 @@ def no_attention_interface(model: nn.Module) -> UserError:
 
 
 class ModuleHook(NamedTuple):
-    """A function to call before the forward of a module, with its arguments, or after it."""
+    """A function to call before the forward of a module, with its arguments, or after it, also if it fails."""
 
     module: nn.Module
     function: Callable[..., None]
     is_after: bool = False
+    also_failed: bool = False
 
     def register(self) -> Any:
         """Register the hook; the handle that is returned removes it."""
         if self.is_after:
-            return self.module.register_forward_hook(self.function)
+            return self.module.register_forward_hook(self.function, always_call=self.also_failed)
         return self.module.register_forward_pre_hook(self.function, with_kwargs=True)
 
 
