@@ -28,7 +28,7 @@ COURSE = (
     *("--weight-decay", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
-MEASURE += ("--minimum-queries", "--positions", "--skip-verification/--no-skip-verification")
+MEASURE += ("--minimum-queries", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
 REPLACE = (
     *("--constants", "--attention", "--dynamic-fractions", "--rank-heads-by", "--num-seeds", "--scale"),
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
@@ -43,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **RUN,
         **dict.fromkeys((*MEASURE, "--seed"), argparse.SUPPRESS),
         "--text": None,
+        "--images": None,
         "--random-weights": False,
     },
     "compare": {"runs": None, "--out": None, "--overwrite": False},

@@ -101,7 +101,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
         with eval_mode(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
-            batches = _make_batches(loaded, sources, shard.split(batch_size), config)
+            indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
+            batches = _make_batches(loaded, sources, indices, config)
             _run_batches(loaded.model, observer, batches, len(shard), on_progress)
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
