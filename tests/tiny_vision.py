@@ -34,6 +34,18 @@ def make_vit(folder: Path) -> None:
     tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
 
 
+def make_clip(folder: Path) -> None:
+    """Write a model of two towers, of images and of text."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0, "eos_token_id": 2,
+    }  # fmt: skip
+    config = tf.CLIPConfig(vision_config=SIZES | {"num_hidden_layers": 2}, text_config=text, projection_dim=8)
+    tf.CLIPModel(config).save_pretrained(folder)
+    tf.CLIPProcessor(_image_processor(), _tokenizer()).save_pretrained(folder)
+
+
 def llava_config() -> Any:
     """The configuration of a model of three vision layers and two text layers."""
     vision = SIZES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 16}
@@ -49,17 +61,23 @@ def make_llava(folder: Path) -> None:
     """Write a vision-language model, whose image tokens are the patches of its image."""
     torch.manual_seed(0)
     tf.LlavaForConditionalGeneration(llava_config()).save_pretrained(folder)
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    images = tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     tf.LlavaProcessor(
-        image_processor=images,
-        tokenizer=tf.PreTrainedTokenizerFast(
-            tokenizer_object=backend, extra_special_tokens={"image_token": "<image>"}, **named
-        ),
+        image_processor=_image_processor(),
+        tokenizer=_tokenizer(),
         patch_size=4,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
+
+
+def _image_processor() -> Any:
+    return tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+
+
+def _tokenizer() -> Any:
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    extra = {"image_token": "<image>"}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=extra, **named)

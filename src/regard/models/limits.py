@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 _POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
 """Last part of the names of learned absolute position embeddings in Transformers."""
@@ -15,19 +16,28 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
     For learned absolute positions this is the size of the tables: RoBERTa and OPT keep rows for padding before position
     0, so a table of 514 rows takes 512 tokens. For rotary or relative positions it is `max_position_embeddings`:
     nothing breaks beyond it, but no such position was trained. Without that field (T5) it is the tokenizer's length.
+    Tables of a tower that reads images or sounds say nothing of tokens.
     """
+    named = dict(model.named_modules())
+    towers = [f"{name}." for name, module in named.items() if name and _reads_no_tokens(module)]
     tables = [
         _count_positions(module)
-        for name, module in model.named_modules()
+        for name, module in named.items()
         if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
+        if not name.startswith(tuple(towers))
     ]
     if tables:
         return min(tables)
-    trained: int | None = getattr(model.config, "max_position_embeddings", None)
+    config: Any = model.config
+    trained: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     if trained is not None and trained > 0:
         return trained
     stated = int(tokenizer.model_max_length)
     return stated if stated < _UNLIMITED else None
+
+
+def _reads_no_tokens(module: nn.Module) -> bool:
+    return isinstance(module, PreTrainedModel) and module.main_input_name != "input_ids"
 
 
 def _count_positions(table: nn.Embedding) -> int:

@@ -224,7 +224,10 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, image
     """Check that the model reads texts (or `images`) and has an embedding for each id of the tokenizer."""
     if model.main_input_name != "input_ids" and not images:
         raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
-    table: Any = model.get_input_embeddings()
+    try:
+        table: Any = model.get_input_embeddings()
+    except NotImplementedError:  # of two towers, neither of which is the whole model's
+        return
     rows = table.num_embeddings
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= highest < rows:

@@ -14,7 +14,7 @@ import regard
 from regard.commands.measure.result import MeasureResult
 from regard.data import read_images
 from regard.errors import UserError
-from tests.tiny_vision import PATCHES, make_llava, make_photos, make_vit
+from tests.tiny_vision import PATCHES, make_clip, make_llava, make_photos, make_vit
 
 Regard = Callable[..., Any]
 
@@ -74,6 +74,29 @@ def test_default_statistics_leave_out_what_needs_tokens(folder: Path) -> None:
     assert {"sink_rate", "entropy", "over_smoothing"} <= set(result.metadata["statistics"])
     with pytest.warns(UserWarning, match="input_dependence cannot be measured on these images"):
         regard.measure(str(folder / "vit"), images=photos, statistics="entropy,input_dependence")
+
+
+def test_two_towers_are_two_sites(folder: Path) -> None:
+    make_clip(folder / "clip")
+    result = regard.measure(str(folder / "clip"), images=read_images([folder / "photos"]), statistics="entropy")
+    positions = result.table.groupby("site")["position"].max().to_dict()
+    assert set(positions.values()) == {PATCHES, 3}, "patches and a class token; <s> and three words"
+
+
+def test_images_that_the_model_does_not_take(folder: Path) -> None:
+    make_vit(folder / "raw")
+    transformers.ViTImageProcessorPil(do_resize=False).save_pretrained(folder / "raw")
+    photos = read_images([folder / "photos"])
+    with pytest.raises(UserError, match="images: ViTModel does not take what its processor makes of them: Input"):
+        regard.measure(str(folder / "raw"), images=photos)
+    with pytest.raises(UserError, match=r"images: ViTImageProcessorPil does not take them: .* Use --batch-size 1"):
+        regard.measure(str(folder / "raw"), images=photos, batch_size=2)
+
+
+def test_text_alone_goes_through_a_vision_language_model(folder: Path) -> None:
+    """The table of positions of its vision tower does not limit the length of texts."""
+    result = regard.measure(str(folder / "llava"), texts=["the " * 200], length=40, samples=2, statistics="entropy")
+    assert set(result.table["site"]) == {"decoder"}
 
 
 def test_some_images_of_many_are_chosen_by_the_seed(folder: Path) -> None:

@@ -18,7 +18,7 @@ from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Texts, Windows
-from regard.errors import UserError
+from regard.errors import UserError, describe_error
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
@@ -256,6 +256,11 @@ def _run_batches(
             raise UserError(
                 f"batch-size: {size} {kind} do not fit the memory of {model.device}. Reduce --batch-size or --length."
             ) from error
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if "pixel_values" not in inputs or isinstance(error, UserError):
+                raise
+            problem = f"{type(model).__name__} does not take what its processor makes of them"
+            raise UserError(f"images: {problem}: {describe_error(error)[:300]}") from error
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
             layer = f"output of the last layer in batch {number}"
