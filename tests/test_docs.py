@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 import regard
 from regard.cli import main, parser
 from regard.continual.methods import sapt, sapt_task_free
-from regard.statistics import DEFAULT, STATISTICS
+from regard.statistics import DEFAULT, STATISTICS, cost_class
 from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_llava, make_photos, make_vit
 
 ROOT = Path(__file__).parents[1]
@@ -304,30 +304,6 @@ def sections() -> dict[str, str]:
     return {part.split("\n", 1)[0]: part for part in text.split("\n## ")[1:]}
 
 
-def cost(name: str) -> str:
-    """The class of a statistic's cost, from the reductions it needs."""
-    needs = STATISTICS[name]().needs
-    if "weights" in needs:
-        return "T×T result"
-    if "spectral_bound" in needs:
-        return "many passes"
-    if "modality_mass" in needs:
-        return "one more pass"
-    if "hidden" in needs:
-        return "hidden states"
-    if needs & {
-        "column_mass",
-        "column_square",
-        "entropy",
-        "distance",
-        "row_sum",
-        "virtual_sink_mass",
-        "value_weighted_sum",
-    }:
-        return "same pass"
-    return "first keys" if "first_mass" in needs else "linear"
-
-
 def axes_of(table: pd.DataFrame) -> set[tuple[str, str]]:
     """Each statistic's name in the table with the axes that its rows have."""
     known = table[COLUMNS].notna().itertuples(index=False)
@@ -344,7 +320,7 @@ def test_a_section_says_what_the_statistic_says_of_itself(name: str) -> None:
     section, about = sections()[name], STATISTICS[name]().info
     unit = f"in {about.unit}" if about.unit else "no unit"
     default = "Default. " if name in DEFAULT else ""
-    assert section.split("\n")[2] == f"**{about.title}**, {unit}. {default}Cost: {cost(name)}."
+    assert section.split("\n")[2] == f"**{about.title}**, {unit}. {default}Cost: {cost_class(STATISTICS[name]())}."
     assert f"\nSource: {about.source}\n" in section + "\n"
 
 

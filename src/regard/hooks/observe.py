@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,12 +83,13 @@ class Watch(Observer):
     """The statistics measured so far.
 
     Sequences count once they are finished: by the next ones, by `close`, or at the end of the block. `samples` is their
-    number.
+    number. `seconds` is what each statistic took beside the reductions, which are computed with the forward.
     """
 
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
         self.samples = 0
+        self.seconds = dict.fromkeys(self.statistics, 0.0)
         self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
         for name in _required_reductions(statistics):
             self._names[REDUCTIONS[name].source].append(name)
@@ -171,7 +173,9 @@ class Watch(Observer):
                 self.samples += observations[0].length.shape[0]
             for name, statistic in self.statistics.items():
                 if not (sequences.lacks_hidden and name in self._of_hidden):
+                    started = time.perf_counter()
                     statistic.update(observations)
+                    self.seconds[name] += time.perf_counter() - started
 
     def _check_attention(self) -> None:
         """Raise a UserError if no selected layer of the forwards so far has the attention that statistics need."""

@@ -34,6 +34,27 @@ DEFAULT = (
 )
 
 
+SAME_PASS = frozenset(
+    {"column_mass", "column_square", "entropy", "distance", "row_sum", "virtual_sink_mass", "value_weighted_sum"}
+)
+"""Reductions that are computed with the output of attention, in one pass over the scores."""
+
+
+def cost_class(statistic: Statistic) -> str:
+    """Return what kind of work a statistic is, from the reductions that it needs."""
+    for reduction, kind in {
+        "weights": "T×T result",
+        "spectral_bound": "many passes",
+        "modality_mass": "one more pass",
+        "hidden": "hidden states",
+    }.items():
+        if reduction in statistic.needs:
+            return kind
+    if statistic.needs & SAME_PASS:
+        return "same pass"
+    return "first keys" if "first_mass" in statistic.needs else "linear"
+
+
 def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
     """Return names, some of them "default" or "all" (in a string separated by commas), without duplicates."""
     parts = [part.strip() for part in (selection.split(",") if isinstance(selection, str) else selection)]
@@ -96,6 +117,7 @@ __all__ = [
     "StatisticInfo",
     "StatisticKey",
     "StatisticRow",
+    "cost_class",
     "select_statistics",
     "statistic_factories",
     "statistic_names",

@@ -301,7 +301,10 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
     assert set(about) == {"sink_rate", "massive_activations"}
     assert about["sink_rate"]["axes"] == ["layer", "head", "position", "epsilon"]
     assert about["massive_activations"]["axes"] == ["layer"]
-    assert all(set(one) == {"axes", "title", "unit", "description", "source"} for one in about.values())
+    described = {"axes", "title", "unit", "description", "source", "cost", "seconds"}
+    assert all(set(one) == described for one in about.values())
+    assert [one["cost"] for one in about.values()] == ["same pass", "hidden states"]
+    assert all(0 < one["seconds"] <= cost["seconds"] for one in about.values())
 
 
 def test_the_record_of_tokens_that_are_no_text(tiny: Tiny, documents: list[str]) -> None:

@@ -31,7 +31,9 @@ class MeasureConfig(Config):
 
     command: ClassVar[str] = "measure"
 
-    statistics: tuple[Any, ...] = config_field(("default",), "default, all, or names")
+    statistics: tuple[Any, ...] = config_field(
+        ("default",), "default, all, or names; dear are spectral_bound, matrix_entropy, output_rank, input_dependence"
+    )
     input: Literal["natural", "random", "repeated"] = config_field(
         "natural", "natural (the text), random, or repeated tokens"
     )

@@ -28,7 +28,7 @@ from regard.runs.config import UNSET, Unset, describe_options, explicit_argument
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_model, describe_run
-from regard.statistics import DEFAULT, STATISTICS, Statistic
+from regard.statistics import DEFAULT, STATISTICS, Statistic, cost_class
 from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.modalities import ModalityMass
@@ -125,7 +125,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         if name in observer.left_out or not parts:
             continue
         axes = [axis for axis in AXES if any(getattr(part, axis) is not None for part in parts)]
-        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info)}
+        work = {"cost": cost_class(statistic), "seconds": round(observer.seconds[name], 3)}
+        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info), **work}
     table = join_columns(columns)
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
