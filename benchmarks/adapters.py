@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.timing import Figures, allocated, parser, prepared, race, row, show, write
+from benchmarks.timing import Figures, allocated, device, parser, prepared, race, row, show, write
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.shared import SharedAdapters
@@ -47,10 +47,10 @@ def pooled(base: nn.Linear, blocks: int, rank: int, top_k: int | None = None) ->
     """A layer with blocks that all add something, of which the last is trained."""
     layer = MixedLayer(base, Mixture(top_k=top_k), rank=rank, alpha=ALPHA)
     layer.adapters.reserve(blocks)
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator(device()).manual_seed(0)
     with torch.no_grad():
         for part in layer.adapters.B:
-            part.copy_(torch.randn(part.shape, generator=random) / 100)
+            part.copy_(torch.randn(part.shape, generator=random, device=device()) / 100)
     layer.adapters.set_trainable(blocks - 1)
     return layer
 
@@ -144,16 +144,16 @@ def check(contestants: dict[str, Mix], states: Tensor, scores: Tensor) -> None:
 def layers(rank: int, blocks: int, *, width: int, shape: tuple[int, int], budget: float) -> dict[str, Any]:
     """One line of the result: a layer with so many blocks."""
     torch.manual_seed(0)
-    base = nn.Linear(width, width, bias=False).requires_grad_(False)
+    base = nn.Linear(width, width, bias=False, device=device()).requires_grad_(False)
     layer = pooled(base, blocks, rank)
     mixes = {"regard": mixing(layer), "one": mixing(pooled(base, 1, rank))}
     if blocks > TOP:
         mixes["top_k"] = mixing(pooled(base, blocks, rank, TOP))
     mixes |= {"loop": looped(layer), "peft": peers(layer), "base": lambda states, weights: base(states)}
-    states = torch.randn(*shape, width, requires_grad=True)
-    scores = torch.randn(shape[0], blocks, requires_grad=True)
+    states = torch.randn(*shape, width, requires_grad=True, device=device())
+    scores = torch.randn(shape[0], blocks, requires_grad=True, device=device())
     check(mixes, states, scores)
-    towards = torch.randn(*shape, width)
+    towards = torch.randn(*shape, width, device=device())
     steps = {name: step(mix, states, scores, towards) for name, mix in mixes.items()}
     figures = race(steps, least=5, most=31, budget=budget)
     made = row({"part": "layer", "rank": rank, "blocks": blocks, "width": width}, figures, "regard")
@@ -173,7 +173,7 @@ def llama(*, small: bool) -> Any:
         vocab_size=4096, num_hidden_layers=2 if small else 8, num_attention_heads=8, pad_token_id=0, **size
     )
     config.eos_token_id = None
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).to(device()).eval()
 
 
 def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
@@ -197,10 +197,10 @@ def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
 @torch.no_grad()
 def fill(layers: Iterable[LoraAdapters]) -> None:
     """Let every block add something."""
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator(device()).manual_seed(1)
     for blocks in layers:
         for part in blocks.B:
-            part.copy_(torch.randn(part.shape, generator=random) / 100)
+            part.copy_(torch.randn(part.shape, generator=random, device=device()) / 100)
 
 
 def peer_of(model: Any, pool: LoraAdapterPool) -> Any:
@@ -217,7 +217,7 @@ def peer_of(model: Any, pool: LoraAdapterPool) -> Any:
 def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
     """One line of the result: texts that are written with many blocks."""
     plain, rows, tokens = llama(small=small), 8, 4 if small else 64
-    ids = torch.randint(3, 4096, (rows, 32))
+    ids = torch.randint(3, 4096, (rows, 32), device=device())
     shared = shared_of(copy.deepcopy(plain), WRITING, rank)
     weights = shared.routing_weights(input_ids=ids)
     pools = {"regard": pool_of(copy.deepcopy(plain), WRITING, rank), "one": pool_of(copy.deepcopy(plain), 1, rank)}
@@ -236,12 +236,12 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
 
         return run
 
-    with pools["one"].use_weights(torch.ones(rows, 1)):
+    with pools["one"].use_weights(torch.ones(rows, 1, device=device())):
         torch.testing.assert_close(pools["one"].model(ids).logits, peer(ids).logits, rtol=1e-3, atol=1e-3)
     contestants: dict[str, Callable[[], Tensor]] = {
         "regard": pooled_writing(pools["regard"], weights),
         "routed": lambda: write_with(shared),
-        "one": pooled_writing(pools["one"], torch.ones(rows, 1)),
+        "one": pooled_writing(pools["one"], torch.ones(rows, 1, device=device())),
         "peft": lambda: write_with(peer),
         "base": lambda: write_with(plain),
     }

@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor
 
 import regard.hooks  # noqa: F401 - which makes the attention known
-from benchmarks.timing import allocated, parser, prepared, race, row, show, write
+from benchmarks.timing import allocated, device, parser, prepared, race, row, show, write
 
 CASES = [512, 1024, 2048]
 QUICK = [32]
@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]:
     """The loss and its gradients by each attention."""
     torch.manual_seed(0)
-    ids = torch.randint(SIZES["vocab_size"], (1, tokens))
+    ids = torch.randint(SIZES["vocab_size"], (1, tokens), device=device())
 
     def run(model: Any) -> Callable[[], list[Tensor]]:
         def both() -> list[Tensor]:
@@ -51,7 +51,7 @@ def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]
     for name in ("eager", "regard", *(("sdpa",) if kind == "Llama" else ())):
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(MODELS[kind](), attn_implementation=name)
-        found[name] = run(model.train())
+        found[name] = run(model.to(device()).train())
     return found
 
 

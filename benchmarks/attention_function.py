@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
+from benchmarks.timing import Contestants, device, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest, reduce_dense
@@ -31,14 +31,15 @@ QUICK = [(1, 64), (2, 128)]
 
 def call(batch: int, length: int, kind: str) -> AttentionCall:
     """Random queries, keys and values; padding up to half of a row."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(batch, length, HEADS, WIDTH, generator=generator).transpose(1, 2) for _ in range(3)
-    )
+    generator = torch.Generator(device()).manual_seed(0)
     real = None
-    if kind == "padded":
-        lengths = torch.linspace(length, length // 2, batch) if batch > 1 else torch.tensor([0.75 * length])
-        real = torch.arange(length) < lengths.long()[:, None]
+    with device():
+        query, key, value = (
+            torch.randn(batch, length, HEADS, WIDTH, generator=generator).transpose(1, 2) for _ in range(3)
+        )
+        if kind == "padded":
+            lengths = torch.linspace(length, length // 2, batch) if batch > 1 else torch.tensor([0.75 * length])
+            real = torch.arange(length) < lengths.long()[:, None]
     return AttentionCall(
         query=query,
         key=key,
@@ -61,7 +62,7 @@ def eager(of: AttentionCall) -> tuple[Tensor, dict[str, Tensor]]:
     scores = (of.query @ of.key.mT).mul_(of.scale)
     if of.causal:
         length = scores.shape[-1]
-        scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu_(1), -torch.inf)
+        scores.masked_fill_(torch.ones(length, length, dtype=torch.bool, device=scores.device).triu_(1), -torch.inf)
     if of.key_mask is not None:
         scores.masked_fill_(~of.key_mask[:, None, None, :], -torch.inf)
     weights = scores.softmax(-1)

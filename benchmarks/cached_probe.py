@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertModel
 
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import device, parser, prepared, race, row, show, write
 from regard import training
 from regard.training.probing import Batch
 
@@ -38,7 +38,7 @@ class Case:
         )
         layers = 2 if small else 6
         config = BertConfig(num_hidden_layers=layers, num_attention_heads=12, **size)
-        self.model = BertModel(config, add_pooling_layer=False).eval()
+        self.model = BertModel(config, add_pooling_layer=False).to(device()).eval()
         self.ids = torch.randint(100, 1000, (samples, LENGTH))
         lengths = torch.randint(LENGTH // 6, LENGTH // 2 + 1, (samples, 1)) if real < 1 else torch.tensor([[LENGTH]])
         self.mask = (torch.arange(LENGTH) < lengths).expand(samples, LENGTH)
@@ -57,7 +57,7 @@ class Case:
 
     def fit(self, states: training.States) -> torch.nn.Module:
         """A probe fitted to kept states."""
-        return training.fit_probe("sequence", states, self.labels, CLASSES, self.settings, SEED)
+        return training.fit_probe("sequence", states, self.labels, CLASSES, self.settings, SEED, device=device())
 
     def cached(self) -> torch.nn.Module:
         """A probe, with the pass before it."""

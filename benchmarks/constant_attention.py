@@ -29,7 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, BertConfig,
 from transformers.masking_utils import sdpa_mask
 
 import regard
-from benchmarks.timing import RESULTS, allocated, parser, prepared, race, row, show, write
+from benchmarks.timing import RESULTS, allocated, device, parser, prepared, race, row, show, write
 from regard.constants import Constants, Origin
 from regard.hooks import find_attention_layers, model_fingerprint
 
@@ -63,7 +63,8 @@ def floor(config: Any, length: int) -> float:
 
 def plain(model: BertModel, constants: Constants) -> BertModel:
     """The model with all heads constant and nothing saved: whole projections, a product for each sample."""
-    matrices = {place.module: constants.matrices[place.site, place.layer] for place in find_attention_layers(model)}
+    layers = find_attention_layers(model)
+    matrices = {layer.module: constants.matrices[layer.site, layer.layer].to(model.device) for layer in layers}
     own = copy.deepcopy(model)
     of = dict(zip(own.modules(), model.modules(), strict=True))
 
@@ -95,11 +96,12 @@ def contestants_of(shape: str, batch: int, length: int, padded: bool) -> tuple[d
     """The case, and its contestants on one batch, checked to agree where they should."""
     torch.manual_seed(0)
     config = BertConfig(**SHAPES[shape], num_attention_heads=12, max_position_embeddings=512)  # type: ignore[arg-type]
-    model = BertModel(config, add_pooling_layer=False).eval()
+    model = BertModel(config, add_pooling_layer=False).to(device()).eval()
     constants = constants_for(model, length)
-    ids = torch.randint(100, 1000, (batch, length))
-    lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
-    mask = (torch.arange(length) < lengths[:, None]).long()
+    with device():
+        ids = torch.randint(100, 1000, (batch, length))
+        lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
+        mask = (torch.arange(length) < lengths[:, None]).long()
     order = random.Random(0).sample(constants.heads, len(constants.heads))
     models: dict[str, Any] = {"sdpa": model, "plain": plain(model, constants)}
     for name, dynamic in FRACTIONS.items():

@@ -1,4 +1,4 @@
-"""Whether a row's few blocks are better gathered or masked out of all, and what the pool chooses, on the CPU.
+"""Whether a row's few blocks are better gathered or masked out of all, and what the pool chooses.
 
 A layer with `top_k` of many blocks, for eight rows of some tokens: with the weights of the other blocks set to 0, with
 the blocks of each row gathered, and as `Mixture.layer_weights` decides by `regard.adapters.lora.GATHERED`.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import device, parser, prepared, race, row, show, write
 from regard.adapters.lora import AdapterWeights, MixedLayer, Mixture, _layer_weights
 
 GROUPS, ALPHA = 8, 8.0
@@ -46,10 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for width, rank, blocks, top_k, tokens in QUICK if given.quick else CASES:
         torch.manual_seed(0)
-        layer = MixedLayer(nn.Linear(width, width), Mixture(top_k=top_k), rank=rank, alpha=ALPHA).eval()
+        base = nn.Linear(width, width, device=device())
+        layer = MixedLayer(base, Mixture(top_k=top_k), rank=rank, alpha=ALPHA).eval()
         layer.adapters.reserve(blocks)
         layer.adapters.set_trainable()
-        states, weights = torch.randn(GROUPS, tokens, width), torch.rand(GROUPS, blocks).softmax(-1)
+        with device():
+            states, weights = torch.randn(GROUPS, tokens, width), torch.rand(GROUPS, blocks).softmax(-1)
         ways = {
             "masked": Forced(weights, top_k, gathers=False),
             "gathered": Forced(weights, top_k, gathers=True),

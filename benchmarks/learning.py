@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.timing import Figures, parser, prepared, row, show, write
+from benchmarks.timing import Figures, clock, device, on_gpu, parser, prepared, row, show, write
 from regard.continual.methods.baselines import Finetune
 from regard.continual.run import make_learner, run_stream
 from regard.continual.training_phase import TrainingBudget
@@ -86,7 +85,7 @@ def made(rows: int, batch: int, *, small: bool) -> Case:
         **size,
     )
     torch.manual_seed(0)
-    return Case(examples, Loaded(BertModel(config).eval(), _tokenizer(), "random", None), batch)
+    return Case(examples, Loaded(BertModel(config).to(device()).eval(), _tokenizer(), "random", None), batch)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -102,11 +101,6 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 # -- contestants ----------------------------------------------------------------------------------------
-
-
-def clock() -> float:
-    """CPU time of this thread; of the wall where there are several."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def regard(case: Case, method: type[Finetune]) -> Take:
@@ -168,7 +162,7 @@ def trainer(case: Case, *, grouped: bool) -> Take:
                 adam_epsilon=EPSILON,
                 max_grad_norm=1.0,
                 optim="adamw_torch_fused",
-                use_cpu=True,
+                use_cpu=not on_gpu(),
                 save_strategy="no",
                 logging_strategy="no",
                 report_to="none",
@@ -196,9 +190,9 @@ def check(case: Case) -> None:
     task = ClassificationTask(name="words", labels=("even", "odd"), train=few, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
     learner = make_learner(stream, method, case.loaded, TrainingBudget(length=64), seed=0)
-    rows = learner.rows(learner.items(0))
-    mine = learner.network.eval().classifier.states(rows["input_ids"], rows["attention_mask"])
-    theirs = peer(case).eval().bert(rows["input_ids"], rows["attention_mask"].long()).last_hidden_state
+    rows = {name: value.to(device()) for name, value in learner.rows(learner.items(0)).items()}
+    mine = learner.network.to(device()).eval().classifier.states(rows["input_ids"], rows["attention_mask"])
+    theirs = peer(case).to(device()).eval().bert(rows["input_ids"], rows["attention_mask"].long()).last_hidden_state
     real = rows["attention_mask"]
     torch.testing.assert_close(mine[real], theirs[real], rtol=1e-4, atol=1e-4)
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import allocated, parser, prepared, race, row, show, write
+from benchmarks.timing import allocated, device, parser, prepared, race, row, show, write
 from regard.models.loss import linear_cross_entropy
 
 CASES = [(2048, 2048, 128), (2048, 16384, 256), (2048, 50432, 768)]
@@ -27,15 +27,16 @@ QUICK = [(256, 512, 32)]
 
 def contestants(tokens: int, vocabulary: int, width: int, precision: str) -> dict[str, Callable[[], list[Tensor]]]:
     """Everybody: the loss, and its gradients by hidden states and weights."""
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, width, generator=generator).requires_grad_()
-    weight = (torch.randn(vocabulary, width, generator=generator) * width**-0.5).requires_grad_()
-    labels = torch.randint(vocabulary, (tokens,), generator=generator)
+    generator = torch.Generator(device()).manual_seed(0)
+    with device():
+        hidden = torch.randn(tokens, width, generator=generator).requires_grad_()
+        weight = (torch.randn(vocabulary, width, generator=generator) * width**-0.5).requires_grad_()
+        labels = torch.randint(vocabulary, (tokens,), generator=generator)
 
     def run(form: Callable[[], Tensor]) -> Callable[[], list[Tensor]]:
         def both() -> list[Tensor]:
             with torch.enable_grad():
-                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+                with torch.autocast(device().type, torch.bfloat16, enabled=precision == "bfloat16"):
                     loss = form()
                 return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 

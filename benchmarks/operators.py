@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
+from benchmarks.timing import Contestants, device, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
@@ -70,10 +70,10 @@ class Training:
 
 def training(spec: AttentionSpec, batch: int, length: int) -> Training:
     """Random inputs, and random tensors for what the attention learns."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device()).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, device=device())
 
     query, key, value = (normal(batch, length, HEADS, WIDTH).transpose(1, 2).requires_grad_() for _ in range(3))
     gradient = normal(batch, length, HEADS, WIDTH).transpose(1, 2)
@@ -86,9 +86,9 @@ def training(spec: AttentionSpec, batch: int, length: int) -> Training:
     if spec.extra == "sink-logit":
         learned["sink"] = normal(HEADS).requires_grad_()
     if spec.extra == "zero":
-        learned["sink"] = torch.zeros(HEADS)
+        learned["sink"] = torch.zeros(HEADS, device=device())
     if spec.positions == "alibi":
-        learned["slopes"] = torch.exp2(-8.0 * torch.arange(1, HEADS + 1) / HEADS)
+        learned["slopes"] = torch.exp2(-8.0 * torch.arange(1, HEADS + 1, device=device()) / HEADS)
     maps = (normal(WIDTH, WIDTH), normal(WIDTH, WIDTH)) if spec.feature_map == "mlp" else ()
     for matrix in maps:
         matrix.mul_(WIDTH**-0.5).requires_grad_()
@@ -115,7 +115,7 @@ def regard(of: Training, query: Tensor, key: Tensor) -> Tensor:
 def eager(of: Training, query: Tensor, key: Tensor) -> Tensor:
     """The attention with its whole matrix, as model files write it."""
     spec, learned, length = of.spec, of.learned, query.shape[2]
-    at = torch.arange(length)
+    at = torch.arange(length, device=query.device)
     gap = at[:, None] - at
     see = (gap >= 0) & (gap < (spec.window or length)) | (at < spec.prefix)
     scores = query @ key.mT * WIDTH**-0.5

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import device, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_output
 from regard.constants.structure import columns_and_band, low_rank, toeplitz, top_k
@@ -259,12 +259,13 @@ def main(arguments: list[str] | None = None) -> int:
     budget = 0.0 if given.quick else 8.0
     for batch, length in [(2, 64)] if given.quick else CASES:
         torch.manual_seed(0)
-        own = Projections.random()
-        matrices = (3 * torch.randn(HEADS, length, length)).softmax(-1)
-        x = torch.randn(batch, length, WIDTH)
-        blocks = contestants(own, matrices)
-        check(own, matrices, blocks)
-        layers = {name: layer(blocks[name]) for name in LAYER}
+        with device():
+            own = Projections.random()
+            matrices = (3 * torch.randn(HEADS, length, length)).softmax(-1)
+            x = torch.randn(batch, length, WIDTH)
+            blocks = contestants(own, matrices)
+            check(own, matrices, blocks)
+            layers = {name: layer(blocks[name]) for name in LAYER}
         for part, mixes in (("block", blocks), ("layer", layers)):
             figures = race({name: (lambda mix=mix, x=x: mix(x)) for name, mix in mixes.items()}, budget=budget)
             rows.append(row({"part": part, "batch": batch, "length": length}, figures, "sdpa"))

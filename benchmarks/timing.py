@@ -1,4 +1,7 @@
-"""How time and memory are measured: contestants in turn, medians, and the peak of resident memory beyond the start."""
+"""How time and memory are measured: contestants in turn, medians, and the peak of memory beyond the start.
+
+On a CPU memory is what is resident, on a GPU what PyTorch allocates there, and the clock waits for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import gc
 import json
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 RESULTS = Path(__file__).parent / "results"
 HEAP = 31 * 2**20
 Contestants = Mapping[str, Callable[[], object]]
+_device = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,27 +44,51 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark takes; `about` is its docstring."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="small cases, to see that it works")
+    made.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (default), cuda or cuda:N")
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--out", type=Path)
     return made
 
 
 def prepared(options: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The options as given, with PyTorch set to their number of threads and to no gradients."""
+    """The options as given, with PyTorch set to their device and number of threads, and to no gradients."""
+    global _device
     given = options.parse_args(arguments)
+    if given.device.type == "cuda" and not torch.cuda.is_available():
+        options.exit(2, f"--device {given.device}: torch {torch.__version__} finds no GPU that it can use\n")
+    _device = given.device
+    if on_gpu():
+        torch.cuda.set_device(_device.index or 0)
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
     return given
 
 
+def device() -> torch.device:
+    """The device of the benchmark; as a context it makes tensors and modules there."""
+    return _device
+
+
+def on_gpu() -> bool:
+    """Whether that is a GPU."""
+    return _device.type == "cuda"
+
+
+def clock() -> float:
+    """Seconds: CPU time of this thread; of the wall where there are several threads, or a GPU, whose work is over."""
+    if on_gpu():
+        torch.cuda.synchronize(_device)
+        return time.perf_counter()
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: float = 12.0) -> dict[str, Figures]:
     """The figures of each contestant, run in turn so that a slow moment of the machine hits all alike.
 
-    With one thread the clock is that thread's CPU time, which neighbours on a shared machine hardly touch. Each runs
+    With one thread the clock is that thread's CPU time, which neighbors on a shared machine hardly touch. Each runs
     once for warmth, then at least `least` times, and up to `most` while all together stay within `budget` seconds.
     """
     torch.empty(HEAP, dtype=torch.uint8)  # freed at once: the allocator then keeps blocks, as after any model ran
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for run in contestants.values():
         run()
     taken: dict[str, list[float]] = {name: [] for name in contestants}
@@ -86,10 +115,12 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
 
 
 def extra_memory(run: Callable[[], object]) -> float | None:
-    """MiB by which resident memory peaks above where it stood before the run; None where the system does not tell.
+    """MiB by which memory peaks above where it stood before the run; None where the system does not tell.
 
     What Python has not collected yet may be freed, and used again, in the run: collect it before.
     """
+    if on_gpu():
+        return allocated(run)
     reset = Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
@@ -102,6 +133,13 @@ def extra_memory(run: Callable[[], object]) -> float | None:
 
 def allocated(run: Callable[[], object]) -> float:
     """MiB that PyTorch holds at the most during the run, beyond the start: blind to what its allocator keeps."""
+    if on_gpu():
+        torch.cuda.synchronize(_device)
+        torch.cuda.reset_peak_memory_stats(_device)
+        before = torch.cuda.memory_allocated(_device)
+        run()
+        torch.cuda.synchronize(_device)
+        return (torch.cuda.max_memory_allocated(_device) - before) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run()
     now = peak = 0
@@ -122,7 +160,10 @@ def machine() -> dict[str, Any]:
     model = next(
         (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
     )
-    return {
+    gpu = {}
+    if on_gpu():
+        gpu = {"card": torch.cuda.get_device_name(_device), "driver": _driver(), "cuda": torch.version.cuda}
+    return gpu | {
         "date": datetime.date.today().isoformat(),
         "cpu": model,
         "threads": torch.get_num_threads(),
@@ -130,6 +171,16 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def _driver() -> str | None:
+    """The version of the GPU's driver, where nvidia-smi tells it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer[0] if answer else None
 
 
 def _cpuinfo() -> list[str]:
@@ -160,7 +211,7 @@ def show(line: Mapping[str, Any]) -> None:
 
 
 def write(name: str, rows: list[dict[str, Any]], out: Path | None) -> None:
-    """Keep the rows so far as JSON, by default where the docs' tables are made from."""
-    path = out or RESULTS / f"{name}.json"
+    """Keep the rows so far as JSON, by default where the docs' tables are made from; those of a GPU have its prefix."""
+    path = out or RESULTS / f"{'gpu-' * on_gpu()}{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")

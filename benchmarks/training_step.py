@@ -18,7 +18,6 @@ import gc
 import itertools
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -32,7 +31,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.timing import Figures, allocated, parser, prepared, row, show, write
+from benchmarks.timing import Figures, allocated, clock, device, on_gpu, parser, prepared, row, show, write
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.training import TrainingConfig, train
@@ -80,12 +79,14 @@ class Setting:
 
     def autocast(self) -> Any:
         """While it lasts the precision holds."""
-        return torch.autocast("cpu", torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        return torch.autocast(device().type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
 
 SIZES = {
+    "tiny": Size(layers=2, width=32, heads=2, inner=64, vocabulary=256),
     "1M": Size(layers=4, width=128, heads=4, inner=256, vocabulary=2048),
     "10M": Size(layers=8, width=256, heads=8, inner=688, vocabulary=16384),
+    "124M": Size(layers=12, width=768, heads=12, inner=2048, vocabulary=50304),
 }
 LENGTHS = (256, 1024, 2048)
 SETTINGS = [Setting(precision, compiled) for precision in ("float32", "bfloat16") for compiled in (False, True)]
@@ -96,7 +97,6 @@ MORE = {
     f"prefix {PREFIX}": AttentionSpec(prefix=PREFIX),
 }
 OPERATIONS = {name: spec for name, spec in (ATTENTIONS | MORE).items() if name != "softmax"}
-clock = time.thread_time
 
 
 # -- contestants ----------------------------------------------------------------------------------------
@@ -154,6 +154,7 @@ class Minimal(nn.Module):
 def rows_of(size: Size, length: int) -> dict[str, Tensor]:
     """A batch of random tokens."""
     ids = torch.randint(size.vocabulary, (TOKENS // length, length), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(device())
     return {"input_ids": ids, "labels": ids}
 
 
@@ -181,12 +182,12 @@ def in_plain_loop(model: nn.Module, rows: Mapping[str, Tensor], setting: Setting
 
 def minimal(size: Size, length: int, setting: Setting) -> Take:
     """The minimal module in a plain loop."""
-    return in_plain_loop(Minimal(size, length), rows_of(size, length), setting)
+    return in_plain_loop(Minimal(size, length).to(device()), rows_of(size, length), setting)
 
 
 def llama_of(size: Size) -> LlamaForCausalLM:
     """Llama of this shape."""
-    return LlamaForCausalLM(LlamaConfig(**size.options, use_cache=False, attn_implementation="sdpa"))
+    return LlamaForCausalLM(LlamaConfig(**size.options, use_cache=False, attn_implementation="sdpa")).to(device())
 
 
 def llama(size: Size, length: int, setting: Setting) -> Take:
@@ -205,7 +206,7 @@ class _Ticks(TrainerCallback):
 def trainer(size: Size, length: int, setting: Setting) -> Take:
     """Llama under the Trainer, which logs and saves nothing."""
     model, rows = llama_of(size), rows_of(size, length)
-    samples = [{name: value[number] for name, value in rows.items()} for number in range(TOKENS // length)]
+    samples = [{name: value[number].cpu() for name, value in rows.items()} for number in range(TOKENS // length)]
 
     def take(steps: int) -> list[float]:
         ticks = _Ticks()
@@ -221,7 +222,7 @@ def trainer(size: Size, length: int, setting: Setting) -> Take:
                 adam_beta2=0.95,
                 bf16=setting.precision == "bfloat16",
                 torch_compile=setting.compiled,
-                use_cpu=True,
+                use_cpu=not on_gpu(),
                 save_strategy="no",
                 logging_strategy="no",
                 report_to="none",
@@ -259,7 +260,7 @@ def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str 
             loss=lambda called, part: called(**part, num_items_in_batch=1).loss,
             count=lambda part: losses,
             on_progress=lambda *_told: ticks.append(clock()),
-            device="cpu",
+            device=None if on_gpu() else "cpu",
         )
         return _apart(ticks)
 
@@ -268,7 +269,7 @@ def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str 
 
 def regard_of(size: Size, spec: AttentionSpec | str) -> RegardForCausalLM:
     """Regard's decoder of this shape."""
-    return RegardForCausalLM(RegardConfig(**size.options, attention=spec))
+    return RegardForCausalLM(RegardConfig(**size.options, attention=spec)).to(device())
 
 
 def _apart(ticks: list[float]) -> list[float]:
@@ -297,11 +298,13 @@ def _figures(times: list[float], memory: float | None = None) -> Figures:
 PEERS = {"regard": regard, "minimal": minimal, "llama": llama, "trainer": trainer}
 
 
-def peers(size: Size, length: int, *, rounds: int, steps: int) -> tuple[dict[str, str], dict[str, Figures]]:
-    """The best setting of each, and its figures there. The Trainer takes that of the plain loop."""
+def peers(
+    size: Size, length: int, *, settings: list[Setting], rounds: int, steps: int
+) -> tuple[dict[str, str], dict[str, Figures]]:
+    """The best of these settings for each, and its figures there. The Trainer takes that of the plain loop."""
     best: dict[str, tuple[Setting, Take]] = {}
     for name, make in PEERS.items():
-        tried = [best["llama"][0]] if name == "trainer" else SETTINGS
+        tried = [best["llama"][0]] if name == "trainer" else settings
         takes = {setting: make(size, length, setting) for setting in tried}
         seconds = {setting: min(take(steps)) for setting, take in takes.items()} if len(tried) > 1 else {}
         told = ", ".join(f"{setting} {value * 1e3:.0f} ms" for setting, value in seconds.items())
@@ -361,7 +364,7 @@ def check() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run all cases and write the result."""
     options = parser(__doc__)
-    options.add_argument("--sizes", default=",".join(SIZES))
+    options.add_argument("--sizes", default="1M,10M")
     options.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     options.add_argument("--parts", default="peers,attentions")
     options.add_argument("--rounds", type=int, default=3)
@@ -370,16 +373,15 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_grad_enabled(True)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    if given.threads > 1:
-        globals()["clock"] = time.perf_counter
     check()
-    sizes = ["1M"] if given.quick else given.sizes.split(",")
-    lengths = [256, 1024] if given.quick else [int(length) for length in given.lengths.split(",")]
-    often = {"rounds": given.rounds, "steps": given.steps}
+    sizes = ["tiny"] if given.quick else given.sizes.split(",")
+    lengths = [256] if given.quick else [int(length) for length in given.lengths.split(",")]
+    often = {"rounds": 1, "steps": 1} if given.quick else {"rounds": given.rounds, "steps": given.steps}
+    tried = [setting for setting in SETTINGS if not (given.quick and setting.compiled)]
     rows: list[dict[str, Any]] = []
     for name, length in itertools.product(sizes, lengths):
         if "peers" in given.parts:
-            settings, figures = peers(SIZES[name], length, **often)
+            settings, figures = peers(SIZES[name], length, settings=tried, **often)
             rows.append(row({"size": name, "length": length, "part": "peers", **settings}, figures, "regard"))
             show(rows[-1])
             write("training_step", rows, given.out)

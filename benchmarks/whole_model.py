@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 import regard
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import device, on_gpu, parser, prepared, race, row, show, write
 from regard.statistics import STATISTICS, ColumnMass, FirstMass, SinkDeviation
 
 LAYERS, HEADS, FIRST = 12, 12, 4
@@ -53,7 +53,7 @@ class Case:
 
     def __init__(self, kind: str, batch: int, length: int, *, small: bool) -> None:
         self.batch, self.length = batch, length
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device()).manual_seed(0)
         size = {"hidden_size": 48, "intermediate_size": 96} if small else {"hidden_size": 768}
         torch.manual_seed(0)
         ids = torch.randint(100, 1000, (batch, length), generator=generator)
@@ -120,12 +120,15 @@ class Case:
             return None
         from transformer_lens.model_bridge import TransformerBridge
 
-        host = LlamaForCausalLM(self.model.config).eval()
+        host = LlamaForCausalLM(self.model.config).to(device()).eval()
         host.model.load_state_dict(self.model.state_dict())
         host.set_attn_implementation("eager")
-        host.lm_head = torch.nn.Linear(self.model.config.hidden_size, 2, bias=False)  # the others have no head
+        host.lm_head = torch.nn.Linear(
+            self.model.config.hidden_size, 2, bias=False, device=device()
+        )  # the others have none
+        place = {"device": str(device())} if on_gpu() else {}
         with tempfile.TemporaryDirectory() as folder:
-            bridge = TransformerBridge.boot_transformers("llama", hf_model=host, tokenizer=_tokenizer(folder))
+            bridge = TransformerBridge.boot_transformers("llama", hf_model=host, tokenizer=_tokenizer(folder), **place)
 
         def run() -> Reduced:
             found: Reduced = []
@@ -188,12 +191,12 @@ def check(case: Case) -> None:
             assert isinstance(found, list)
             for mine, theirs in zip(expected, found, strict=True):
                 torch.testing.assert_close(mine["column_mass"], theirs["column_mass"], rtol=1e-4, atol=1e-4)
-    real = case.real if case.real is not None else torch.ones(case.batch, case.length, dtype=torch.bool)
+    real = case.real if case.real is not None else case.inputs["input_ids"] >= 0
     degree = torch.stack([layer["column_mass"] for layer in expected]) / real.sum(-1)[:, None, None]
     table = case.watched(ColumnMass).frame("column_mass", position=0)
     torch.testing.assert_close(
         torch.tensor(table["value"].to_numpy(dtype=float)),
-        degree[..., 0].mean(1).flatten().double(),
+        degree[..., 0].mean(1).flatten().double().cpu(),
         rtol=1e-4,
         atol=1e-5,
     )
@@ -212,12 +215,15 @@ def main(arguments: list[str] | None = None) -> None:
     absent = [name for name in ("transformer_lens", "nnsight") if importlib.util.find_spec(name) is None]
     if absent:
         print(f"not installed, left out: {', '.join(absent)}", file=sys.stderr)
-    check(Case("bert", 2, 40, small=True))
-    check(Case("llama", 2, 40, small=True))
+    for kind in ("bert", "llama"):
+        with device():
+            case = Case(kind, 2, 40, small=True)
+        check(case)
     rows = []
     for batch, length in QUICK if given.quick else FULL if given.full else CASES:
         for kind in ("llama", "bert"):
-            case = Case(kind, batch, length, small=given.quick)
+            with device():
+                case = Case(kind, batch, length, small=given.quick)
             figures = race(case.contestants(), least=2, most=3 if given.quick else 9, budget=15)
             rows.append(row({"model": kind, "batch": batch, "length": length}, figures, "plain"))
             show(rows[-1])
