@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import adapters_section, learning_section, training_section
+from benchmarks import adapters_section, gpu_section, learning_section, training_section
 from benchmarks.markdown import (
     ResultTable,
     Row,
@@ -110,10 +110,7 @@ encoder in each epoch. *fit* is the cost of each further probe on the same state
 {cached_probe}
 {training}
 ## GPU
-
-`benchmarks/gpu_kernels.py` measures the GPU kernels. No results are committed: the kernels are tested in Triton's
-interpreter and compiled for two architectures.
-"""
+{gpu}"""
 
 
 def read_result(name: str) -> dict[str, Any]:
@@ -291,6 +288,7 @@ def files() -> dict[Path, str]:
             adapters_section.gathering(read_result("gathering")["rows"]),
         )
     )
+    gpu, gpu_tables = gpu_section.section(gpu_section.read_results(RESULTS))
     text = TEXT.format(
         machine=_machine([read_result(name)["machine"] for name in MACHINES]),
         **{name: table.to_markdown() for name, table in tables.items()},
@@ -299,8 +297,9 @@ def files() -> dict[Path, str]:
         cached_probe=probe_table(read_result("cached_probe")["rows"]),
         long_sequences=long_table(read_result("long_sequences")["rows"]),
         training=training,
+        gpu=gpu,
     )
-    linked = [*tables.values(), operators, blocks]
+    linked = [*tables.values(), operators, blocks, *gpu_tables]
     return {PAGE: text, **{DOCS / "results" / f"{table.name}.csv": table.to_csv() for table in linked}}
 
 

@@ -1,4 +1,4 @@
-"""The operator's route through the GPU kernels, run by Triton's interpreter, against the whole matrix."""
+"""The operator's route through the GPU kernels against the whole matrix: in Triton's interpreter without a GPU."""
 
 import dataclasses
 
@@ -9,6 +9,7 @@ from regard.attention import kernels, operator, reference
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = frozenset(name for name, reduction in WEIGHT_REDUCTIONS.items() if "triton" in reduction.backends)
 
 if not kernels.is_available():
@@ -17,8 +18,8 @@ if not kernels.is_available():
 
 def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bool) -> AttentionCall:
     generator = torch.Generator().manual_seed(3)
-    query, key, value = (torch.randn(2, heads, 37, 8, generator=generator) for heads in (4, 2, 2))
-    real = torch.ones(2, 37, dtype=torch.bool)
+    query, key, value = (torch.randn(2, heads, 37, 8, generator=generator).to(DEVICE) for heads in (4, 2, 2))
+    real = torch.ones(2, 37, dtype=torch.bool, device=DEVICE)
     if padded == "left":
         real[1, :9] = False
     elif padded == "right":
@@ -31,7 +32,7 @@ def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bo
         causal=causal,
         offset=offset,
         softcap=softcap,
-        sink=torch.randn(4, generator=generator) if sink else None,
+        sink=torch.randn(4, generator=generator).to(DEVICE) if sink else None,
         key_mask=real if padded else None,
         query_mask=real if padded else None,
         starts=(0, 9) if padded == "left" else None,
@@ -81,4 +82,6 @@ def test_the_scatter_of_columns_of_equal_weights_is_exact(causal: bool, padded: 
 
 def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
     call = made(True, 0, "", None, False)
-    assert not operator.supports_triton(call, ReductionRequest(names=NAMES))
+    assert operator.supports_triton(call, ReductionRequest(names=NAMES)) == call.query.is_cuda
+    whole = dataclasses.replace(call, keep=torch.ones(1, 1, 37, 37, dtype=torch.bool, device=DEVICE))
+    assert not operator.supports_triton(whole, ReductionRequest(names=NAMES))

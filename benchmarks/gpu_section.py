@@ -1,0 +1,114 @@
+"""Section of docs/benchmarks.md on GPUs, from whatever gpu-*.json there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.markdown import ResultTable, Row, mebibytes, milliseconds, ratio_cells, wrap
+
+TITLES = {
+    "gpu_kernels": "Kernels for rows and columns",
+    "attention_function": "Attention function",
+    "long_sequences": "Long sequences",
+    "whole_model": "Whole model",
+    "constant_attention": "Constant heads",
+    "structured_constants": "Approximations of constant matrices",
+    "cached_probe": "Probe on stored hidden states",
+    "operators": "Training with other attentions: the operation alone",
+    "loss_layer": "Loss layer",
+    "attention_backend": "Regard as the attention of a model",
+    "training_step": "A training step",
+    "learning": "Learning a task",
+    "adapters": "A pool of LoRA adapters",
+    "gathering": "Gathering or masking adapters",
+}
+"""The benchmarks that run on a GPU, in order, and their headings."""
+MOST_ROWS = 12
+"""Rows of a table on the page; a CSV file has all."""
+NONE = """
+No results are committed: the kernels are tested in Triton's interpreter and compiled for two architectures. `make gpu`
+runs the tests that need a GPU and every benchmark there, and makes this section.
+"""
+ABOUT = """
+Made by `make gpu`: the benchmarks above on a GPU. The first time is that of the reference; the others are ratios to it.
+The clock waits for the GPU, so that the time to launch kernels counts. Memory is what PyTorch allocates there at the
+peak beyond the start, in MiB.
+"""
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the results that there are, by benchmark."""
+    paths = {name: folder / f"gpu-{name}.json" for name in TITLES}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def result_table(name: str, rows: Sequence[Row]) -> ResultTable:
+    """Return times and memory of one benchmark; the page shows the longest inputs, if there are many rows."""
+    columns = _union(row["case"] for row in rows)
+    contestants = _union(row["figures"] for row in rows)
+    references = {row["reference"] for row in rows}
+    others = [contestant for contestant in contestants if references != {contestant}]
+    measured = [
+        contestant
+        for contestant in contestants
+        if any(row["figures"].get(contestant, {}).get("memory") is not None for row in rows)
+    ]
+    lengths = [row["case"].get("length", row["case"].get("tokens", 0)) for row in rows]
+    on_page = [len(rows) <= MOST_ROWS or length == max(lengths) for length in lengths]
+    shown = [index for index, selected in enumerate(on_page) if selected][-MOST_ROWS:]
+    return ResultTable(
+        f"gpu-{name}",
+        (
+            *columns,
+            f"{' or '.join(sorted(references))}, ms",
+            *others,
+            *(f"{contestant}, MiB" for contestant in measured),
+        ),
+        [
+            (
+                *(row["case"].get(column, "–") for column in columns),
+                milliseconds(row, row["reference"]),
+                *(cell for contestant in others for cell in ratio_cells(row, contestant)),
+                *(_memory(row, contestant) for contestant in measured),
+            )
+            for row in rows
+        ],
+        [index in shown for index in range(len(rows))],
+    )
+
+
+def section(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[ResultTable]]:
+    """Return the section, and the tables of which it shows a part."""
+    if not results:
+        return NONE, []
+    tables, parts = [], [ABOUT]
+    parts.append("\n" + wrap("; ".join(dict.fromkeys(_describe(result["machine"]) for result in results.values()))))
+    for name, result in results.items():
+        if not result["rows"]:
+            continue
+        tables.append(result_table(name, result["rows"]))
+        parts.append(f"\n\n### {TITLES[name]} on a GPU\n\n`benchmarks.{name}`\n\n{tables[-1].to_markdown()}")
+        if not result.get("complete", True):
+            parts.append("\n\nIts time was up before all cases had run.")
+    return "".join(parts) + "\n", [table for table in tables if not all(table.on_page)]
+
+
+def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return all keys, in the order in which they come."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _memory(row: Row, name: str) -> str:
+    figures = row["figures"].get(name)
+    return "–" if figures is None or figures["memory"] is None else mebibytes(row, name)
+
+
+def _describe(machine: Mapping[str, Any]) -> str:
+    """Say where a result was measured."""
+    return (
+        f"{machine['date']}, {machine.get('card', 'no GPU')}, driver {machine.get('driver')}, "
+        f"CUDA {machine.get('cuda')}, torch {machine['torch']}, transformers {machine['transformers']}"
+    )
