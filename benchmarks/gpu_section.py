@@ -1,57 +1,114 @@
-"""The section of docs/benchmarks.md on GPUs: one table a result of `make gpu`, of whichever there are."""
+"""Section of docs/benchmarks.md on GPUs, from whatever gpu-*.json there are."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.markdown import Row, case_cells, markdown_table, mebibytes, milliseconds, ratio_cells
-from benchmarks.timing import RESULTS
+from benchmarks.markdown import ResultTable, Row, mebibytes, milliseconds, ratio_cells, wrap
 
-PREFIX = "gpu-"
-ABSENT = """## On a GPU
-
-No figures yet: `make gpu` has not run on a card. Its parts have run with the device swapped for the CPU, the kernels in
-Triton's interpreter; kernels are compiled for two architectures.
+TITLES = {
+    "gpu_kernels": "Kernels for rows and columns",
+    "attention_function": "Attention function",
+    "long_sequences": "Long sequences",
+    "whole_model": "Whole model",
+    "constant_attention": "Constant heads",
+    "structured_constants": "Approximations of constant matrices",
+    "cached_probe": "Probe on stored hidden states",
+    "operators": "Training with other attentions: the operation alone",
+    "loss_layer": "Loss layer",
+    "attention_backend": "Regard as the attention of a model",
+    "training_step": "A training step",
+    "learning": "Learning a task",
+    "adapters": "A pool of LoRA adapters",
+    "gathering": "Gathering or masking adapters",
+}
+"""The benchmarks that run on a GPU, in order, and their headings."""
+MOST_ROWS = 12
+"""Rows of a table on the page; a CSV file has all."""
+NONE = """
+No results are committed: the kernels are tested in Triton's interpreter and compiled for two architectures. `make gpu`
+runs the tests that need a GPU and every benchmark there, and makes this section.
+"""
+ABOUT = """
+Made by `make gpu`: the benchmarks above on a GPU. The first time is that of the reference; the others are ratios to it.
+The clock waits for the GPU, so that the time to launch kernels counts. Memory is what PyTorch allocates there at the
+peak beyond the start, in MiB.
 """
 
 
-def section(folder: Path = RESULTS) -> str:
-    """Return the section; without results it says that there are none."""
-    paths = sorted(folder.glob(f"{PREFIX}*.json"))
-    if not paths:
-        return ABSENT
-    results = {path.stem.removeprefix(PREFIX): json.loads(path.read_text(encoding="utf-8")) for path in paths}
-    machines = sorted({describe_card(result["machine"]) for result in results.values()})
-    parts = ["## On a GPU", "; ".join(machines) + ". Times are of the wall, with the GPU's work done; memory is what"
-             " PyTorch allocates there. Ratios are to the first contestant."]  # fmt: skip
-    parts += [f"### {name.replace('_', ' ')}\n\n{table(result['rows'])}" for name, result in results.items()]
-    return "\n\n".join(parts) + "\n"
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the results that there are, by benchmark."""
+    paths = {name: folder / f"gpu-{name}.json" for name in TITLES}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 
-def describe_card(machine: dict[str, str]) -> str:
-    """Return card, driver, versions and date."""
-    driver = f", driver {machine['driver']}" if machine.get("driver") else ""
-    versions = f"torch {machine['torch']}, transformers {machine['transformers']}"
-    return f"{machine['date']}, {machine['card']}{driver}, {versions}"
+def result_table(name: str, rows: Sequence[Row]) -> ResultTable:
+    """Return times and memory of one benchmark; the page shows the longest inputs, if there are many rows."""
+    columns = _union(row["case"] for row in rows)
+    contestants = _union(row["figures"] for row in rows)
+    references = {row["reference"] for row in rows}
+    others = [contestant for contestant in contestants if references != {contestant}]
+    measured = [
+        contestant
+        for contestant in contestants
+        if any(row["figures"].get(contestant, {}).get("memory") is not None for row in rows)
+    ]
+    lengths = [row["case"].get("length", row["case"].get("tokens", 0)) for row in rows]
+    on_page = [len(rows) <= MOST_ROWS or length == max(lengths) for length in lengths]
+    shown = [index for index, selected in enumerate(on_page) if selected][-MOST_ROWS:]
+    return ResultTable(
+        f"gpu-{name}",
+        (
+            *columns,
+            f"{' or '.join(sorted(references))}, ms",
+            *others,
+            *(f"{contestant}, MiB" for contestant in measured),
+        ),
+        [
+            (
+                *(row["case"].get(column, "–") for column in columns),
+                milliseconds(row, row["reference"]),
+                *(cell for contestant in others for cell in ratio_cells(row, contestant)),
+                *(_memory(row, contestant) for contestant in measured),
+            )
+            for row in rows
+        ],
+        [index in shown for index in range(len(rows))],
+    )
 
 
-def table(rows: list[Row]) -> str:
-    """Return the table of one benchmark: cases, the reference in ms and MiB, and the others' ratios to it."""
-    keys = list(dict.fromkeys(key for row in rows for key in row["case"]))
-    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    reference, *others = names
-    head = [*keys, f"{reference} (ms)", f"{reference} (MiB)", *others, *(f"{name} (memory)" for name in others)]
-    cells = []
-    for row in rows:
-        case = dict(zip(row["case"], case_cells(row), strict=True))
-        memory = [ratio_cells(row, name, of="memory_ratio")[0] if has_memory(row, name) else "–" for name in others]
-        base = mebibytes(row, reference) if row["figures"][reference]["memory"] is not None else "–"
-        known = [case.get(key, "") for key in keys]
-        cells.append([*known, milliseconds(row, reference), base, *ratio_cells(row, *others), *memory])
-    return markdown_table(head, cells)
+def section(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[ResultTable]]:
+    """Return the section, and the tables of which it shows a part."""
+    if not results:
+        return NONE, []
+    tables, parts = [], [ABOUT]
+    parts.append("\n" + wrap("; ".join(dict.fromkeys(_describe(result["machine"]) for result in results.values()))))
+    for name, result in results.items():
+        if not result["rows"]:
+            continue
+        tables.append(result_table(name, result["rows"]))
+        parts.append(f"\n\n### {TITLES[name]} on a GPU\n\n`benchmarks.{name}`\n\n{tables[-1].to_markdown()}")
+        if not result.get("complete", True):
+            parts.append("\n\nIts time was up before all cases had run.")
+    return "".join(parts) + "\n", [table for table in tables if not all(table.on_page)]
 
 
-def has_memory(row: Row, name: str) -> bool:
-    """Return whether the memory of a contestant is known as a ratio."""
-    return name in row["figures"] and row["figures"][name]["memory_ratio"] is not None
+def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return all keys, in the order in which they come."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _memory(row: Row, name: str) -> str:
+    figures = row["figures"].get(name)
+    return "–" if figures is None or figures["memory"] is None else mebibytes(row, name)
+
+
+def _describe(machine: Mapping[str, Any]) -> str:
+    """Say where a result was measured."""
+    return (
+        f"{machine['date']}, {machine.get('card', 'no GPU')}, driver {machine.get('driver')}, "
+        f"CUDA {machine.get('cuda')}, torch {machine['torch']}, transformers {machine['transformers']}"
+    )

