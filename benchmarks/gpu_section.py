@@ -14,6 +14,7 @@ TITLES = {
     "attention_function": "Attention function",
     "long_sequences": "Long sequences",
     "whole_model": "Whole model",
+    "statistics_cost": "Statistics of a run",
     "constant_attention": "Constant heads",
     "structured_constants": "Approximations of constant matrices",
     "cached_probe": "Probe on stored hidden states",

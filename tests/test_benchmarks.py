@@ -20,6 +20,7 @@ from regard.adapters.attention import SharedAttention
         pytest.param("attention_function", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("whole_model", "plain", marks=pytest.mark.exhaustive),
         ("long_sequences", "sdpa"),
+        ("statistics_cost", "plain"),
         pytest.param("constant_attention", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("structured_constants", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("cached_probe", "recomputed", marks=pytest.mark.exhaustive),

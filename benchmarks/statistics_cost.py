@@ -1,0 +1,84 @@
+"""What watching costs with the statistics that users get: the default ones, all but the dear ones, and all.
+
+BERT-base (padded) and a Llama of its shape (causal), random weights, float32; a forward (plain, the reference) against
+the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`, `matrix_entropy`,
+`output_rank` and `input_dependence`. The last case writes 32 tokens with a cache.
+
+    python -m benchmarks.statistics_cost [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import regard
+from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.whole_model import Case
+from regard.statistics import STATISTICS
+
+DEAR = ("spectral_bound", "matrix_entropy", "output_rank", "input_dependence")
+SELECTIONS: dict[str, Any] = {
+    "default": "default",
+    "cheap": [name for name in STATISTICS if name not in DEAR and name != "modality_mass"],
+    "all": "all",
+}
+CASES = [(1, 64), (1, 128), (8, 128), (1, 512)]
+QUICK = [(2, 32)]
+NEW_TOKENS = 32
+
+
+def watched(model: Any, statistics: Any, run: Callable[[], object]) -> Callable[[], object]:
+    """Return a run inside a block, with new statistics each time."""
+
+    def inside() -> object:
+        with regard.watching(model, statistics) as watch:
+            run()
+        return watch
+
+    return inside
+
+
+def contestants(model: Any, run: Callable[[], object], names: tuple[str, ...]) -> dict[str, Callable[[], object]]:
+    """Return the run alone, and inside blocks with selections of statistics."""
+    return {"plain": run} | {name: watched(model, SELECTIONS[name], run) for name in names}
+
+
+def writing(case: Case, tokens: int) -> Callable[[], object]:
+    """Return a run that reads a prompt and goes on for some tokens with a cache."""
+
+    def run() -> object:
+        output = case.model(case.inputs["input_ids"], use_cache=True)
+        token = case.inputs["input_ids"][:, :1]
+        for _ in range(tokens):
+            output = case.model(token, past_key_values=output.past_key_values, use_cache=True)
+        return output
+
+    return run
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run all cases and write the result."""
+    given = prepared(parser(__doc__), arguments)
+    rows: list[dict[str, Any]] = []
+
+    def add(model: str, batch: int, length: int, work: str, runs: dict[str, Callable[[], object]]) -> None:
+        figures = race(runs, most=3 if given.quick else 11, budget=20)
+        rows.append(row({"model": model, "batch": batch, "length": length, "work": work}, figures, "plain"))
+        show(rows[-1])
+        write("statistics_cost", rows, given.out)
+
+    torch.manual_seed(0)
+    for kind in ("llama", "bert"):
+        for batch, length in QUICK if given.quick else CASES:
+            case = Case(kind, batch, length, small=given.quick)
+            add(kind, batch, length, "forward", contestants(case.model, case.plain, tuple(SELECTIONS)))
+    case = Case("llama", 1, 32 if given.quick else 64, small=given.quick)
+    tokens = 2 if given.quick else NEW_TOKENS
+    add("llama", 1, case.length, f"{tokens} tokens", contestants(case.model, writing(case, tokens), ("default",)))
+
+
+if __name__ == "__main__":
+    main()
