@@ -196,8 +196,12 @@ def test_attention_of_more_than_all_queries_is_an_error() -> None:
         keys=length,
         tensors={"column_mass": torch.ones(1, 1, 10) * 5},
     )
-    with pytest.raises(UserError, match=r"impossible attention in layer 3 \(decoder\): a key receives 5 "):
-        SinkRate().update([layer])
+    statistic, merged = SinkRate(), SinkRate()
+    statistic.update([layer])
+    merged.load(statistic.state())
+    for one in (statistic, merged):
+        with pytest.raises(UserError, match=r"impossible attention in layer 3 \(decoder\): a key receives 5 "):
+            one.result()
 
 
 def test_a_row_of_no_sample_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

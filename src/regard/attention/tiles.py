@@ -134,7 +134,10 @@ class _Masks:
         """Which samples have padding before that."""
         if call.key_mask is not None:
             last = (call.key_mask * torch.arange(1, keys + 1, device=call.key.device)).amax(-1).clamp_(min=1)
-            self.num_keys, self.has_gaps = last.tolist(), (call.key_mask.sum(-1) < last).tolist()
+            if call.key_mask.device.type == "cpu":
+                self.num_keys, self.has_gaps = last.tolist(), (call.key_mask.sum(-1) < last).tolist()
+            else:  # nothing is read from a GPU
+                self.has_gaps = [True] * batch
             self.padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, HIDDEN)[:, None, None]
 
     def apply(self, raw: Tensor, sample: slice, head: slice, row: slice) -> None:

@@ -115,11 +115,11 @@ class _Means(Average):
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         by_site: dict[str, list[SampleValues]] = {}
         without_embeddings = [layer for layer in layers if layer.layer >= 0]
-        for key, values, present in self.statistic.sample_values(without_embeddings):
+        for key, values, present, alpha in self.statistic.sample_values(without_embeddings):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
             mean_key = StatisticKey(self.name, key.site, key.layer, None, ())
-            by_site.setdefault(key.site, []).append(SampleValues(mean_key, mean, present))
+            by_site.setdefault(key.site, []).append(SampleValues(mean_key, mean, present, alpha))
         for site, layer_values in by_site.items():
             if self.by_layer:
                 yield from layer_values
@@ -139,7 +139,7 @@ class _SinkDegree(ColumnMass):
         self.top = top
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        for _, degree, present in super().layer_values(layer):
+        for _, degree, present, _ in super().layer_values(layer):
             assert present is not None
             index = topk_keys(degree, present, self.top)
             valid_mask = topk_valid(index, present)
@@ -158,7 +158,7 @@ class _TokenDegrees(ColumnMass):
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         assert layer.token_ids is not None
-        for _, degree, present in super().layer_values(layer):
+        for _, degree, present, _ in super().layer_values(layer):
             assert present is not None
             ids = layer.token_ids[:, : present.shape[1]].contiguous()
             index = torch.searchsorted(self.known.to(degree.device), ids).clamp(max=len(self.known) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,6 +74,16 @@ class ForwardContext:
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
         )
 
+    @cached_property
+    def token_starts(self) -> tuple[int, ...] | None:
+        """Index of each row's first real token, read from a GPU once; None if none is padding."""
+        return _find_starts(self.token_mask)
+
+    @cached_property
+    def encoder_starts(self) -> tuple[int, ...] | None:
+        """The same of the keys of cross-attention."""
+        return _find_starts(self.encoder_mask)
+
     def query_mask(self, count: int) -> Tensor | None:
         """Return the mask of this forward's `count` queries; None if none is padding."""
         if self.token_mask is None:
@@ -115,6 +126,10 @@ def _key_mask(mask: Any) -> Tensor | None:
         return mask.bool()
     visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return visible.any(dim=(1, 2))
+
+
+def _find_starts(mask: Tensor | None) -> tuple[int, ...] | None:
+    return None if mask is None else tuple(mask.int().argmax(-1).tolist())
 
 
 def _drop_full(mask: Tensor | None) -> Tensor | None:

@@ -292,9 +292,9 @@ class Watch(Observer):
             )
         call = replace(call, query_mask=query_mask)
         if kind == "cross":
-            return replace(call, starts=_find_starts(forward.encoder_mask, call, 0)), self._request
+            return replace(call, starts=forward.encoder_starts), self._request
         dropped, _ = sequences.find_keys(kind, call)
-        starts = _find_starts(forward.token_mask, call, dropped)
+        starts = _move_starts(forward.token_starts, call, dropped)
         request = ReductionRequest() if position.is_repeat else self._request
         return replace(call, offset=forward.offset - dropped, starts=starts), request
 
@@ -390,9 +390,8 @@ def _as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:
     return value if isinstance(value, Tensor) and value.ndim in (2, 3) else None
 
 
-def _find_starts(mask: Tensor | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:
+def _move_starts(starts: tuple[int, ...] | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:
     """Return the index of each sample's first real key among the keys of a call, before which some were dropped."""
-    if mask is None and not dropped:
-        return None
-    first = [0] * call.query.shape[0] if mask is None else mask.int().argmax(-1).tolist()
-    return tuple(start - dropped for start in first)
+    if not dropped:
+        return starts
+    return tuple(start - dropped for start in starts or (0,) * call.query.shape[0])

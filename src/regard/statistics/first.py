@@ -45,7 +45,7 @@ class FirstAlpha(PerLayer):
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         alpha = alpha_of_keys(layer, layer.tensors["column_mass"])
-        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended_keys(1)[:, 0])
+        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended_keys(1)[:, 0], alpha)
 
 
 class VirtualSink(PerLayer):

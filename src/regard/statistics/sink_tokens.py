@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from regard.statistics.statistic import (
     StatisticInfo,
     StatisticKey,
 )
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class CommonSinkRatio(PerLayer):
@@ -62,18 +66,20 @@ class CommonSinkRatio(PerLayer):
         if self.common is not None:
             super().update(layers)
             return
-        sites = set()
+        tensors: dict[Any, tuple[Tensor, ...]] = {}
         for layer in layers:
             if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
             real, index, valid = strongest_keys(layer, self.top)
-            tokens = _tokens_at(layer, index)[valid]
-            self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
-            if layer.site not in sites:
-                sites.add(layer.site)
-                self._samples[layer.site] += int(real.any(-1).sum())
-                for ids, mask in zip(layer.token_ids, real, strict=True):
-                    self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
+            tensors[layer.site, layer.layer] = _tokens_at(layer, index), valid
+            tensors.setdefault(layer.site, (layer.token_ids[:, : real.shape[1]], real))
+        for key, (tokens, mask) in _read(tensors).items():
+            if isinstance(key, tuple):
+                self._sinks.setdefault(key, Counter()).update(tokens[mask > 0].tolist())
+                continue
+            self._samples[key] += int(mask.any(-1).sum())
+            for ids, is_real in zip(tokens, mask > 0, strict=True):
+                self._documents.setdefault(key, Counter()).update(set(ids[is_real].tolist()))
 
     def merge(self, other: CommonSinkRatio) -> None:
         super().merge(other)
@@ -160,7 +166,8 @@ class SinksByTokenClass(SinkRate):
             for name, members in self._members(layer, eligible):
                 label, count = f"{self.name}_{name}", members.sum(-1)
                 mean = alpha.double().masked_fill(~members[:, None], 0.0).sum(-1) / count[:, None].clamp(min=1)
-                yield SampleValues(StatisticKey(label, layer.site, layer.layer, None, ("head",)), mean, count > 0)
+                key = StatisticKey(label, layer.site, layer.layer, None, ("head",))
+                yield SampleValues(key, mean, count > 0, alpha if name == "first" else None)
                 for epsilon, is_sink in sinks.items():
                     total = is_sink.sum((1, 2))
                     share = (is_sink & members[:, None]).sum((1, 2)) / total.clamp(min=1) * PERCENT
@@ -206,17 +213,19 @@ class SinkTokens(Statistic):
         self.shape: dict[tuple[str, int], tuple[int, int]] = {}
 
     def update(self, layers: Sequence[Observation]) -> None:
+        tensors: dict[tuple[str, int], tuple[Tensor, ...]] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
             real, index, _ = strongest_keys(layer, 1)
             token = _tokens_at(layer, index) if layer.token_ids is not None else torch.full_like(index, -1)
             heads = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
-            triples = torch.stack([heads, index, token], -1)[real.any(-1)].flatten(0, -2)
-            key = (layer.site, layer.layer)
-            self.counts.setdefault(key, Counter()).update(map(tuple, triples.tolist()))
-            self.samples[key] += int(real.any(-1).sum())
-            self._grow(key, index.shape[1], int(layer.keys.max()))
+            triples = torch.stack([heads, index, token], -1)
+            tensors[layer.site, layer.layer] = triples, real.any(-1), layer.keys
+        for key, (sinks, is_real, keys) in _read(tensors).items():
+            self.counts.setdefault(key, Counter()).update(map(tuple, sinks[is_real > 0].reshape(-1, 3).tolist()))
+            self.samples[key] += int(is_real.sum())
+            self._grow(key, sinks.shape[1], int(keys.max()))
 
     def _grow(self, key: tuple[str, int], heads: int, keys: int) -> None:
         self.shape[key] = (heads, max(keys, self.shape.get(key, (0, 0))[1]))
@@ -270,6 +279,19 @@ class SinkTokens(Statistic):
             key = (site, int(layer))
             self.shape[key], self.samples[key] = (int(heads), int(keys)), int(samples)
             self.counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
+
+
+def _read(tensors: Mapping[Key, Sequence[Tensor]]) -> dict[Key, list[np.ndarray]]:
+    """Return integers and masks as arrays of integers, read from a GPU in one copy."""
+    parts = [tensor for group in tensors.values() for tensor in group]
+    if not parts:
+        return {}
+    flat = torch.cat([part.flatten().long().to(parts[0].device) for part in parts]).cpu().numpy()
+    ends = np.cumsum([part.numel() for part in parts])
+    arrays = iter(zip(np.split(flat, ends[:-1]), parts, strict=True))
+    return {
+        key: [array.reshape(part.shape) for array, part in islice(arrays, len(group))] for key, group in tensors.items()
+    }
 
 
 def _tokens_at(layer: Observation, index: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from regard.statistics.layers import per_key
 from regard.statistics.statistic import BAI, GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
 
 PERCENT = 100.0
-MAX_ALPHA = 1.001
-"""α_k is an average of weights: it is above 1 by rounding only."""
 PerKey = Float[Tensor, "sample head key"]
 RealKeys = Bool[Tensor, "sample key"]
 TopKeys = Int[Tensor, "sample head top"]
@@ -22,17 +20,11 @@ TopKeys = Int[Tensor, "sample head top"]
 def alpha_of_keys(layer: Observation, column_mass: PerKey) -> PerKey:
     """Return α_k = Σ_i A_ik / n_k of the first keys of a layer (Gu et al. 2025), from their `column_mass` Σ_i A_ik.
 
-    n_k counts the queries that may see the key (`Observation.num_visible_queries`). Raises UserError if an α_k is > 1.
+    n_k counts the queries that may see the key (`Observation.num_visible_queries`). Keys of no sample have an α_k of 0.
     """
     width = column_mass.shape[-1]
     alpha = column_mass / layer.num_visible_queries(width)[:, None].clamp(min=1)
-    real_alpha = alpha.masked_fill(~layer.attended_keys(width)[:, None], 0.0)
-    if bool((real_alpha > MAX_ALPHA).any()):
-        raise UserError(
-            f"impossible attention in layer {layer.layer} ({layer.site}): a key receives {float(real_alpha.max()):.3g} "
-            "of the queries that may see it, more than all; the mask of this model is not understood, please report it"
-        )
-    return alpha
+    return alpha.masked_fill(~layer.attended_keys(width)[:, None], 0.0)
 
 
 def sink_rate(alpha: PerKey, epsilon: float) -> PerKey:
@@ -115,7 +107,7 @@ class SinkRate(Average):
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
                 key = self.key(layer, "head", "position", epsilon=epsilon)
-                yield SampleValues(key, rates, present)
+                yield SampleValues(key, rates, present, alpha if epsilon == self.epsilons[0] else None)
                 rates_by_layer.setdefault(key._replace(layer=None, axes=("position",)), []).append(rates.double())
         for key, parts in rates_by_layer.items():
             yield SampleValues(key, torch.cat(parts, dim=1).mean(1), presence[key.site])
@@ -142,7 +134,7 @@ class SecondarySinks(SinkRate):
                 for epsilon in self.epsilons:
                     key = self.key(layer, "head", epsilon=epsilon)
                     count = (sink_rate(alpha, epsilon).bool() & eligible[:, None]).sum(-1).double()
-                    yield SampleValues(key, count, eligible.any(-1))
+                    yield SampleValues(key, count, eligible.any(-1), alpha if epsilon == self.epsilons[0] else None)
 
 
 class ColumnMass(PerLayer):
@@ -180,7 +172,7 @@ class FirstMass(PerLayer):
         real = layer.query_mask(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
         alpha = alpha_of_keys(layer, sums)
-        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(sums.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(sums.shape[-1]), alpha)
 
 
 class SinkDeviation(PerLayer):

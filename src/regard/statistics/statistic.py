@@ -13,8 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.statistics.columns import Columns, StatisticRow, make_columns
 
+MAX_ALPHA = 1.001
+"""α_k is an average of weights: it is above 1 by rounding only."""
 GU, BAI = "Gu et al. 2025 (arXiv 2410.10781)", "Bai et al. 2024 (arXiv 2410.05648)"
 
 
@@ -42,11 +45,12 @@ class StatisticKey(NamedTuple):
 
 
 class SampleValues(NamedTuple):
-    """Values (sample, *axes), which count where `present`."""
+    """Values (sample, *axes), which count where `present`; and the α_k that they come from, none of which is over 1."""
 
     key: StatisticKey
     values: Tensor
     present: Tensor | None = None
+    alpha: Tensor | None = None
 
 
 Self = TypeVar("Self", bound="Statistic")
@@ -94,10 +98,11 @@ class Statistic(ABC):
 
 
 class Average(Statistic):
-    """The mean over samples of a value of each sample."""
+    """The mean over samples of a value of each sample. Numbers stay on their device until they are read."""
 
     def __init__(self) -> None:
         self.moments: dict[StatisticKey, RunningMoments] = {}
+        self._max_alpha: dict[tuple[str, int | None], Tensor] = {}
 
     @abstractmethod
     def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
@@ -108,29 +113,52 @@ class Average(Statistic):
         return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
 
     def update(self, layers: Sequence[Observation]) -> None:
-        for key, values, present in self.sample_values(layers):
+        for key, values, present, alpha in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
+            if alpha is not None and alpha.numel():
+                self._add_max_alpha((key.site, key.layer), alpha.detach().amax())
 
     def merge(self: SelfAverage, other: SelfAverage) -> None:
         for key, moments in other.moments.items():
             self.moments.setdefault(key, RunningMoments()).merge(moments)
+        for place, alpha in other._max_alpha.items():
+            self._add_max_alpha(place, alpha)
+
+    def _add_max_alpha(self, place: tuple[str, int | None], alpha: Tensor) -> None:
+        before = self._max_alpha.get(place)
+        self._max_alpha[place] = alpha if before is None else torch.maximum(before, alpha.to(before.device))
+
+    def _check_alpha(self) -> None:
+        """Raise a UserError if an α_k is above 1."""
+        for (site, layer), alpha in self._max_alpha.items():
+            if float(alpha) > MAX_ALPHA:
+                raise UserError(
+                    f"impossible attention in layer {layer} ({site}): a key receives {float(alpha):.3g} of the queries "
+                    "that may see it, more than all; the mask of this model is not understood, please report it"
+                )
 
     def result(self) -> list[StatisticRow]:
         return [row for part in self.columns() for row in part.rows()]
 
     def columns(self) -> Iterator[Columns]:
+        self._check_alpha()
         for key in sorted(self.moments, key=_order):
             yield from _columns(key, self.moments[key])
 
     def state(self) -> dict[str, Tensor]:
-        return {json.dumps(key): moments.state() for key, moments in self.moments.items()}
+        alphas = {json.dumps(place): alpha.double().cpu() for place, alpha in self._max_alpha.items()}
+        return alphas | {json.dumps(key): moments.state().cpu() for key, moments in self.moments.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.moments = {}
+        self.moments, self._max_alpha = {}, {}
         for name, tensor in state.items():
-            key = StatisticKey(*json.loads(name))
-            moments = RunningMoments(*(part.clone() for part in tensor))
-            self.moments[key._replace(axes=tuple(key.axes))] = moments
+            parts = json.loads(name)
+            if len(parts) == len(StatisticKey._fields):
+                key = StatisticKey(*parts)
+                moments = RunningMoments(*(part.clone() for part in tensor))
+                self.moments[key._replace(axes=tuple(key.axes))] = moments
+            else:
+                self._max_alpha[parts[0], parts[1]] = tensor.clone()
 
 
 class PerLayer(Average):
@@ -148,6 +176,8 @@ class PerLayer(Average):
 
 def _columns(key: StatisticKey, moments: RunningMoments) -> Iterator[Columns]:
     """Yield the entries that have samples."""
+    if moments.count.device.type != "cpu":
+        moments = RunningMoments(*moments.state().cpu())
     mask = moments.count > 0
     if not mask.any():
         return
@@ -234,8 +264,9 @@ class RunningMoments:
 
     def add(self, values: Float[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None = None) -> None:
         """Add samples where `present`, which lacks trailing axes, or the axis of heads."""
-        values = values.detach().to("cpu", torch.float64)
-        mask = torch.ones_like(values) if present is None else _expand_mask(present.cpu(), values).double()
+        device = "cpu" if values.device.type == "mps" else values.device  # which has no float64
+        values = values.detach().to(device, torch.float64)
+        mask = torch.ones_like(values) if present is None else _expand_mask(present.to(device), values).double()
         values = values.masked_fill(mask == 0, 0.0)
         count = mask.sum(0)
         mean = values.sum(0) / count.clamp(min=1)
@@ -244,6 +275,8 @@ class RunningMoments:
     def merge(self, other: RunningMoments) -> None:
         """Add the samples of other moments."""
         parts = [other.count, other.mean, other.deviation]
+        if self.count.numel():
+            parts = [part.to(self.count.device) for part in parts]
         if self.count.numel() == 0:
             self.count, self.mean, self.deviation = (part.clone() for part in parts)
             return
