@@ -33,6 +33,7 @@ class Reduction:
         dtype: Its dtype; None: that of the call, or float32 if that is less precise.
         backends: Which backends compute it; blocks of rows compute every reduction of weights.
         requires: Reductions that are computed with it.
+        joins_layers: Whether it is so much smaller than activations that several layers are held as one tensor.
         compute: Of weights its definition, from `DenseWeights`. Of vectors None where a call has nothing of the kind.
     """
 
@@ -45,6 +46,7 @@ class Reduction:
     dtype: torch.dtype | None = None
     backends: frozenset[Backend] = frozenset()
     requires: tuple[str, ...] = ()
+    joins_layers: bool = True
     compute: Callable[[Any], Any]
 
 
@@ -173,6 +175,7 @@ _REDUCTIONS = (
     _whole(
         name="weights",
         axis="call",
+        joins_layers=False,
         backends=frozenset({"tiles"}),
         compute=lambda dense: dense.counted[dense.whole_samples].sum(0),
     ),

@@ -24,6 +24,7 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
+from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.modalities import RootTokens, TokenModalities
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
@@ -171,10 +172,12 @@ class Watch(Observer):
                 ]
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
+            joined = join_layers(observations)
+            check_finite(observations, joined, sequences.num_batches - 1)
             for name, statistic in self.statistics.items():
                 if not (sequences.lacks_hidden and name in self._of_hidden):
                     started = time.perf_counter()
-                    statistic.update(observations)
+                    statistic.update(joined if takes_joined(statistic) else observations)
                     self.seconds[name] += time.perf_counter() - started
 
     def _check_attention(self) -> None:

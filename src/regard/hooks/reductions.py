@@ -194,7 +194,7 @@ _REDUCTIONS = (
     ),
     _hidden(name="hidden_norm", axis="token", steps="concat", compute=lambda hidden: hidden.norm(dim=-1)),
     _hidden(name="direction", axis="sample", steps="add", compute=lambda hidden: normalize(hidden, dim=-1)),
-    _hidden(name="hidden", axis="token", steps="concat", compute=lambda hidden: hidden),
+    _hidden(name="hidden", axis="token", steps="concat", joins_layers=False, compute=lambda hidden: hidden),
 )
 REDUCTIONS: dict[str, Reduction] = WEIGHT_REDUCTIONS | {reduction.name: reduction for reduction in _REDUCTIONS}
 """Every reduction by name.

@@ -46,7 +46,7 @@ class Sequences:
         self.encoder_tokens: Tensor | None = None
         self.offered: Tensor | None = None
         self.lacks_hidden = False
-        self._num_batches = 0
+        self.num_batches = 0
         self.lengths: dict[int, list[int]] = {}
         self._reset()
 
@@ -217,7 +217,7 @@ class Sequences:
             for length, layers in self._batches(num_first_keys):
                 batches.append(list(self._observations(site, length, layers)))
         self._reset()
-        self._num_batches += bool(batches)
+        self.num_batches += bool(batches)
         return batches
 
     def _batches(self, num_first_keys: int) -> Iterator[tuple[int, dict[tuple[str, int], LayerAccumulator]]]:
@@ -274,7 +274,6 @@ class Sequences:
         token_ids = self.token_ids
         if token_ids is not None and token_ids.shape[1] != length:
             token_ids = None  # attention is among others as well, such as patches of an image
-        finite: dict[str, Tensor] = {}
         for (kind, index), layer in layers.items():
             keys, tokens = queries, token_ids
             if kind == "cross":
@@ -282,7 +281,7 @@ class Sequences:
                 tokens = self.encoder_tokens
                 if tokens is not None and tokens.shape != (self._batch, layer.keys):
                     tokens = None
-            observation = Observation(
+            yield Observation(
                 site=cross_site(site) if kind == "cross" else site,
                 layer=index,
                 causal=kind == "self" and self.role == "decoder",
@@ -292,15 +291,6 @@ class Sequences:
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
-            for name, tensor in observation.tensors.items():
-                if tensor.is_floating_point() and REDUCTIONS[name].finite:
-                    finite[f"{name} of layer {index} ({observation.site})"] = tensor.isfinite().all()
-            yield observation
-        flags = [flag.to(device) for flag in finite.values()]
-        if flags and not bool(torch.stack(flags).all()):  # read from a GPU once
-            where = next(where for where, flag in finite.items() if not bool(flag))
-            problem = f"non-finite activations: {where} in batch {self._num_batches}"
-            raise UserError(f"{problem}; check the model and its precision")
 
 
 def _separates(call: AttentionCall, segments: Tensor) -> bool:

@@ -20,6 +20,7 @@ class TokenFirst(Average):
         super().__init__()
         self.statistic, self.tokens = statistic, tokens
         self.name, self.info, self.needs = statistic.name, statistic.info, statistic.needs
+        self.joins_layers = statistic.joins_layers
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         return self.statistic.sample_values([self._without_prepended(layer) for layer in layers])
@@ -42,6 +43,7 @@ class FirstAlpha(PerLayer):
         title="α_1", description="Attention to the first token, averaged over all queries.", source=f"{GU}, α_1"
     )
     needs = frozenset({"column_mass"})
+    joins_layers = True
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         alpha = alpha_of_keys(layer, layer.tensors["column_mass"])
@@ -64,6 +66,7 @@ class VirtualSink(PerLayer):
         source=f"{GU}, Sink_*",
     )
     needs = frozenset({"virtual_sink_mass", "column_mass"})
+    joins_layers = True
 
     def __init__(self, epsilon: float, tokens: int) -> None:
         super().__init__()

@@ -18,6 +18,8 @@ LayerFunction = Callable[[PerLayer, Observation, Tensor], Iterator[SampleValues]
 class LayerStatistic(PerLayer):
     """A statistic by a function of a layer and of the first reduction that it needs."""
 
+    joins_layers = True
+
     def __init__(self, name: str, function: LayerFunction, needs: tuple[str, ...], info: StatisticInfo) -> None:
         super().__init__()
         self.name, self.function, self.info = name, function, info

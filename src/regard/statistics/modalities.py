@@ -28,6 +28,7 @@ class ModalityMass(PerLayer):
         source="Regard",
     )
     needs = frozenset({"modality_mass"})
+    joins_layers = True
 
     def __init__(self, special: Iterable[int] = ()) -> None:
         super().__init__()

@@ -22,7 +22,6 @@ from regard.statistics.statistic import (
     SampleValues,
     Statistic,
     StatisticInfo,
-    StatisticKey,
 )
 
 Key = TypeVar("Key", bound=Hashable)
@@ -44,6 +43,7 @@ class CommonSinkRatio(PerLayer):
         source=f"{BAI}, common-sink ratio",
     )
     needs = frozenset({"column_mass"})
+    joins_layers = True
 
     def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
         super().__init__()
@@ -71,11 +71,15 @@ class CommonSinkRatio(PerLayer):
             if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
             real, index, valid = strongest_keys(layer, self.top)
-            tensors[layer.site, layer.layer] = _tokens_at(layer, index), valid
-            tensors.setdefault(layer.site, (layer.token_ids[:, : real.shape[1]], real))
+            tensors[layer.site, layer.layers] = _tokens_at(layer, index), valid
+            samples = len(real) // len(layer.layers)
+            tensors.setdefault(layer.site, (layer.token_ids[:samples, : real.shape[1]], real[:samples]))
         for key, (tokens, mask) in _read(tensors).items():
             if isinstance(key, tuple):
-                self._sinks.setdefault(key, Counter()).update(tokens[mask > 0].tolist())
+                site, numbers = key
+                parts = (np.split(array, len(numbers)) for array in (tokens, mask > 0))
+                for number, found, is_valid in zip(numbers, *parts, strict=True):
+                    self._sinks.setdefault((site, number), Counter()).update(found[is_valid].tolist())
                 continue
             self._samples[key] += int(mask.any(-1).sum())
             for ids, is_real in zip(tokens, mask > 0, strict=True):
@@ -164,14 +168,14 @@ class SinksByTokenClass(SinkRate):
             alpha, eligible = self.eligible_alpha(layer)
             sinks = {epsilon: sink_rate(alpha, epsilon).bool() & eligible[:, None] for epsilon in self.epsilons}
             for name, members in self._members(layer, eligible):
-                label, count = f"{self.name}_{name}", members.sum(-1)
+                count = members.sum(-1)
                 mean = alpha.double().masked_fill(~members[:, None], 0.0).sum(-1) / count[:, None].clamp(min=1)
-                key = StatisticKey(label, layer.site, layer.layer, None, ("head",))
+                key = self.key(layer, "head", suffix=f"_{name}")
                 yield SampleValues(key, mean, count > 0, alpha if name == "first" else None)
                 for epsilon, is_sink in sinks.items():
                     total = is_sink.sum((1, 2))
                     share = (is_sink & members[:, None]).sum((1, 2)) / total.clamp(min=1) * PERCENT
-                    key = StatisticKey(f"{label}_share", layer.site, layer.layer, epsilon, ())
+                    key = self.key(layer, epsilon=epsilon, suffix=f"_{name}_share")
                     yield SampleValues(key, share, total > 0)
 
     def _members(self, layer: Observation, eligible: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -206,6 +210,7 @@ class SinkTokens(Statistic):
         source=f"{BAI}, sink tokens",
     )
     needs = frozenset({"column_mass"})
+    joins_layers = True
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
@@ -213,7 +218,7 @@ class SinkTokens(Statistic):
         self.shape: dict[tuple[str, int], tuple[int, int]] = {}
 
     def update(self, layers: Sequence[Observation]) -> None:
-        tensors: dict[tuple[str, int], tuple[Tensor, ...]] = {}
+        tensors: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
@@ -221,11 +226,15 @@ class SinkTokens(Statistic):
             token = _tokens_at(layer, index) if layer.token_ids is not None else torch.full_like(index, -1)
             heads = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
             triples = torch.stack([heads, index, token], -1)
-            tensors[layer.site, layer.layer] = triples, real.any(-1), layer.keys
-        for key, (sinks, is_real, keys) in _read(tensors).items():
-            self.counts.setdefault(key, Counter()).update(map(tuple, sinks[is_real > 0].reshape(-1, 3).tolist()))
-            self.samples[key] += int(is_real.sum())
-            self._grow(key, sinks.shape[1], int(keys.max()))
+            tensors[layer.site, layer.layers] = triples, real.any(-1), layer.keys
+        for (site, numbers), arrays in _read(tensors).items():
+            parts = (np.split(array, len(numbers)) for array in arrays)
+            for number, sinks, is_real, keys in zip(numbers, *parts, strict=True):
+                self.counts.setdefault((site, number), Counter()).update(
+                    map(tuple, sinks[is_real > 0].reshape(-1, 3).tolist())
+                )
+                self.samples[site, number] += int(is_real.sum())
+                self._grow((site, number), sinks.shape[1], int(keys.max()))
 
     def _grow(self, key: tuple[str, int], heads: int, keys: int) -> None:
         self.shape[key] = (heads, max(keys, self.shape.get(key, (0, 0))[1]))

@@ -79,6 +79,7 @@ class SinkRate(Average):
         source=f"{GU}, Sink_k^ε",
     )
     needs = frozenset({"column_mass"})
+    joins_layers = True
 
     def __init__(self, epsilons: Sequence[float] = (0.3,), minimum_queries: int = 8) -> None:
         super().__init__()
@@ -97,20 +98,26 @@ class SinkRate(Average):
         return alpha_of_keys(layer, mass), present
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
-        rates_by_layer: dict[Any, list[Tensor]] = {}
-        presence: dict[str, Tensor] = {}
+        by_head: dict[Any, list[Tensor]] = {}
+        presence: dict[str, list[Tensor]] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
             alpha, present = self.eligible_alpha(layer)
-            presence[layer.site] = presence.get(layer.site, present) & present
+            presence.setdefault(layer.site, []).extend(_by_layer(layer, present))
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
                 key = self.key(layer, "head", "position", epsilon=epsilon)
                 yield SampleValues(key, rates, present, alpha if epsilon == self.epsilons[0] else None)
-                rates_by_layer.setdefault(key._replace(layer=None, axes=("position",)), []).append(rates.double())
-        for key, parts in rates_by_layer.items():
-            yield SampleValues(key, torch.cat(parts, dim=1).mean(1), presence[key.site])
+                pooled = key._replace(layer=None, axes=("position",), more_layers=())
+                by_head.setdefault(pooled, []).extend(_by_layer(layer, rates.double()))
+        for key, parts in by_head.items():
+            yield SampleValues(key, torch.cat(parts, dim=1).mean(1), torch.stack(presence[key.site]).all(0))
+
+
+def _by_layer(layer: Observation, values: Tensor) -> Tensor:
+    """Return values by layer and sample."""
+    return values.unflatten(0, (len(layer.layers), -1))
 
 
 class SecondarySinks(SinkRate):
@@ -147,6 +154,7 @@ class ColumnMass(PerLayer):
         source=f"{BAI}, average outer degree",
     )
     needs = frozenset({"column_mass"})
+    joins_layers = True
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         return per_key(self, layer, layer.tensors["column_mass"])
@@ -162,6 +170,7 @@ class FirstMass(PerLayer):
         source=f"{GU}, α_1",
     )
     needs = frozenset({"first_mass"})
+    joins_layers = True
 
     def __init__(self, num_first_keys: int = 4) -> None:
         super().__init__()
@@ -185,6 +194,7 @@ class SinkDeviation(PerLayer):
         source=f"{BAI}, sink deviation",
     )
     needs = frozenset({"column_mass", "column_sum", "column_square"})
+    joins_layers = True
 
     def __init__(self, top: int = 1) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from regard.errors import UserError
@@ -35,6 +35,7 @@ class StatisticKey(NamedTuple):
     """The key of a group of numbers, whose tensor has the axes `axes`: some of "head" and "position".
 
     With `axes` ("mode",) the tensor is an indicator of an index of each sample, and the row is the most frequent index.
+    With `more_layers` it is that of several layers, whose samples stand one behind the other.
     """
 
     statistic: str
@@ -42,6 +43,7 @@ class StatisticKey(NamedTuple):
     layer: int | None
     epsilon: float | None
     axes: tuple[str, ...]
+    more_layers: tuple[int, ...] = ()
 
 
 class SampleValues(NamedTuple):
@@ -64,6 +66,7 @@ class Statistic(ABC):
         needs: Names of the reductions that observations must hold.
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
         special_ids: Token ids whose modality is "special", if it needs modalities.
+        joins_layers: It takes several layers as one observation, which costs less; see `Observation.more_layers`.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Statistic(ABC):
     needs: frozenset[str]
     num_first_keys: int = 1
     special_ids: frozenset[int] = frozenset()
+    joins_layers: bool = False
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:
@@ -101,8 +105,8 @@ class Average(Statistic):
     """The mean over samples of a value of each sample. Numbers stay on their device until they are read."""
 
     def __init__(self) -> None:
-        self.moments: dict[StatisticKey, RunningMoments] = {}
-        self._max_alpha: dict[tuple[str, int | None], Tensor] = {}
+        self._moments: dict[StatisticKey, RunningMoments] = {}
+        self._max_alpha: dict[StatisticKey, Tensor] = {}
 
     @abstractmethod
     def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
@@ -110,55 +114,68 @@ class Average(Statistic):
 
     def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:
         """Return the key of a group of numbers of a layer."""
-        return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
+        return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes, layer.more_layers)
 
     def update(self, layers: Sequence[Observation]) -> None:
         for key, values, present, alpha in self.sample_values(layers):
-            self.moments.setdefault(key, RunningMoments()).add(values, present)
+            if present is not None:
+                present = _to_layers(key, _expand_mask(present, values))
+            values = _to_layers(key, values)
+            self._moments.setdefault(key, RunningMoments()).add(values, present)
             if alpha is not None and alpha.numel():
-                self._add_max_alpha((key.site, key.layer), alpha.detach().amax())
+                self._add_max_alpha(key, alpha.detach().unflatten(0, (1 + len(key.more_layers), -1)).flatten(1).amax(1))
 
     def merge(self: SelfAverage, other: SelfAverage) -> None:
-        for key, moments in other.moments.items():
-            self.moments.setdefault(key, RunningMoments()).merge(moments)
-        for place, alpha in other._max_alpha.items():
-            self._add_max_alpha(place, alpha)
+        for key, moments in other._moments.items():
+            self._moments.setdefault(key, RunningMoments()).merge(moments)
+        for key, alpha in other._max_alpha.items():
+            self._add_max_alpha(key, alpha)
 
-    def _add_max_alpha(self, place: tuple[str, int | None], alpha: Tensor) -> None:
-        before = self._max_alpha.get(place)
-        self._max_alpha[place] = alpha if before is None else torch.maximum(before, alpha.to(before.device))
+    def _add_max_alpha(self, key: StatisticKey, alpha: Float[Tensor, " layer"]) -> None:
+        before = self._max_alpha.get(key)
+        self._max_alpha[key] = alpha if before is None else torch.maximum(before, alpha.to(before.device))
 
     def _check_alpha(self) -> None:
         """Raise a UserError if an α_k is above 1."""
-        for (site, layer), alpha in self._max_alpha.items():
-            if float(alpha) > MAX_ALPHA:
-                raise UserError(
-                    f"impossible attention in layer {layer} ({site}): a key receives {float(alpha):.3g} of the queries "
-                    "that may see it, more than all; the mask of this model is not understood, please report it"
-                )
+        for key, maxima in self._max_alpha.items():
+            for layer, alpha in zip((key.layer, *key.more_layers), maxima.tolist(), strict=True):
+                if alpha > MAX_ALPHA:
+                    raise UserError(
+                        f"impossible attention in layer {layer} ({key.site}): a key receives {alpha:.3g} of the "
+                        "queries that may see it, more than all; the mask of this model is not understood, please "
+                        "report it"
+                    )
+
+    def moments(self) -> dict[StatisticKey, RunningMoments]:
+        """Return the moments of each group of numbers of a layer, in the order of the table."""
+        moments: dict[StatisticKey, RunningMoments] = {}
+        for key, joined in self._moments.items():
+            parts = joined.split() if key.more_layers else [joined]
+            for layer, part in zip((key.layer, *key.more_layers), parts, strict=True):
+                moments.setdefault(key._replace(layer=layer, more_layers=()), RunningMoments()).merge(part)
+        return {key: moments[key] for key in sorted(moments, key=_order)}
 
     def result(self) -> list[StatisticRow]:
         return [row for part in self.columns() for row in part.rows()]
 
     def columns(self) -> Iterator[Columns]:
         self._check_alpha()
-        for key in sorted(self.moments, key=_order):
-            yield from _columns(key, self.moments[key])
+        for key, moments in self.moments().items():
+            yield from _columns(key, moments)
 
     def state(self) -> dict[str, Tensor]:
-        alphas = {json.dumps(place): alpha.double().cpu() for place, alpha in self._max_alpha.items()}
-        return alphas | {json.dumps(key): moments.state().cpu() for key, moments in self.moments.items()}
+        state = {json.dumps(("alpha", key)): alpha.double().cpu() for key, alpha in self._max_alpha.items()}
+        return state | {json.dumps(("moments", key)): moments.state().cpu() for key, moments in self._moments.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.moments, self._max_alpha = {}, {}
+        self._moments, self._max_alpha = {}, {}
         for name, tensor in state.items():
-            parts = json.loads(name)
-            if len(parts) == len(StatisticKey._fields):
-                key = StatisticKey(*parts)
-                moments = RunningMoments(*(part.clone() for part in tensor))
-                self.moments[key._replace(axes=tuple(key.axes))] = moments
+            kind, (*parts, axes, more_layers) = json.loads(name)
+            key = StatisticKey(*parts, axes=tuple(axes), more_layers=tuple(more_layers))
+            if kind == "alpha":
+                self._max_alpha[key] = tensor.clone()
             else:
-                self._max_alpha[parts[0], parts[1]] = tensor.clone()
+                self._moments[key] = RunningMoments(*(part.clone() for part in tensor))
 
 
 class PerLayer(Average):
@@ -193,13 +210,18 @@ def _columns(key: StatisticKey, moments: RunningMoments) -> Iterator[Columns]:
     yield Columns(*key[:4], index.get("head"), index.get("position"), value, error, n)
 
 
+def _to_layers(key: StatisticKey, values: Shaped[Tensor, "layer_and_sample ..."]) -> Shaped[Tensor, "sample ..."]:
+    """Return values by sample; those of joined layers with an axis of layers behind."""
+    return values if not key.more_layers else values.unflatten(0, (1 + len(key.more_layers), -1)).transpose(0, 1)
+
+
 def _order(key: StatisticKey) -> tuple[Any, ...]:
     return key.statistic, key.site, key.epsilon or 0.0, -2 if key.layer is None else key.layer, key.axes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One attention layer over some samples, whose real tokens begin at position 0.
+    """One attention layer over some samples, whose real tokens begin at position 0; or several of the same shape.
 
     Attributes:
         site: "decoder" (causal), "encoder" (bidirectional) or "cross".
@@ -209,6 +231,8 @@ class Observation:
         keys: Real keys of each sample; other than `length` only in cross-attention.
         token_ids: Token ids of the keys.
         modality: Modality of the keys, as an index of `MODALITIES`; None of a model that reads text alone.
+        more_layers: Further layers, for statistics with `joins_layers`. All tensors then hold the samples of `layer`,
+            then the same samples in each of these, one behind the other.
         virtual_key: A learned key, with a query of its own in the matrix, gets the attention that no token gets.
         tensors: Reductions by name, shaped as `regard.attention.reduction.Reduction.axis` says, with samples in the
             place of the batch. Entries beyond the length of a sample are arbitrary.
@@ -221,8 +245,14 @@ class Observation:
     keys: Int[Tensor, " sample"]
     token_ids: Int[Tensor, "sample key"] | None = None
     modality: Int[Tensor, "sample key"] | None = None
+    more_layers: tuple[int, ...] = ()
     virtual_key: bool = False
     tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers."""
+        return self.layer, *self.more_layers
 
     def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
         """Return which of the first `width` positions are keys of a sample."""
@@ -263,7 +293,7 @@ class RunningMoments:
         self.count, self.mean, self.deviation = parts or [torch.zeros(0, dtype=torch.float64)] * 3
 
     def add(self, values: Float[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None = None) -> None:
-        """Add samples where `present`, which lacks trailing axes, or the axis of heads."""
+        """Add samples where `present`, which may lack trailing axes, or the axis of heads."""
         device = "cpu" if values.device.type == "mps" else values.device  # which has no float64
         values = values.detach().to(device, torch.float64)
         mask = torch.ones_like(values) if present is None else _expand_mask(present.to(device), values).double()
@@ -289,6 +319,11 @@ class RunningMoments:
         difference = mean_b - mean_a
         self.mean = mean_a + difference * share
         self.deviation = deviation_a + deviation_b + difference.square() * count_a * share
+
+    def split(self) -> Iterator[RunningMoments]:
+        """Yield the moments of each index of the first axis."""
+        for parts in zip(self.count, self.mean, self.deviation, strict=True):
+            yield RunningMoments(*parts)
 
     def standard_error(self) -> Tensor:
         """Return the standard error of the mean over samples; NaN for fewer than two."""
