@@ -18,6 +18,7 @@ from regard.attention.lse import attend_with_lse, first_mass, supports_lse
 from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import ReductionRequest, reduce_dense
+from regard.attention.single_query import single_query, supports_single_query
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operation_output,
@@ -177,6 +178,9 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
     request = request.without(reductions)
     if supports_triton(call, request):
         return None, reductions | reduce_by_triton(call, request)
+    if supports_single_query(call, request):
+        result, by_row = single_query(exact, request)
+        return result, reductions | by_row
     result = None
     tiled = request.select(request.by_backend("tiles"))
     if tiled.names or output:

@@ -170,8 +170,8 @@ class Average(Statistic):
     def load(self, state: Mapping[str, Tensor]) -> None:
         self._moments, self._max_alpha = {}, {}
         for name, tensor in state.items():
-            kind, (*parts, axes, more_layers) = json.loads(name)
-            key = StatisticKey(*parts, axes=tuple(axes), more_layers=tuple(more_layers))
+            kind, (statistic, site, layer, epsilon, axes, more_layers) = json.loads(name)
+            key = StatisticKey(statistic, site, layer, epsilon, tuple(axes), tuple(more_layers))
             if kind == "alpha":
                 self._max_alpha[key] = tensor.clone()
             else:
