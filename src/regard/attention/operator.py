@@ -179,8 +179,8 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
     if supports_triton(call, request):
         return None, reductions | reduce_by_triton(call, request)
     if supports_single_query(call, request):
-        result, by_row = single_query(exact, request)
-        return result, reductions | by_row
+        row_output, by_row = single_query(exact, request)
+        return row_output, reductions | by_row
     result = None
     tiled = request.select(request.by_backend("tiles"))
     if tiled.names or output:

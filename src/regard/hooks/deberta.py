@@ -13,6 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks.attention_function import dispatch
 from regard.hooks.constant_heads import dynamic_heads
+from regard.hooks.module_tree import modules_of
 
 MODEL_TYPES = ("deberta", "deberta-v2")
 """Types of models whose attention takes no attention function."""
@@ -24,7 +25,7 @@ def find_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[..., Any]]
     Raises:
         UserError: A layer mixes heads, so that its weights are no softmax of scores.
     """
-    modules = [module for module in model.modules() if isinstance(module, (DebertaAttention, DebertaV2Attention))]
+    modules = [module for module in modules_of(model) if isinstance(module, (DebertaAttention, DebertaV2Attention))]
     if any(isinstance(module, DebertaAttention) and module.talking_head for module in modules):
         raise UserError("cannot observe DeBERTa with talking heads: its weights are no softmax of scores")
     return [(module, partial(_forward, module)) for module in modules]

@@ -16,6 +16,7 @@ from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import evaluation_mode, smallest_input
+from regard.hooks.module_tree import modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs
 from regard.hooks.routing import no_attention_interface, observing
@@ -97,7 +98,7 @@ def verify_routing(model: nn.Module) -> None:
 
 def _key(model: nn.Module) -> str | None:
     """Return what tells the configuration of a model from others; None for a model that cannot be compared."""
-    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     names = [getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)]
     if not hosts or any(name in (NAME, EAGER_NAME) for name in names):
         return None

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationMixin
 
 from regard.errors import UserError
+from regard.hooks.module_tree import modules_of
 from regard.hooks.patches import can_patch, patched
 
 ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
@@ -18,7 +19,7 @@ ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 
 def check_generation(model: nn.Module) -> AbstractContextManager[None]:
     """Make `generate` refuse what cannot be observed, before it begins, inside the block."""
-    generators = [m for m in model.modules() if isinstance(m, GenerationMixin) and can_patch(m, "generate")]
+    generators = [m for m in modules_of(model) if isinstance(m, GenerationMixin) and can_patch(m, "generate")]
     return patched([(module, "generate", _CheckedGenerate(module)) for module in generators])
 
 

@@ -17,6 +17,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+from regard.hooks.module_tree import modules_of
 from regard.hooks.products import AttentionProducts
 
 SDPA = "sdpa"
@@ -51,12 +52,12 @@ def accepts_attention_function(model: PreTrainedModel) -> bool:
         return False
     inner = {
         part
-        for child in model.modules()
+        for child in modules_of(model)
         if isinstance(child, PreTrainedModel) and child is not model
-        for part in child.modules()
+        for part in modules_of(child)
     }
     classes: set[type] = {
-        type(part) for part in model.modules() if "attention" in type(part).__name__.lower() and part not in inner
+        type(part) for part in modules_of(model) if "attention" in type(part).__name__.lower() and part not in inner
     }
     return not classes or any(_reads_interface(module_class) for module_class in classes)
 
@@ -73,7 +74,7 @@ def _reads_interface(module_class: type) -> bool:
 
 def find_intercepted(model: nn.Module) -> list[nn.Module]:
     """Return the parts of a model whose attention has to be intercepted: all of it, if it is not of Transformers."""
-    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     return [host for host in hosts if not accepts_attention_function(host)] if hosts else [model]
 
 
@@ -85,7 +86,7 @@ def needs_sdpa(host: nn.Module) -> TypeGuard[PreTrainedModel]:
 @contextmanager
 def intercepting(model: nn.Module) -> Iterator[None]:
     """Send the calls of the intercepted parts of a model to Regard inside the block."""
-    modules = dict.fromkeys(module for host in find_intercepted(model) for module in host.modules())
+    modules = dict.fromkeys(module for host in find_intercepted(model) for module in modules_of(host))
     if not modules:
         yield
         return

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
+from regard.hooks.module_tree import modules_of
 from regard.statistics.modalities import MODALITIES
 
 SUFFIXES = ("token_id", "token_index")
@@ -67,7 +68,7 @@ def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Te
 
 def find_root(model: nn.Module) -> PreTrainedModel | None:
     """Return the outermost model of Transformers."""
-    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    return next((module for module in modules_of(model) if isinstance(module, PreTrainedModel)), None)
 
 
 class RootTokens:
@@ -102,4 +103,4 @@ class RootTokens:
             table = root.get_input_embeddings()
         except NotImplementedError:
             return None
-        return self.ids if not is_second and any(module is table for module in stack.modules()) else None
+        return self.ids if not is_second and any(module is table for module in modules_of(stack)) else None

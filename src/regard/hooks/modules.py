@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.hooks.module_tree import modules_of
+
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
@@ -70,12 +72,12 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
     Without a model of Transformers it is the whole model, if it has a list of alike blocks.
     """
-    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+    if not any(isinstance(module, PreTrainedModel) for module in modules_of(model)):
         return [Stack("", model, _find_alike_blocks(model))]
     stacks: list[Stack] = []
     for path, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module)):
-            containers = [n for n, stack in enumerate(stacks) if module in set(stack.module.modules())]
+            containers = [n for n, stack in enumerate(stacks) if module in set(modules_of(stack.module))]
             stacks.insert(containers[0] if containers else len(stacks), Stack(path, module, blocks))
     return stacks
 
@@ -107,12 +109,12 @@ def _find_blocks(module: nn.Module) -> list[nn.Module]:
 
 def _split_stage(entry: nn.Module) -> list[nn.Module]:
     """Return the blocks of a stage, which holds a list of equal blocks and no other attention; else the entry."""
-    attention = {module for module in entry.modules() if _is_attention(module)}
-    for inner in entry.modules():
+    attention = {module for module in modules_of(entry) if _is_attention(module)}
+    for inner in modules_of(entry):
         if not isinstance(inner, nn.ModuleList) or len({type(block) for block in inner}) != 1:
             continue
-        has_attention = [any(map(_is_attention, list(block.modules())[1:])) for block in inner]
-        if all(has_attention) and attention <= set(inner.modules()):
+        has_attention = [any(map(_is_attention, modules_of(block)[1:])) for block in inner]
+        if all(has_attention) and attention <= set(modules_of(inner)):
             return [block for nested in inner for block in _split_stage(nested)]
     return [entry]
 
@@ -123,14 +125,14 @@ def _is_attention(module: nn.Module) -> bool:
 
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the longest list or sequence of blocks of one class with children; the model itself if there is none."""
-    lists = [list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
     alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
     return max(alike, key=len, default=[model])
 
 
 def _has_attention(blocks: nn.ModuleList) -> bool:
     """Return whether layers have attention by the names of their parts, and are no models themselves."""
-    if any(isinstance(module, PreTrainedModel) for module in blocks.modules()):
+    if any(isinstance(module, PreTrainedModel) for module in modules_of(blocks)):
         return False
     return any(_is_attention(module) or "self_attn" in path for path, module in blocks.named_modules())
 

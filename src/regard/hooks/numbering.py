@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
+from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, num_blocks
 from regard.hooks.routing import ModuleHook
 
@@ -36,7 +37,7 @@ class BlockCounter:
         self._indices = {block: index for index, block in enumerate(stack.blocks)}
         self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
-            for module in block.modules():
+            for module in modules_of(block):
                 self._owners.setdefault(module, []).append(index)
         self.begin()
 

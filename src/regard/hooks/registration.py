@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
 
+from regard.hooks.module_tree import modules_of
+
 NAME = "regard"
 EAGER_NAME = "regard-eager"
 """For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
@@ -73,7 +75,7 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
     """Return every config that an attention layer of the model may read, each once, with the name that it gets."""
     configs: dict[int, Any] = {}
     hosts: dict[int, list[bool]] = {}
-    for module in model.modules():
+    for module in modules_of(model):
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
             configs.setdefault(id(config), config)

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
+from regard.hooks.module_tree import modules_of
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import find_configs, register
 
@@ -25,11 +26,11 @@ def check_observable(model: nn.Module) -> None:
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
-    compiled = next(filter(_is_compiled, model.modules()), None)
+    compiled = next(filter(_is_compiled, modules_of(model)), None)
     if compiled is not None:
         part = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
         raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
-    if any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules()):
+    if any(getattr(module, "attention_type", None) == "block_sparse" for module in modules_of(model)):
         raise UserError(
             f"cannot observe {name} with block-sparse attention, which short texts turn off for good; set "
             "attention_type to original_full in its config.json, or as an argument of from_pretrained"
@@ -105,7 +106,7 @@ def observing(
     Raises:
         UserError: Another thread is inside a block on this model.
     """
-    modules = list(model.modules()) if modules is None else modules
+    modules = modules_of(model) if modules is None else modules
     own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
     with routed(model, own_hooks), ExitStack() as stack:
         if exclusive:
@@ -135,7 +136,8 @@ def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
     names: dict[int, str | None] = {id(config): name for config, name in find_configs(model)}
     intercepted = find_intercepted(model)
-    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel) and module not in intercepted]
+    others = set(intercepted)
+    hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel) and module not in others]
     routed_configs = {id(host.config) for host in hosts}
     for host in intercepted:
         if needs_sdpa(host) and id(host.config) not in routed_configs:
@@ -148,7 +150,7 @@ def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
 @contextmanager
 def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
     """Keep other threads out of blocks on the same model. Blocks that an ended thread left open count for nothing."""
-    stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    stacks = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     thread = threading.current_thread()
     with LOCK:
         owners = [owner for stack in stacks for owner in _OWNERS.get(stack, ())]
