@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.statistics import STATISTICS, Observation
-from regard.statistics.layers import effective_rank, matrix_entropy, rank_one_residual
+from regard.statistics.layers import effective_rank, lower_median, matrix_entropy, rank_one_residual
 
 
 def pairwise(hidden: np.ndarray) -> float:
@@ -120,6 +120,22 @@ def test_output_rank_has_its_bounds() -> None:
     assert effective_rank(same).item() == pytest.approx(1)
     assert rank_one_residual(same).item() == pytest.approx(0, abs=1e-12)
     assert rank_one_residual(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("number", [3, 4, 1001, 1024])
+def test_the_lower_median_is_that_of_torch(number: int) -> None:
+    values = torch.randn(number, generator=torch.Generator().manual_seed(number)).round(decimals=1)
+    assert lower_median(values).item() == values.median().item()
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (40, 7), (12, 12)])
+def test_entropy_and_rank_are_those_of_all_singular_values(shape: tuple[int, int]) -> None:
+    hidden = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.linalg.svdvals(torch.nn.functional.normalize(hidden, dim=-1)).square() / shape[0]
+    assert matrix_entropy(hidden).item() == pytest.approx(torch.special.entr(values).sum().item(), rel=1e-12)
+    share = torch.linalg.svdvals(hidden)
+    share = share / share.sum()
+    assert effective_rank(hidden).item() == pytest.approx(torch.special.entr(share).sum().exp().item(), rel=1e-12)
 
 
 def test_massive_activations_are_the_largest_and_the_median(

@@ -6,7 +6,7 @@ the matrix is computed, block by block.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,31 @@ ROWS = 256
 """Queries whose mask is multiplied at once."""
 MAX_GATE = 1000.0
 """Largest factor between an entry of an output and what is projected of it, over that of their root mean squares."""
+
+
+def to_acc_dtype(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 if that is their dtype."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+class HeadProjections:
+    """The part W_h of an output projection W_O that each head goes through."""
+
+    def __init__(self, weight: Float[Tensor, "width heads_times_value_width"], heads: int) -> None:
+        self.parts = to_acc_dtype(weight).unflatten(1, (heads, -1)).permute(1, 2, 0)
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "head value_width value_width"]:
+        """W_hᵀW_h of each head."""
+        return self.parts @ self.parts.mT
+
+    def norm(self, vectors: Float[Tensor, "batch head token value_width"]) -> Float[Tensor, "batch head token"]:
+        """Return ‖W_h x‖; of many tokens as √(xᵀ(W_hᵀW_h)x), which never leaves the width of the head."""
+        vectors = to_acc_dtype(vectors)
+        batch, _, tokens, width = vectors.shape
+        if batch * tokens < width:
+            return (vectors @ self.parts).norm(dim=-1)
+        return (vectors @ self.gram * vectors).sum(-1).clamp(min=0).sqrt()
 
 
 @dataclass(frozen=True)
@@ -54,10 +79,10 @@ class HeadOutputs:
     weight: Float[Tensor, "width heads_times_value_width"]
     column_mass: Float[Tensor, "batch head key"] | None
 
-
-def to_acc_dtype(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 if that is their dtype."""
-    return values if values.dtype == torch.float64 else values.float()
+    @cached_property
+    def projections(self) -> HeadProjections:
+        """W_O by head."""
+        return HeadProjections(self.weight, self.output.shape[1])
 
 
 def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
@@ -78,14 +103,6 @@ def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
             early = early & block.query_mask[:, None, :, None]
         count[..., columns] += early.any(1, keepdim=True).sum(2)
     return count
-
-
-def projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
-    """Return ‖W_h x‖ as √(xᵀ(W_hᵀW_h)x), which never leaves the width of the head."""
-    parts = to_acc_dtype(projection).unflatten(1, (vectors.shape[1], vectors.shape[-1]))
-    gram = torch.einsum("mhd,mhe->hde", parts, parts)
-    vectors = to_acc_dtype(vectors)
-    return (vectors @ gram * vectors).sum(-1).clamp(min=0).sqrt()
 
 
 def _sum_over_queries(
@@ -138,11 +155,10 @@ def _value_weighted_sum(outputs: HeadOutputs) -> Float[Tensor, "batch head key"]
     if torch.equal(outputs.received, outputs.output.to(outputs.received.dtype)):
         assert outputs.column_mass is not None
         values = outputs.call.expand_groups(outputs.call.value)
-        return outputs.column_mass * projected_norm(values, outputs.weight)
+        return outputs.column_mass * outputs.projections.norm(values)
     call, gate = outputs.call.detach().to_acc_dtype(), _find_gate(outputs)
-    batch, heads, _, width = gate.shape
-    parts = to_acc_dtype(outputs.weight).unflatten(1, (heads, width)).transpose(0, 1)
-    factor = torch.linalg.qr(parts, mode="r").R
+    batch, heads = gate.shape[:2]
+    factor = torch.linalg.qr(outputs.projections.parts.mT, mode="r").R
     values = call.expand_groups(call.value)
     total = gate.new_zeros(batch, heads, call.key.shape[2])
     row = 0
@@ -167,7 +183,9 @@ _REDUCTIONS = (
     _of_keys(
         name="value_output_norm",
         steps="write",
-        compute=lambda io: projected_norm(io.call.expand_groups(io.call.value), io.projection()),
+        compute=lambda io: HeadProjections(io.projection(), io.call.query.shape[1]).norm(
+            io.call.expand_groups(io.call.value)
+        ),
     ),
     Reduction(
         name="modality_mass",
@@ -182,7 +200,7 @@ _REDUCTIONS = (
         source="projection",
         axis="query",
         steps="concat",
-        compute=lambda outputs: projected_norm(outputs.received, outputs.weight),
+        compute=lambda outputs: outputs.projections.norm(outputs.received),
     ),
     Reduction(
         name="value_weighted_sum",
