@@ -146,21 +146,25 @@ class Average(Statistic):
                         "report it"
                     )
 
-    def moments(self) -> dict[StatisticKey, RunningMoments]:
-        """Return the moments of each group of numbers of a layer, in the order of the table."""
-        moments: dict[StatisticKey, RunningMoments] = {}
+    def moments(self) -> Iterator[tuple[StatisticKey, RunningMoments]]:
+        """Yield the moments of each group of numbers of a layer, in the order of the table."""
+        parts: dict[StatisticKey, list[RunningMoments]] = {}
         for key, joined in self._moments.items():
-            parts = joined.split() if key.more_layers else [joined]
-            for layer, part in zip((key.layer, *key.more_layers), parts, strict=True):
-                moments.setdefault(key._replace(layer=layer, more_layers=()), RunningMoments()).merge(part)
-        return {key: moments[key] for key in sorted(moments, key=_order)}
+            by_layer = joined.split() if key.more_layers else [joined]
+            for layer, part in zip((key.layer, *key.more_layers), by_layer, strict=True):
+                parts.setdefault(key._replace(layer=layer, more_layers=()), []).append(part)
+        for key in sorted(parts, key=_order):
+            merged, *others = parts[key]
+            for other in others:
+                merged = merged.merged(other)
+            yield key, merged
 
     def result(self) -> list[StatisticRow]:
         return [row for part in self.columns() for row in part.rows()]
 
     def columns(self) -> Iterator[Columns]:
         self._check_alpha()
-        for key, moments in self.moments().items():
+        for key, moments in self.moments():
             yield from _columns(key, moments)
 
     def state(self) -> dict[str, Tensor]:
@@ -195,18 +199,19 @@ def _columns(key: StatisticKey, moments: RunningMoments) -> Iterator[Columns]:
     """Yield the entries that have samples."""
     if moments.count.device.type != "cpu":
         moments = RunningMoments(*moments.state().cpu())
-    mask = moments.count > 0
+    count = moments.count.expand_as(moments.mean)
+    mask = count > 0
     if not mask.any():
         return
     if key.axes == ("mode",):
-        mode, count = int((moments.mean * moments.count).round().argmax()), int(moments.count.max())
+        mode, samples = int((moments.mean * count).round().argmax()), int(count.max())
         yield from make_columns(
-            [StatisticRow(key.statistic, key.layer, None, None, key.epsilon, float(mode), None, count, key.site)]
+            [StatisticRow(key.statistic, key.layer, None, None, key.epsilon, float(mode), None, samples, key.site)]
         )
         return
     index = dict(zip(key.axes, torch.nonzero(mask).T.int().numpy(), strict=True))
     value, error = moments.mean[mask].numpy(), moments.standard_error()[mask].numpy()
-    n = moments.count[mask].numpy().astype(np.int64)
+    n = count[mask].numpy().astype(np.int64)
     yield Columns(*key[:4], index.get("head"), index.get("position"), value, error, n)
 
 
@@ -286,7 +291,8 @@ class RunningMoments:
     """Count, mean and sum of squared deviations of each entry of a tensor over samples, in float64.
 
     The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it. Merging is as
-    exact as one pass over all samples (Chan, Golub and LeVeque 1983).
+    exact as one pass over all samples (Chan, Golub and LeVeque 1983). The count has an axis of 1 where all entries have
+    the same, such as all heads.
     """
 
     def __init__(self, *parts: Tensor) -> None:
@@ -296,7 +302,8 @@ class RunningMoments:
         """Add samples where `present`, which may lack trailing axes, or the axis of heads."""
         device = "cpu" if values.device.type == "mps" else values.device  # which has no float64
         values = values.detach().to(device, torch.float64)
-        mask = torch.ones_like(values) if present is None else _expand_mask(present.to(device), values).double()
+        present = values.new_ones(len(values), dtype=torch.bool) if present is None else present.to(device)
+        mask = _expand_mask(present, values).double()
         values = values.masked_fill(mask == 0, 0.0)
         count = mask.sum(0)
         mean = values.sum(0) / count.clamp(min=1)
@@ -304,25 +311,28 @@ class RunningMoments:
 
     def merge(self, other: RunningMoments) -> None:
         """Add the samples of other moments."""
+        merged = self.merged(other)
+        self.count, self.mean, self.deviation = merged.count, merged.mean, merged.deviation
+
+    def merged(self, other: RunningMoments) -> RunningMoments:
+        """Return the moments of the samples of both."""
         parts = [other.count, other.mean, other.deviation]
-        if self.count.numel():
-            parts = [part.to(self.count.device) for part in parts]
         if self.count.numel() == 0:
-            self.count, self.mean, self.deviation = (part.clone() for part in parts)
-            return
+            return RunningMoments(*parts)
         if other.count.numel() == 0:
-            return
+            return self
+        parts = [part.to(self.count.device) for part in parts]
         count_a, mean_a, deviation_a = _pad_last_axis([self.count, self.mean, self.deviation], other.count)
         count_b, mean_b, deviation_b = _pad_last_axis(parts, self.count)
-        self.count = count_a + count_b
-        share = count_b / self.count.clamp(min=1)
+        count = count_a + count_b
+        share = count_b / count.clamp(min=1)
         difference = mean_b - mean_a
-        self.mean = mean_a + difference * share
-        self.deviation = deviation_a + deviation_b + difference.square() * count_a * share
+        deviation = deviation_a + deviation_b + difference.square() * count_a * share
+        return RunningMoments(count, mean_a + difference * share, deviation)
 
     def split(self) -> Iterator[RunningMoments]:
         """Yield the moments of each index of the first axis."""
-        for parts in zip(self.count, self.mean, self.deviation, strict=True):
+        for parts in zip(*self._expanded(), strict=True):
             yield RunningMoments(*parts)
 
     def standard_error(self) -> Tensor:
@@ -331,16 +341,19 @@ class RunningMoments:
 
     def state(self) -> Tensor:
         """Return count, mean and deviation as one tensor (3, …)."""
-        return torch.stack([self.count, self.mean, self.deviation])
+        return torch.stack(self._expanded())
+
+    def _expanded(self) -> list[Tensor]:
+        return [self.count.expand_as(self.mean), self.mean, self.deviation]
 
 
 def _expand_mask(present: Tensor, values: Tensor) -> Tensor:
-    """Expand a mask to the shape of values; (sample, position) to (sample, head, position)."""
+    """Give a mask the axes of values: (sample, position) becomes (sample, 1, position); the last one is expanded."""
     if present.ndim == 2 and values.ndim == 3:
         present = present[:, None, :]
     while present.ndim < values.ndim:
         present = present[..., None]
-    return present.expand_as(values)
+    return present.expand(*present.shape[:-1], values.shape[-1])
 
 
 def _pad_last_axis(parts: list[Tensor], like: Tensor) -> list[Tensor]:
