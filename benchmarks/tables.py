@@ -88,6 +88,13 @@ on for 32 tokens with a cache.
 Aims: default at most 1.10 at 64 tokens and 1.05 from 128 and while writing; without the dear ones 1.20; all 1.60.
 {statistics_verdict}
 
+Results of a large model, of 48 layers with 64 heads and two samples of 2,048 tokens, from random reductions: seconds of
+one core to add the samples and to make the table, and peak memory, by what `--positions` keeps:
+
+{result_table}
+
+Aims: 30 seconds, and 1,024 MiB unless all positions are kept. {result_verdict}
+
 ## Long sequences
 
 Memory of the attention function in MiB, one layer's heads, causal, batch 1:
@@ -186,6 +193,32 @@ def _statistics_verdict(rows: list[Row]) -> str:
         "all": lambda row: ratio(row, "all") <= 1.60,
     }
     return f"{format_verdict(rows, {'default': meets_default})}\n{format_verdict(forwards, others)}"
+
+
+def result_table(rows: list[Row]) -> str:
+    """Time and memory of the results of a large model."""
+    head = ("positions", "rows", "add, s", "table, s", "peak, MiB")
+    cells = [
+        (
+            row["positions"],
+            f"{row['rows']:,}",
+            f"{row['add_s']:.1f}",
+            f"{row['table_s']:.1f}",
+            f"{row['peak_mib']:,.0f}",
+        )
+        for row in rows
+    ]
+    return markdown_table(head, cells)
+
+
+def _result_verdict(rows: list[Row]) -> str:
+    """Say for which positions both aims are met."""
+    met = [
+        row["positions"]
+        for row in rows
+        if row["add_s"] + row["table_s"] <= 30 and (row["positions"] == "all" or row["peak_mib"] <= 1024)
+    ]
+    return f"Met: {', '.join(met) or 'none'}."
 
 
 def constant_table(rows: list[Row]) -> ResultTable:
@@ -332,6 +365,8 @@ def files() -> dict[Path, str]:
         constant_memory=constant_memory(constant),
         statistics_cost=statistics_table(read_result("statistics_cost")["rows"]),
         statistics_verdict=_statistics_verdict(read_result("statistics_cost")["rows"]),
+        result_table=result_table(read_result("result_table")["rows"]),
+        result_verdict=_result_verdict(read_result("result_table")["rows"]),
         cached_probe=probe_table(read_result("cached_probe")["rows"]),
         long_sequences=long_table(read_result("long_sequences")["rows"]),
         training=training,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import adapters, tables
+from benchmarks import adapters, result_table, tables
 from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.attention import SharedAttention
 
@@ -101,3 +101,16 @@ def test_the_attention_that_weighs_blocks_is_timed_too(monkeypatch: pytest.Monke
     assert all(torch.equal(one, seen[0]) for one in seen)
     assert seen[0].shape == (8, adapters.WRITING)
     assert len(seen[0].unique(dim=0)) == 8
+
+
+def test_the_results_of_a_large_model_are_measured(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    threads = torch.get_num_threads()
+    try:
+        result_table.main(["--quick", "--out", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(True)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["positions"] for row in rows] == ["all", "thin", "none"]
+    assert rows[0]["rows"] > rows[1]["rows"] > rows[2]["rows"] > 0

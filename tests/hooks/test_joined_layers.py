@@ -81,6 +81,18 @@ def test_a_statistic_of_ones_own_gets_single_layers() -> None:
     assert (frame["n"] == 2).all()
 
 
+def test_joined_values_under_the_key_of_one_layer_are_refused() -> None:
+    class FirstColumn(regard.statistics.ColumnMass):
+        def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
+            key = regard.statistics.StatisticKey(self.name, layer.site, layer.layer, None, ("head",))
+            yield SampleValues(key, layer.tensors["column_mass"][..., 0])
+
+    with pytest.raises(regard.UserError, match="at most 2 samples for layer 0, got 6"):
+        watch(make_model("llama"), [FirstColumn()], 16)
+    FirstColumn.joins_layers = False
+    assert len(watch(make_model("llama"), [FirstColumn()], 16).frame()) == 3 * 4
+
+
 def test_states_of_joined_and_of_single_layers_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama")
     both = watch(model, NAMES, 16, 16).frame()

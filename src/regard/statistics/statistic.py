@@ -117,7 +117,13 @@ class Average(Statistic):
         return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes, layer.more_layers)
 
     def update(self, layers: Sequence[Observation]) -> None:
+        samples = max((len(layer.length) // len(layer.layers) for layer in layers), default=0)
         for key, values, present, alpha in self.sample_values(layers):
+            if len(values) > samples * (1 + len(key.more_layers)):
+                raise UserError(
+                    f"statistic {self.name}: expected values of at most {samples} samples for layer {key.layer}, got "
+                    f"{len(values)}; joined layers need the keys of self.key(layer, …), or joins_layers = False"
+                )
             if present is not None:
                 present = _to_layers(key, _expand_mask(present, values))
             values = _to_layers(key, values)
