@@ -8,14 +8,16 @@ positions a process of its own: seconds to add the samples and to make the table
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.timing import parser, prepared, write
+from benchmarks.timing import write
 from regard.statistics import Observation, select_statistics
 from regard.statistics.columns import Positions, select_positions
 
@@ -54,7 +56,10 @@ def measure(positions: Positions, layers: int, heads: int, tokens: int) -> dict[
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure each choice of positions."""
-    given = prepared(parser(__doc__), arguments)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="a small model")
+    options.add_argument("--out", type=Path)
+    given = options.parse_args(arguments)
     shape = (2, 2, 32) if given.quick else (LAYERS, HEADS, TOKENS)
     rows = []
     for positions in ("all", "thin", "none"):
