@@ -52,9 +52,13 @@ def made(family: str, seed: int = 0) -> Any:
     return getattr(transformers, name)(getattr(transformers, config)(**settings)).eval()
 
 
+LEARNT = {"router": "attention", "query": "embeddings"}
+"""The router of SAPT."""
+
+
 def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
-    """A model with blocks that do something."""
-    adapters = SharedAdapters(made(family), r=4, **options)
+    """A model with blocks that do something, and SAPT's router."""
+    adapters = SharedAdapters(made(family), r=4, **{**LEARNT, **options})
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     fill(adapters)

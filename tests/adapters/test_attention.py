@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.attention import ORDERS, SharedAttention, query_vectors
+from regard.adapters.attention import ORDERS, SharedAttention
+from regard.adapters.queries import max_embeddings
 from regard.errors import UserError
 from tests.adapters import reference
 
@@ -158,7 +159,7 @@ def test_query_vectors_are_the_highest_values_of_real_tokens(rows: int) -> None:
     random = torch.Generator().manual_seed(rows)
     embedded = torch.randn(rows, 6, WIDTH, generator=random, dtype=torch.float64) - 2  # below what padding might be
     real = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 1, 0]])[:rows]
-    found = query_vectors(embedded, real)
+    found = max_embeddings(embedded, real)
     assert found.shape == (rows, WIDTH)
     torch.testing.assert_close(found, reference.highest(embedded, real), rtol=0, atol=0)
 
@@ -170,4 +171,4 @@ def test_padding_has_no_part_in_a_query_vector(left: bool) -> None:
     padding, not_real = torch.full((2, 5, WIDTH), 7.0, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.bool)
     whole = (padding, embedded) if left else (embedded, padding)
     marks = (not_real, real) if left else (real, not_real)
-    assert torch.equal(query_vectors(torch.cat(whole, 1), torch.cat(marks, 1)), query_vectors(embedded, real))
+    assert torch.equal(max_embeddings(torch.cat(whole, 1), torch.cat(marks, 1)), query_vectors(embedded, real))

@@ -98,11 +98,11 @@ def test_a_block_goes_out_and_comes_back(tmp_path: Path) -> None:
 def test_the_router_lies_beside_the_block(tmp_path: Path) -> None:
     adapters, batch = filled("bert"), rows("bert")
     adapters.export_peft("task0", tmp_path / "one", router=True)
-    found = load_file(tmp_path / "one" / "shared_attention.safetensors")
-    assert set(found) == {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
-    hidden = adapters.query_vectors(**batch) @ found["attention.down"].T @ found["attention.up"].T
-    query = torch.nn.functional.layer_norm(torch.nn.functional.silu(hidden), (16,), found["attention.norm.weight"])
-    assert_close((query @ found["attention.keys"].T / 4).softmax(1), adapters.routing_weights(**batch))
+    found = load_file(tmp_path / "one" / "router.safetensors")
+    assert set(found) == {f"router.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
+    hidden = adapters.query_vectors(**batch) @ found["router.down"].T @ found["router.up"].T
+    query = torch.nn.functional.layer_norm(torch.nn.functional.silu(hidden), (16,), found["router.norm.weight"])
+    assert_close((query @ found["router.keys"].T / 4).softmax(1), adapters.routing_weights(**batch))
     there = peft.PeftModel.from_pretrained(made("bert"), tmp_path / "one").eval()
     with adapters.use_only("task0"):
         assert_close(logits(there, batch), logits(adapters, batch), atol=1e-5, rtol=1e-4)
@@ -221,7 +221,7 @@ def trained(family: str, **options: Any) -> SharedAdapters:
     adapters = filled(family, **options)
     random = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for value in adapters.attention.parameters():
+        for value in adapters.router.parameters():
             value.copy_(torch.randn(value.shape, generator=random))
     return adapters
 
@@ -306,8 +306,8 @@ def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_pa
     assert there.adapter_names == adapters.adapter_names
     assert there.active_adapter is None
     assert not any(value.requires_grad for value in there.parameters())
-    for name, value in adapters.attention.state_dict().items():
-        assert torch.equal(there.attention.state_dict()[name], value), name
+    for name, value in adapters.router.state_dict().items():
+        assert torch.equal(there.router.state_dict()[name], value), name
     assert torch.equal(there.routing_weights(**batch), adapters.routing_weights(**batch))
     adapters.freeze()
     assert_close(logits(there, batch), logits(adapters, batch), atol=1e-6, rtol=0)
@@ -329,14 +329,14 @@ def test_a_pool_of_other_settings_comes_back_under_these(options: dict[str, Any]
 def test_a_block_that_was_taken_out_comes_back_with_its_key(tmp_path: Path) -> None:
     """Also while another is trained, under the maps that both have."""
     adapters, batch = trained("bert"), rows("bert")
-    expected, key = adapters.routing_weights(**batch), adapters.attention.keys[1].detach().clone()
+    expected, key = adapters.routing_weights(**batch), adapters.router.keys[1].detach().clone()
     adapters.export_peft("task1", tmp_path / "one", router=True)
     adapters.delete_adapter("task1")
     assert adapters.import_peft(tmp_path / "one", "back", router=True) == 2
     assert adapters.active_adapter == "task2"
-    assert adapters.attention.down.requires_grad
-    assert torch.equal(adapters.attention.keys[2], key)
-    assert not adapters.attention.keys[2].requires_grad
+    assert adapters.router.down.requires_grad
+    assert torch.equal(adapters.router.keys[2], key)
+    assert not adapters.router.keys[2].requires_grad
     assert_close(adapters.routing_weights(**batch), expected[:, [0, 2, 1]], atol=1e-6, rtol=0)
 
 
@@ -345,14 +345,14 @@ def test_without_the_router_a_key_is_a_draw_and_the_maps_stay(tmp_path: Path) ->
     there, plain = SharedAdapters(made("bert"), r=4), SharedAdapters(made("bert"), r=4)
     there.import_peft(folder, "one")
     plain.add_adapter("one")
-    for mine, drawn in zip(there.attention.parameters(), plain.attention.parameters(), strict=True):
+    for mine, drawn in zip(there.router.parameters(), plain.router.parameters(), strict=True):
         assert torch.equal(mine, drawn)
 
 
 def test_a_key_of_other_maps_is_refused(tmp_path: Path) -> None:
     folder = exported(trained("bert"), tmp_path)[0]
     reason = "; a key means something only under its own maps"
-    there = f"{folder / 'shared_attention.safetensors'}: expected"
+    there = f"{folder / 'router.safetensors'}: expected"
     assert refusal(filled("bert"), folder, router=True) == (
         f"{there} the maps of the blocks that are here, got others{reason}"
     )
@@ -370,7 +370,7 @@ def test_maps_in_another_precision_are_the_same_maps(tmp_path: Path) -> None:
     there = SharedAdapters(made("bert"), r=4).bfloat16()
     for folder in folders:
         there.import_peft(folder, folder.name, router=True)
-    assert there.attention.down.dtype == torch.bfloat16
+    assert there.router.down.dtype == torch.bfloat16
     assert there.adapter_names == ("task0", "task1", "task2")
 
 
@@ -379,11 +379,11 @@ def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     adapters.export_peft("task1", tmp_path / "alone")
     there = SharedAdapters(made("bert"), r=4)
     assert refusal(there, tmp_path / "alone", router=True) == (
-        f"{tmp_path / 'alone'}: expected shared_attention.safetensors beside the adapter, got none; "
+        f"{tmp_path / 'alone'}: expected router.safetensors beside the adapter, got none; "
         "`export_peft` writes it with router=True"
     )
     folder = adapters.export_peft("task1", tmp_path / "one", router=True)
-    file, block = folder / "shared_attention.safetensors", folder / "adapter_model.safetensors"
+    file, block = folder / "router.safetensors", folder / "adapter_model.safetensors"
     whole, own, told = load_file(file), metadata(block), metadata(file)
     damaged = f"{file}: expected keys and maps as `export_peft` leaves them, got "
     for changed in ({**told, "names": "["}, {**told, "names": "[]"}, {**told, "settings": "{}"}, {"format": "pt"}):

@@ -21,8 +21,8 @@ def ignored(family: str, name: str = "task1") -> SharedAdapters:
     adapters.freeze()
     batch = rows(family)
     with torch.no_grad():
-        query = adapters.attention.query(adapters.query_vectors(**batch)).mean(0)
-        adapters.attention.keys[adapters.index_of(name)].copy_(-20 * query)
+        query = adapters.router.query(adapters.query_vectors(**batch)).mean(0)
+        adapters.router.keys[adapters.index_of(name)].copy_(-20 * query)
     return adapters
 
 

@@ -45,8 +45,8 @@ def test_the_weights_are_the_attentions_over_the_highest_embeddings(family: str)
     adapters, batch = filled(family), rows(family)
     e = plain_vectors(made(family), batch, batch["attention_mask"])
     assert_close(adapters.query_vectors(**batch), e)
-    assert_close(adapters.routing_weights(**batch), adapters.attention(e))
-    with adapters.use_weights(adapters.attention(e)):
+    assert_close(adapters.routing_weights(**batch), adapters.router(e))
+    with adapters.use_weights(adapters.router(e)):
         forced = logits(adapters, batch)
     assert_close(logits(adapters.model, batch), forced)
 

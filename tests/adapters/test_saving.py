@@ -48,10 +48,10 @@ def test_the_file_holds_blocks_stacked_and_nothing_of_the_base(tmp_path: Path) -
     found = load_file(tmp_path / "saved" / "adapters.safetensors")
     layers = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv"]
     expected = {f"layers.{name}.{part}" for name in layers for part in "AB"}
-    assert set(found) == expected | {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
+    assert set(found) == expected | {f"router.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
     assert found["layers.model.layers.0.self_attn.v_proj.A"].shape == (3, 4, 16)
     assert found["layers.model.layers.0.self_attn.v_proj.B"].shape == (3, 12, 4)
-    assert found["attention.keys"].shape == (3, 16)
+    assert found["router.keys"].shape == (3, 16)
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["adapters.json", "adapters.safetensors"]
 
 
@@ -73,7 +73,7 @@ def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
     loaded.add_adapter("fourth")
     adapters.add_adapter("fourth")
     assert loaded.provenance["fourth"]["order"] == 3
-    assert torch.equal(loaded.attention.keys[2], adapters.attention.keys[2])
+    assert torch.equal(loaded.router.keys[2], adapters.router.keys[2])
     assert all(torch.equal(one.A[2], two.A[2]) for one, two in zip(blocks_of(loaded), blocks_of(adapters), strict=True))
 
 

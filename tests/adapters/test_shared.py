@@ -33,7 +33,7 @@ def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family:
     before = {name: value.clone() for name, value in adapters.state_dict().items()}
     trained = {name for name, value in adapters.named_parameters() if value.requires_grad}
     blocks = {f"model.{name}.adapters.{part}.2" for name in adapters.layers("look") for part in "AB"}
-    maps = {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys.2")}
+    maps = {f"router.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys.2")}
     assert trained == blocks | maps
     optimizer = torch.optim.SGD([value for value in adapters.parameters() if value.requires_grad], lr=1.0)
     loss_of(adapters.train(), family).backward()
@@ -85,7 +85,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert (found[name] - value).norm() <= 1e-4 * value.norm()
-    assert expected["attention.keys.2"].any()
+    assert expected["router.keys.2"].any()
 
 
 def test_checkpointing_that_cuts_the_graph_is_refused() -> None:
@@ -103,7 +103,7 @@ def test_checkpointing_that_cuts_the_graph_is_refused() -> None:
 def test_a_block_that_is_removed_was_never_in_the_softmax(family: str, gone: str) -> None:
     adapters, batch = filled(family), rows(family)
     kept = [number for number, name in enumerate(adapters.adapter_names) if name != gone]
-    scores = adapters.attention.scores(adapters.query_vectors(**batch))[:, kept]
+    scores = adapters.router.scores(adapters.query_vectors(**batch))[:, kept]
     weights = torch.zeros(3, 3)
     weights[:, kept] = scores.softmax(1).detach()
     with adapters.use_weights(weights):
@@ -117,12 +117,12 @@ def test_a_block_that_is_removed_was_never_in_the_softmax(family: str, gone: str
 
 def test_what_comes_after_a_removal_is_drawn_anew_and_trains() -> None:
     adapters = filled("bert")
-    keys = [key.detach().clone() for key in adapters.attention.keys]
+    keys = [key.detach().clone() for key in adapters.router.keys]
     blocks = [down.detach().clone() for down in blocks_of(adapters)[0].A]
     adapters.delete_adapter("task0")
     assert adapters.add_adapter("task3") == 2
     assert adapters.provenance["task3"]["order"] == 3
-    assert not any(torch.allclose(adapters.attention.keys[2], key) for key in keys)
+    assert not any(torch.allclose(adapters.router.keys[2], key) for key in keys)
     assert not any(torch.allclose(blocks_of(adapters)[0].A[2], down) for down in blocks)
     loss_of(adapters, "bert").backward()
     assert blocks_of(adapters)[0].B[2].grad is not None
@@ -157,7 +157,7 @@ def test_a_copy_is_another(family: str) -> None:
     assert_close(logits(twin.model, batch), expected)
     twin.delete_adapter("task0")
     with torch.no_grad():
-        twin.attention.down.zero_()
+        twin.router.down.zero_()
     assert_close(logits(adapters, batch), expected)
     with adapters.use_only("task1"):
         assert not torch.allclose(logits(twin, batch), logits(adapters, batch), atol=1e-3)
@@ -211,8 +211,8 @@ def test_options_reach_what_they_are_of() -> None:
         dropout=0.1,
         seed=3,
     )
-    assert (adapters.attention.projection_order, adapters.attention.temperature) == ("paper", 2.0)
-    assert adapters.attention.down.shape == (5, 16)
+    assert (adapters.router.projection_order, adapters.router.temperature) == ("paper", 2.0)
+    assert adapters.router.down.shape == (5, 16)
     assert adapters.pool.mixture.top_k == 1
     assert blocks_of(adapters)[0].detach_old
     assert blocks_of(adapters)[0].dropout.p == 0.1
@@ -236,7 +236,7 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
     adapters.add_adapter("one")
     adapters.add_adapter("two")
     weights = adapters.routing_weights(**batch).detach()
-    assert_close(weights, adapters.attention(plain_vectors(made(family), batch, batch["attention_mask"])))
+    assert_close(weights, adapters.router(plain_vectors(made(family), batch, batch["attention_mask"])))
     found = logits(adapters, batch)
     with adapters.use_weights(weights):
         assert_close(logits(adapters, batch), found)

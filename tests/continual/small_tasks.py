@@ -27,6 +27,10 @@ BUDGET = TrainingBudget(
 )
 
 
+LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
+"""Settings of the router that SAPT trains, and of adapters that begin as the last one."""
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -13,11 +13,6 @@ ProjectionOrder = Literal["published", "paper"]
 ORDERS: tuple[ProjectionOrder, ...] = get_args(ProjectionOrder)
 
 
-def query_vectors(embedded: Tensor, mask: Tensor) -> Tensor:
-    """Return the query vectors e (row, width): the maxima of embeddings (row, token, width) over tokens of the mask."""
-    return embedded.masked_fill(~mask.bool()[..., None], -torch.inf).amax(1)
-
-
 class SharedAttention(nn.Module):
     """SAPT's attention over adapters: one key for each adapter, one query for each row.
 
@@ -77,6 +72,14 @@ class SharedAttention(nn.Module):
         """Remove a key; later ones move up."""
         self.count -= (self.count > block).to(self.count.dtype)
         self.keys = nn.ParameterList(key for index, key in enumerate(self.keys) if index != block)
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that all adapters share, by name."""
+        return {name: value for name, value in self.state_dict().items() if name in ("down", "up") or "norm" in name}
+
+    def adapter_tensors(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of each adapter, by name."""
+        return {"keys": list(self.keys)}
 
     def query(self, vectors: Tensor) -> Tensor:
         """Return the queries q (row, width) of query vectors e (row, width)."""

@@ -1,4 +1,4 @@
-"""A model with adapters for many tasks, mixed for each example by a shared attention (SAPT)."""
+"""A model with adapters for many tasks, mixed for each example by a router (after SAPT)."""
 
 import hashlib
 import json
@@ -16,7 +16,9 @@ from regard.adapters.lora import LoraAdapters, MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
-from regard.adapters.routing import Routing
+from regard.adapters.queries import StateReader
+from regard.adapters.routers import QueryName, RouterName, make_query_reader, make_router
+from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
 
 BLOCKS = ("lora", "prompt")
@@ -43,6 +45,9 @@ class AdapterModel(nn.Module):
         lora_alpha: float = 32,
         target_modules: str | Sequence[str] = "auto",
         *,
+        router: RouterName = "discriminant",
+        query: QueryName = "states",
+        query_layers: Sequence[int] | None = None,
         router_hidden_size: int = 100,
         projection_order: ProjectionOrder = "published",
         temperature: float | None = None,
@@ -56,34 +61,43 @@ class AdapterModel(nn.Module):
         super().__init__()
         _check_model(model, adapter_type)
         check_int("router_hidden_size", router_hidden_size, least=1)
+        learnt: dict[str, Any] = {"router_hidden_size": router_hidden_size, "projection_order": projection_order}
+        learnt["temperature"] = temperature
+        if router == "discriminant":
+            _check_defaults(learnt, _LEARNT, "router='discriminant'")
         _check_numbers(lora_alpha, temperature, dropout)
         layers = target_modules if isinstance(target_modules, str) else list(target_modules)
-        router: dict[str, Any] = {"projection_order": projection_order, "temperature": temperature, "seed": seed}
         lora = {"target_modules": layers, "detach_old": detach_old, "top_k": top_k, "dropout": dropout}
         options: dict[str, Any]
         if adapter_type == "lora":
             options = {"r": r, "lora_alpha": lora_alpha, **lora}
         else:
-            _check_defaults(lora)
+            _check_defaults(lora, _LORA, "adapter_type='prompt'")
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
-        self.settings: dict[str, Any] = {"adapter_type": adapter_type, "router_hidden_size": router_hidden_size}
-        self.settings |= {**router, **options}
-        embeddings: Any = model.get_input_embeddings().weight
-        attention = SharedAttention(embeddings.shape[1], hidden_size=router_hidden_size, **router)
+        reader, two_parts = find_reader(model)
+        decoder_only = not two_parts and bool(model.can_generate())
+        query_reader = make_query_reader(reader, query, query_layers, positions_from_mask=decoder_only)
+        hidden_size = learnt.pop("router_hidden_size")
+        self.router = make_router(router, query_reader.width, hidden_size=hidden_size, **learnt, seed=seed)
+        layers_read = list(query_reader.layers) if isinstance(query_reader, StateReader) else None
+        self.settings: dict[str, Any] = {"adapter_type": adapter_type, "router": router, "query": query}
+        self.settings |= {"query_layers": layers_read, "router_hidden_size": router_hidden_size, **learnt}
+        self.settings |= {"seed": seed, **options}
         self.pool = (
             LoraAdapterPool(model, **options, by_row=True, seed=seed)
             if adapter_type == "lora"
             else PromptAdapterPool(model, **options, seed=seed)
         )
         self.model: Any = model
-        self.attention = attention.to(embeddings.device)
-        self.attention.set_trainable(None)
+        embeddings: Any = model.get_input_embeddings().weight
+        self.router.to(embeddings.device).set_trainable(None)
         self.active_adapter: str | None = None
         self.merged: list[MergedAdapter] = []
         self.added = 0
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
-        self._routing = Routing(model, self.pool.mixture, self.attention)
+        self.fitted_names: set[str] = set()
+        self._routing = Routing(model, self.pool.mixture, self.router, query_reader)
 
     # -- blocks -----------------------------------------------------------------------------------------
 
@@ -100,8 +114,8 @@ class AdapterModel(nn.Module):
     def add_adapter(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
         """Add an adapter and return its index.
 
-        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet. `lineage`
-        has facts to save with it (task, data and their hashes), which JSON can hold.
+        Only it is trained, with its key and the shared maps of a learnt router. It changes no output yet. `lineage` has
+        facts to save with it (task, data and their hashes), which JSON can hold.
         """
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
@@ -110,7 +124,7 @@ class AdapterModel(nn.Module):
         entry = {"order": self.added, **_as_json(lineage)}
         index = len(self.adapter_names)
         self.pool.reserve(index + 1)
-        self.attention.use(index + 1)
+        self.router.use(index + 1)
         self._lineages[name] = entry
         self.added += 1
         self._routing.changed()
@@ -123,14 +137,16 @@ class AdapterModel(nn.Module):
         return self.adapter_names.index(name)
 
     def delete_adapter(self, name: str) -> None:
-        """Remove an adapter and its key; the others are mixed as if it had never existed."""
+        """Remove an adapter and its key or mean; the others are mixed on. The covariance of their rows stays."""
         index = self.index_of(name)
         if self.active_adapter == name:
             self.freeze()
         self.pool.delete(index)
-        self.attention.delete(index)
+        self.router.delete(index)
         self._reseed(1)
         del self._lineages[name]
+        self.fitted_names.discard(name)
+        self._follow_active_adapter()
         self._routing.changed()
 
     def layers(self, action: str) -> dict[str, MixedLayer]:
@@ -142,7 +158,7 @@ class AdapterModel(nn.Module):
     def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
         """Create frozen adapters of these names and lineages, the last of `added`; the caller fills in tensors."""
         self.pool.reserve(len(blocks))
-        self.attention.use(len(blocks))
+        self.router.use(len(blocks))
         self._lineages = {name: dict(lineage) for name, lineage in blocks}
         self.added = added
         self._reseed(added - len(blocks))
@@ -162,20 +178,29 @@ class AdapterModel(nn.Module):
 
     def _reseed(self, removed: int) -> None:
         """Change seeds, so that adapters at indices free again after a removal get new initial weights."""
-        for part in (*self.pool.adapters, self.attention):
+        seeded = [self.router] if isinstance(self.router, SharedAttention) else []
+        for part in (*self.pool.adapters, *seeded):
             part.seed += 1_000_003 * removed
 
     def set_adapter(self, name: str) -> None:
-        """Train only this adapter, its key and the shared maps."""
+        """Train only this adapter, with its key and the shared maps of a learnt router."""
         index = self.index_of(name)
         self.pool.set_trainable(index)
-        self.attention.set_trainable(index)
+        self.router.set_trainable(index)
         self.active_adapter = name
+        self._follow_active_adapter()
 
     def freeze(self) -> None:
         self.pool.set_trainable()
-        self.attention.set_trainable(None)
+        self.router.set_trainable(None)
         self.active_adapter = None
+        self._follow_active_adapter()
+
+    def _follow_active_adapter(self) -> None:
+        """Let the rows of training be of the active adapter's task, unless `fit_router` was given its rows."""
+        name = self.active_adapter
+        follows = name is not None and name not in self.fitted_names
+        self._routing.fitted_block = self.index_of(name) if name is not None and follows else None
 
     def unload(self) -> PreTrainedModel:
         """Remove all adapters and return the model, still frozen; merged adapters stay in its weights."""
@@ -214,7 +239,7 @@ class AdapterModel(nn.Module):
         return torch.ones_like(tokens) if pad is None else tokens.ne(pad).long()
 
     def routing_weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the weights (row, adapter) that the attention gives a batch; they sum to 1."""
+        """Return the weights (row, adapter) that the router gives a batch; they sum to 1."""
         return self._routing.weights(inputs, prompt_mask)
 
     def query_vectors(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -226,12 +251,12 @@ class AdapterModel(nn.Module):
         if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.adapter_names)):
             shape = f"(row, {len(self.adapter_names)}) or ({len(self.adapter_names)},)"
             raise UserError(f"weights: expected a shape {shape}, got {tuple(weights.shape)}")
-        return self._routing.use_weights(None if weights is None else weights.to(self.attention.down.device))
+        return self._routing.use_weights(None if weights is None else weights.to(self.router.count.device))
 
     def use_only(self, name: str) -> AbstractContextManager[None]:
         """Use only this adapter for a while, with weight 1."""
         index = self.index_of(name)
-        weights = torch.zeros(len(self.adapter_names), device=self.attention.down.device)
+        weights = torch.zeros(len(self.adapter_names), device=self.router.count.device)
         weights[index] = 1
         return self.use_weights(weights)
 
@@ -254,11 +279,15 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     check_choice("adapter_type", adapter_type, BLOCKS)
 
 
-def _check_defaults(options: Mapping[str, Any]) -> None:
-    defaults = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
+_LORA = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
+_LEARNT = {"router_hidden_size": 100, "projection_order": "published", "temperature": None}
+"""Defaults of options that are read with LoRA adapters, and with a learnt router, alone."""
+
+
+def _check_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any], condition: str) -> None:
     for name, value in options.items():
         if value != defaults[name]:
-            raise UserError(f"{name}: expected {defaults[name]!r} with adapter_type='prompt', got {value!r}")
+            raise UserError(f"{name}: expected {defaults[name]!r} with {condition}, got {value!r}")
 
 
 def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:

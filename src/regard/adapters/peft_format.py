@@ -5,20 +5,21 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.adapters import saving
+from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
 from regard.models.model_files import as_user_error
 from regard.runs.output_dir import atomic_folder
 
-CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
+CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "router.safetensors"
 _PREFIX = "base_model.model."
 _HEADER = "regard"
 """Key of the adapter's name, lineage and base in the header of the tensors: PEFT does not read the header, and warns of
@@ -61,7 +62,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
         if router:
             contents = {"names": adapters.adapter_names, "settings": adapters.settings}
             metadata = {name: json.dumps(content) for name, content in contents.items()}
-            save_file(saving.attention_tensors(adapters), target / ROUTER, {"format": "pt", **metadata})
+            save_file(saving.router_tensors(adapters), target / ROUTER, {"format": "pt", **metadata})
     return folder
 
 
@@ -84,14 +85,14 @@ def import_adapter(
     origin = _read_origin(folder / WEIGHTS, header.get(_HEADER))
     if origin:
         saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
-    key, maps = _read_route(adapters, folder, origin) if router else (None, {})
+    route = _read_route(adapters, folder, origin) if router else _Route({}, {})
     active = adapters.active_adapter
     index = adapters.add_adapter(name, origin.get("lineage") if lineage is None else lineage)
     with torch.no_grad():
-        for map_name, value in maps.items():
-            saving.maps(adapters)[map_name].copy_(value)
-        if key is not None:
-            adapters.attention.keys[index].copy_(key)
+        for tensor_name, value in route.shared.items():
+            adapters.router.shared_tensors()[tensor_name].copy_(value)
+        for tensor_name, value in route.own.items():
+            adapters.router.adapter_tensors()[tensor_name][index].copy_(value)
         for layer, mixed in layers.items():
             if layer in matrices:
                 mixed.adapters.A[index].copy_(matrices[layer][0])
@@ -130,9 +131,20 @@ def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
         return {"name": str(content["name"]), "lineage": lineage, "base": {**base, "sha256": str(base["sha256"])}}
 
 
-def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the key (width,) of a folder's adapter and its shared maps, which must be those of the model."""
-    path, attention = folder / ROUTER, adapters.attention
+class _Route(NamedTuple):
+    """What the router of a model gets with an adapter, by name: tensors of all adapters, and of this one."""
+
+    shared: dict[str, Tensor]
+    own: dict[str, Tensor]
+
+
+def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any]) -> _Route:
+    """Return what the router of a model takes over from the file beside an adapter.
+
+    The maps of a learnt router must be those of the adapters that are there. A covariance is taken over by a model that
+    has none.
+    """
+    path, router = folder / ROUTER, adapters.router
     if not path.is_file():
         raise UserError(
             f"{folder}: expected {ROUTER} beside the adapter, got none; `export_peft` writes it with router=True"
@@ -141,38 +153,49 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
         raise UserError(
             f"{folder / WEIGHTS}: expected the name of its block, got none; without router=True it is not needed"
         )
-    file_kind, keys, maps = _read_router(path)
-    inner, width = attention.down.shape
-    model_kind = _describe_maps(inner, width, attention.projection_order, attention.temperature)
-    reason = "a key means something only under its own maps"
-    if model_kind != file_kind:
-        raise UserError(f"{path}: expected maps of {model_kind}, got {file_kind}; {reason}")
-    if origin["name"] not in keys:
-        raise UserError(f"{path}: expected the key of {origin['name']}, got those of {', '.join(keys)}")
-    own_maps = saving.maps(adapters)
-    if adapters.adapter_names and not all(torch.equal(value, maps[name].to(value)) for name, value in own_maps.items()):
+    tensors, header = saving.read_safetensors(path)
+    with as_user_error(f"{path}: expected a router as `export_peft` leaves it, got", saving.MALFORMED):
+        names, settings = [str(name) for name in json.loads(header["names"])], json.loads(header["settings"])
+        stacks = {name: tensors[f"router.{name}"] for name in router.adapter_tensors() if f"router.{name}" in tensors}
+        kinds = [_describe_router(content) for content in (adapters.settings, settings)]
+    if kinds[0] != kinds[1]:
+        raise UserError(f"{path}: expected a router of {kinds[0]}, got {kinds[1]}; each means something else by a task")
+    if origin["name"] not in names:
+        raise UserError(f"{path}: expected the key of {origin['name']}, got those of {', '.join(names)}")
+    with as_user_error(f"{path}: expected a router as `export_peft` leaves it, got", saving.MALFORMED):
+        own = {name: values[names.index(origin["name"])] for name, values in stacks.items()}
+        shared = {name: tensors[f"router.{name}"] for name in router.shared_tensors()}
+        _check_tensors(adapters, shared, own)
+    if not adapters.adapter_names:
+        return _Route(shared, own)
+    if isinstance(router, DiscriminantRouter):
+        return _Route({} if float(router.degrees) else shared, own)
+    here = router.shared_tensors()
+    if not all(torch.equal(value, shared[name].to(value)) for name, value in here.items()):
+        reason = "a key means something only under its own maps"
         raise UserError(f"{path}: expected the maps of the blocks that are here, got others; {reason}")
-    return keys[origin["name"]], maps
+    return _Route({}, own)
 
 
-def _read_router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
-    """Return the kind of attention in a file, the key (width,) of each adapter and the maps, both by name."""
-    tensors, metadata = saving.read_safetensors(path)
-    with as_user_error(f"{path}: expected keys and maps as `export_peft` leaves them, got", saving.MALFORMED):
-        names, settings = [str(name) for name in json.loads(metadata["names"])], json.loads(metadata["settings"])
-        keys = tensors.pop("attention.keys")
-        inner, width = int(settings["router_hidden_size"]), keys.shape[1]
-        shapes = {"down": (inner, width), "up": (width, inner), "norm.weight": (width,), "norm.bias": (width,)}
-        maps = {f"attention.{name}": tensors[f"attention.{name}"] for name in shapes}
-        if any(maps[f"attention.{name}"].shape != shape for name, shape in shapes.items()):
-            raise ValueError(f"maps of other shapes than {shapes}")
-        temperature = settings["temperature"] or math.sqrt(width)
-        kind = _describe_maps(inner, width, str(settings["projection_order"]), temperature)
-        return kind, dict(zip(names, keys, strict=True)), maps
+def _describe_router(settings: Mapping[str, Any]) -> str:
+    """Describe what must be equal in two models for what their routers know of an adapter to mean the same."""
+    names = ["router", "query", "query_layers"]
+    if settings["router"] == "attention":
+        names += ["router_hidden_size", "projection_order", "temperature"]
+    return ", ".join(f"{name}={settings[name]!r}" for name in names)
 
 
-def _describe_maps(inner: int, width: int, order: str, temperature: float) -> str:
-    return f"router_hidden_size={inner}, width={width}, projection_order={order!r}, temperature={float(temperature)}"
+def _check_tensors(adapters: AdapterModel, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if tensors have other shapes than those of the model's router, or other numbers than finite."""
+    router = adapters.router
+    width = {"keys": (router.width,), "means": (router.width,), "num_rows": ()}
+    shapes = {name: tuple(value.shape) for name, value in router.shared_tensors().items()}
+    for name, value in {**shared, **{name: own[name] for name in router.adapter_tensors()}}.items():
+        expected = shapes.get(name, width.get(name))
+        if tuple(value.shape) != expected:
+            raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {expected}")
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"{name} with numbers that are not finite")
 
 
 def _group_by_layer(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

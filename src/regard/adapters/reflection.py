@@ -21,17 +21,27 @@ def mean_weights(weights: Tensor) -> Tensor:
 
 def divergence(target: Tensor, scores: Tensor) -> Tensor:
     """Return the mean over rows of KL([ā, 0…0] ‖ softmax(scores)), ā being an earlier task's weights (2401.08295)."""
-    if len(target) > scores.shape[1]:
-        raise UserError(
-            f"target: expected weights of at most the {scores.shape[1]} blocks that there are, got {len(target)}; "
-            "`without` takes a block that was removed out of what is kept"
-        )
     if not len(scores):
         raise UserError("vectors: expected at least one for each earlier task, got none")
-    acc_scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    targets = nn.functional.pad(target.to(acc_scores), (0, acc_scores.shape[1] - len(target)))
+    return row_divergences(pad_target(target, scores.shape[1]), scores).mean()
+
+
+def row_divergences(targets: Tensor, scores: Tensor) -> Tensor:
+    """Return KL(target ‖ softmax(scores)) of each row (row,); targets are (row, adapter) or (adapter,)."""
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    targets = targets.to(wide)
     log_targets = targets.clamp_min(torch.finfo(targets.dtype).tiny).log()
-    return (targets * (log_targets - acc_scores.log_softmax(-1))).sum(-1).mean()
+    return (targets * (log_targets - wide.log_softmax(-1))).sum(-1)
+
+
+def pad_target(target: Tensor, adapters: int) -> Tensor:
+    """Return ā with zeros for the adapters that came after its task, (adapters,)."""
+    if len(target) > adapters:
+        raise UserError(
+            f"target: expected weights of at most the {adapters} blocks that there are, got {len(target)}; "
+            "`without` takes a block that was removed out of what is kept"
+        )
+    return nn.functional.pad(target, (0, adapters - len(target)))
 
 
 def without(target: Tensor, block: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.reflection import divergence
+from regard.adapters.reflection import pad_target, row_divergences
 from regard.errors import UserError
 
 
@@ -21,19 +21,55 @@ class PastTask(NamedTuple):
     vectors: Tensor
 
 
+class _PastRows(NamedTuple):
+    """The rows of all earlier tasks: their targets (row, adapter) and query vectors, and their task and its size."""
+
+    targets: Tensor
+    vectors: Tensor
+    tasks: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, earlier: Sequence[PastTask], adapters: int) -> "_PastRows":
+        targets = torch.stack([pad_target(task.target, adapters) for task in earlier])
+        counts = torch.tensor([len(task.vectors) for task in earlier], device=targets.device)
+        if not int(counts.min()):
+            raise UserError("vectors: expected at least one for each earlier task, got none")
+        tasks = torch.arange(len(earlier), device=targets.device).repeat_interleave(counts)
+        return cls(targets[tasks], torch.cat([task.vectors for task in earlier]), tasks, counts[tasks])
+
+    def sample(self, count: int, generator: torch.Generator) -> "_PastRows":
+        """Draw so many rows, of each task alike often; the rows as they are if there are no more."""
+        if len(self.vectors) <= count:
+            return self
+        drawn = torch.multinomial(1 / self.sizes.cpu().double(), count, replacement=True, generator=generator)
+        tasks, known = int(self.tasks[-1]) + 1, self.take(drawn.to(self.tasks.device))
+        return known._replace(sizes=torch.full_like(known.sizes, count / tasks, dtype=torch.float32))
+
+    def take(self, rows: Tensor) -> "_PastRows":
+        return _PastRows(*(values[rows] for values in self))
+
+    def losses(self, attention: SharedAttention) -> Tensor:
+        """Return each row's divergence, divided by the number of rows of its task."""
+        return row_divergences(self.targets, attention.scores(self.vectors)) / self.sizes
+
+
 def router_loss(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], index: int = -1) -> Tensor:
     """Return the mean −log a of a task's own adapter at `index`, plus the divergences of earlier tasks."""
-    negative_log_weight = -attention.scores(vectors).log_softmax(-1)[:, index].mean()
-    return negative_log_weight + sum(divergences(attention, earlier), torch.zeros_like(negative_log_weight))
+    return _own_loss(attention, vectors, index) + divergences(attention, earlier).sum()
 
 
-def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> list[Tensor]:
-    """Return the divergence of each earlier task's weights from its target."""
+def _own_loss(attention: SharedAttention, vectors: Tensor, index: int) -> Tensor:
+    return -attention.scores(vectors).log_softmax(-1)[:, index].mean()
+
+
+def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> Tensor:
+    """Return the divergence of each earlier task's weights from its target, (task,)."""
     if not earlier:
-        return []
-    scores = attention.scores(torch.cat([task.vectors for task in earlier]))
-    split_scores = scores.split([len(task.vectors) for task in earlier])
-    return [divergence(task.target, task_scores) for task, task_scores in zip(earlier, split_scores, strict=True)]
+        return attention.down.new_zeros(0)
+    rows = _PastRows.of(earlier, int(attention.count))
+    losses = rows.losses(attention)
+    return losses.new_zeros(len(earlier)).index_add(0, rows.tasks, losses)
 
 
 def warm_up_router(
@@ -50,8 +86,9 @@ def warm_up_router(
 ) -> float:
     """Train the key of a task's adapter and the maps with AdamW; return the loss of the last step.
 
-    `vectors` (row, width) are query vectors of the task's rows, of which a step samples at most `batch`, as of those of
-    each earlier task. The learning rate rises to `rate` for the fraction `warmup` of `steps`, then falls linearly to 0.
+    `vectors` (row, width) are query vectors of the task's rows. A step samples at most `batch` of them, and as many of
+    those of all earlier tasks together, each task alike often: it costs the same at any number of tasks. The learning
+    rate rises to `rate` for the fraction `warmup` of `steps`, then falls linearly to 0.
     `own` is the index of the task's adapter, by default the trained one.
     """
     open_blocks = [number for number, key in enumerate(attention.keys) if key.requires_grad]
@@ -63,13 +100,15 @@ def warm_up_router(
     generator = torch.Generator().manual_seed(seed)
     parameters = [parameter for parameter in attention.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
+    past_rows = _PastRows.of(earlier, int(attention.count)) if earlier else None
     loss = torch.zeros(())
     for step in range(steps):
         factor = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
-        sampled = [task._replace(vectors=_sample_rows(task.vectors, batch, generator)) for task in earlier]
-        loss = router_loss(attention, _sample_rows(vectors, batch, generator), sampled, own)
+        loss = _own_loss(attention, _sample_rows(vectors, batch, generator), own)
+        if past_rows is not None:
+            loss = loss + past_rows.sample(batch, generator).losses(attention).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
-from regard.adapters.attention import SharedAttention, query_vectors
+from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import Mixture, hold
+from regard.adapters.queries import QueryReader
+from regard.adapters.routers import Router
 from regard.errors import UserError
+from regard.runs.rank import num_processes
 
 _MARK = "_regard_weights"
 
@@ -37,19 +40,24 @@ class Routing:
     Weights are set at the module that reads the tokens: the encoder of an encoder–decoder, else the base model. They
     hold until the outermost call ends. They are also attached to what was computed with them: to the encoder's output
     for the decoder, and to the cache of keys and values for the next tokens. If the weights are unknown there, the call
-    raises UserError. Without keys in the attention there are no weights.
+    raises UserError. Without adapters there are no weights.
+
+    While `fitted_block` is an index, a discriminant router gets the rows of each call with gradients as rows of that
+    adapter's task.
     """
 
-    def __init__(self, model: PreTrainedModel, mixture: Mixture, attention: SharedAttention) -> None:
-        self.model, self.mixture, self.attention = model, mixture, attention
+    fitted_block: int | None = None
+
+    def __init__(self, model: PreTrainedModel, mixture: Mixture, router: Router, query_reader: QueryReader) -> None:
+        self.model, self.mixture, self.router, self.query_reader = model, mixture, router, query_reader
+        self._is_reading = False
         self.state = object()
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
         self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
-        self.two_parts = bool(model.config.is_encoder_decoder) and model.get_encoder() is not model
-        self.reader: nn.Module = model.get_encoder() if self.two_parts else model.base_model
+        self.reader, self.two_parts = find_reader(model)
         self._handles = list(self._register_hooks())
 
     def _register_hooks(self) -> Iterator[RemovableHandle]:
@@ -85,19 +93,17 @@ class Routing:
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
-        if inputs.get("inputs_embeds") is not None:
-            embedded = inputs["inputs_embeds"]
-        elif inputs.get("input_ids") is not None:
-            table: Any = self.reader.get_input_embeddings()  # type: ignore[operator]  # of a Transformers model
-            embedded = table(inputs["input_ids"]).detach()
-        else:
+        given = [inputs[name] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None]
+        if not given:
             raise UserError("input_ids: expected the tokens that the weights are made of, got none")
-        return query_vectors(embedded, self._valid_mask(embedded, inputs, prompt))
+        valid = self._valid_mask(given[0], inputs, prompt)
+        with self.mixture.use(None), hold(self, _is_reading=True):
+            return self.query_reader(inputs, valid)
 
-    def _valid_mask(self, embedded: Tensor, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
+    def _valid_mask(self, tokens: Tensor, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
         """Return the mask (row, token) of the tokens that count."""
-        shape = embedded.shape[:2]
-        valid = torch.ones(shape, dtype=torch.bool, device=embedded.device)
+        shape = tokens.shape[:2]
+        valid = torch.ones(shape, dtype=torch.bool, device=tokens.device)
         labels = inputs.get("labels")
         masks = {"attention_mask": inputs.get("attention_mask"), "prompt_mask": prompt}
         marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
@@ -118,10 +124,12 @@ class Routing:
     @property
     def _is_active(self) -> bool:
         """Whether weights are computed: there are adapters, and no weights are forced."""
-        return self._forced is None and len(self.attention.keys) > 0
+        return self._forced is None and int(self.router.count) > 0
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call; the outermost one begins without weights, unless some are forced."""
+        if self._is_reading:
+            return
         if module is self.model or any(call.module is module for call in self._calls):
             self._finish()  # an interrupted call
         inputs = kwargs
@@ -136,7 +144,7 @@ class Routing:
             self.mixture.weights = self._recall_weights(encoder_outputs, "encoder_outputs")
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._calls or self._calls[-1].module is not module:
+        if self._is_reading or not self._calls or self._calls[-1].module is not module:
             return
         self._calls.pop()
         if not self._calls:
@@ -150,21 +158,37 @@ class Routing:
         self._patched = []
 
     def _before_reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._is_active:
+        if self._is_reading or not self._is_active:
             return
         inputs = self._calls[-1].inputs
         cache = None if self.two_parts else inputs.get("past_key_values")
         if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
-            self.mixture.weights = self.weights({**inputs, "labels": self._calls[0].inputs.get("labels")}, self.prompt)
+            vectors = self.vectors({**inputs, "labels": self._calls[0].inputs.get("labels")}, self.prompt)
+            if self.fitted_block is not None and torch.is_grad_enabled():
+                self._fit(self.fitted_block, vectors)
+            self.mixture.weights = self.router(vectors)
+
+    def _fit(self, block: int, vectors: Tensor) -> None:
+        """Add the rows of a training step to the task of an adapter; processes would each see other rows."""
+        if not isinstance(self.router, DiscriminantRouter):
+            return
+        if num_processes() > 1:
+            raise UserError(
+                "router: with several processes, expected fit_router(name, batches) with the same rows in each of them "
+                "before training, got none"
+            )
+        self.router.fit(block, vectors)
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the weights (row, adapter) of a batch, whatever autocast's precision."""
-        return self.attention(self.vectors(inputs, prompt))
+        return self.router(self.vectors(inputs, prompt))
 
     def _after_reading(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Attach the weights to the outputs computed with them."""
+        if self._is_reading:
+            return
         record = _WeightRecord(self.mixture.weights, self.state)
         values = list(output.values()) if isinstance(output, Mapping) else list(output)
         carriers = [output, *values[:1]] if self.two_parts else [value for value in values if isinstance(value, Cache)]
@@ -199,6 +223,12 @@ class Routing:
                 raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
             self._patched.append((module, function))
             module._gradient_checkpointing_func = _with_mixture(function, self.mixture)
+
+
+def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
+    """Return the module that reads the tokens, and whether it is the encoder of an encoder–decoder."""
+    two_parts = bool(model.config.is_encoder_decoder) and model.get_encoder() is not model
+    return (model.get_encoder() if two_parts else model.base_model), two_parts
 
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:

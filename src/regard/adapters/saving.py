@@ -1,4 +1,4 @@
-"""Saving and loading adapters, their attention and metadata: safetensors and JSON, without training state."""
+"""Saving and loading adapters, their router and metadata: safetensors and JSON, without training state."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from regard.models.model_files import as_user_error, find_model_folder, find_wei
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 
-TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
+TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 2"
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
 """Name of the argument of the folder, for messages."""
@@ -75,18 +75,13 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     return adapters
 
 
-def attention_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Return copies of the keys, (adapter, width), and of the shared maps, by the names in a file."""
-    tensors = maps(adapters)
+def router_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
+    """Return copies of what the router has of all adapters, and of each, stacked, by the names in a file."""
+    tensors = adapters.router.shared_tensors()
     if adapters.adapter_names:
-        tensors["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
-    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-
-
-def maps(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Return the shared maps by the names in a file, as views to copy into."""
-    state = adapters.attention.state_dict()
-    return {f"attention.{name}": value for name, value in state.items() if name in ("down", "up") or "norm" in name}
+        stacks = adapters.router.adapter_tensors().items()
+        tensors |= {name: torch.stack([value.detach() for value in values]) for name, values in stacks}
+    return {f"router.{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
 def base_of(adapters: AdapterModel) -> dict[str, Any]:
@@ -140,8 +135,8 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the attention, and merged adapters."""
-    tensors = attention_tensors(adapters)
+    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the router, and merged adapters."""
+    tensors = router_tensors(adapters)
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     for index, merged in enumerate(adapters.merged):
@@ -169,11 +164,11 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
 
 
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
-    for name, target in maps(adapters).items():
-        _copy_into(tensors[name], target, name)
+    for name, target in adapters.router.shared_tensors().items():
+        _copy_into(tensors[f"router.{name}"], target, name)
     stacks = _stacks(adapters)
     if stacks:
-        stacks["attention.keys"] = list(adapters.attention.keys)
+        stacks |= {f"router.{name}": values for name, values in adapters.router.adapter_tensors().items()}
     for name, targets in stacks.items():
         if len(tensors[name]) != len(targets):
             raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} blocks")

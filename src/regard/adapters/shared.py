@@ -1,4 +1,4 @@
-"""Adapters for many tasks in a Hugging Face model, mixed for each example by a shared attention (SAPT)."""
+"""Adapters for many tasks in a Hugging Face model, mixed for each example by a router (after SAPT)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
+from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
@@ -30,30 +31,61 @@ class PruneResult:
 
 
 class SharedAdapters(AdapterModel):
-    """A model with one adapter for each task, mixed by a shared attention.
+    """A model with one adapter for each task, mixed by a router.
 
         adapters = regard.SharedAdapters(model)
-        adapters.add_adapter("sst2")                      # an adapter and a key; train adapters(**batch).loss as usual
+        adapters.add_adapter("sst2")
+        adapters.fit_router("sst2", batches)              # what the task's texts are like; then train the adapter with
+        adapters(**batch).loss.backward()                 # adapters(**batch).loss as usual
         adapters.add_adapter("agnews")                    # another; older ones are frozen
         adapters.save_pretrained("adapters")
 
-    The weights of an example come from its query vector, the maximum over tokens of the input embeddings. The tokens
-    are those of the encoder's input, all of an encoder, or the prompt of a decoder-only model: where `prompt_mask` is
-    true, else where `labels` are −100, else all. Weights are computed once, and hold in all layers, in the decoder, and
-    for all generated tokens. Without adapters the model is unchanged.
+    The weights of an example come from its query vector, by default the mean states of the model without adapters after
+    a quarter and half of its layers. Its tokens are those of the encoder's input, all of an encoder, or the prompt of a
+    decoder-only model: where `prompt_mask` is true, else where `labels` are −100, else all. Weights are computed once,
+    and hold in all layers, in the decoder, and for all generated tokens. Without adapters the model is unchanged.
+
+    The router is a `DiscriminantRouter` by default: it trains nothing and knows of each task the mean of its rows, from
+    `fit_router`, or else from each call with gradients while the adapter is active. SAPT's own are `router="attention"`
+    with `query="embeddings"`, see `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order`
+    and `temperature`, and `regard.adapters.router_warmup` for teaching it.
 
     The model is changed in place and its own weights are frozen. Calling it mixes adapters as calling this does. See
-    `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order` and `temperature`, and
     `LoraAdapterPool` and `PromptAdapterPool` for the other arguments.
 
     Source:
-        SAPT (arXiv 2401.08295).
+        SAPT (arXiv 2401.08295); see `DiscriminantRouter` for what is not SAPT's.
     """
+
+    # -- routing ----------------------------------------------------------------------------------------
+
+    def fit_router(self, name: str, batches: Batches) -> None:
+        """Add the rows of batches to what the router knows of an adapter's task; training adds no more of them.
+
+        Args:
+            name: The adapter.
+            batches: Inputs of the model, with labels or a `prompt_mask` where the model reads answers as well.
+
+        Raises:
+            UserError: There is no such adapter or no batch, or the router is one that is trained.
+        """
+        _check_batches(batches)
+        index, router = self.index_of(name), self.router
+        if not isinstance(router, DiscriminantRouter):
+            expected = "router: expected 'discriminant', which is fitted"
+            raise UserError(f"{expected}, got 'attention'; `regard.adapters.router_warmup.warm_up_router` trains it")
+        with torch.no_grad():
+            vectors = [self.query_vectors(**batch) for batch in batches]
+        if not vectors:
+            raise UserError("batches: expected at least one, got none")
+        router.fit(index, torch.cat(vectors))
+        self.fitted_names.add(name)
+        self._follow_active_adapter()
 
     # -- files ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write adapters, attention and lineages to a folder, completely or not at all; return the folder."""
+        """Write adapters, router and lineages to a folder, completely or not at all; return the folder."""
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod
@@ -66,7 +98,7 @@ class SharedAdapters(AdapterModel):
 
         PEFT's model then computes what `use_only` gives. Adapters merged into this base are not in the files.
 
-        With `router` the keys and the shared maps are written as well; PEFT does not read them.
+        With `router` what the router knows of all adapters is written as well; PEFT does not read it.
         """
         return peft_format.export_adapter(self, name, Path(folder), router=router, overwrite=overwrite)
 
@@ -75,8 +107,9 @@ class SharedAdapters(AdapterModel):
     ) -> int:
         """Add the LoRA adapter of a folder in PEFT's format, frozen, and return its index.
 
-        Its lineage is by default that written by `export_peft`. With `router` the key written there is restored; its
-        shared maps must be those of this model, which takes them over if it has no adapter yet. Otherwise the key is
+        Its lineage is by default that written by `export_peft`. With `router` what the router knew of the adapter is
+        restored: its mean, and the covariance into a model that has none; or its key, and the shared maps, which must
+        be those of this model unless it has no adapter. Without, a mean comes from `fit_router`, and a key is
         initialized as of any new adapter.
 
         Raises:

@@ -97,8 +97,9 @@ def measure_flops(learner: Learner, method: Method, batches: Batches, phase: Tra
 
 
 def measure_memory(learner: Learner, method: Method) -> Row:
-    """Return what the method keeps beside the network: bytes, and examples."""
+    """Return what the method keeps beside its weights: bytes, and examples."""
     state = method.state
-    tensors = sum(value.numel() * value.element_size() for value in state.tensors.values())
+    kept = [*state.tensors.values(), *learner.network.kept_tensors()]
+    tensors = sum(value.numel() * value.element_size() for value in kept)
     texts = sum(4 * learner.length(item) + 4 for item in state.examples)
     return {"memory_bytes": tensors + texts, "memory_examples": len(state.examples)}

@@ -74,7 +74,7 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
     network, items = learner.network_as(SaptNetwork), learner.sample_examples(task, "dev", max_rows)
     with learner.evaluation_mode(), torch.no_grad():
         vectors = torch.cat([network.vectors(batch) for batch in learner.iterate_batches(items, "dev")])
-        scores = network.attention.scores(vectors)
+        scores = network.router.scores(vectors)
     own_adapter, shares = network.adapter_of(task), scores.softmax(-1)
     mean = shares.mean(0).tolist()
     values: list[GateValue] = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]

@@ -52,6 +52,10 @@ class Network(nn.Module):
         generator = cast(Generator, cast(nn.Module, self.classifier))
         return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 
+    def kept_tensors(self) -> list[Tensor]:
+        """Return what the network knows of the data beside its weights, which costs memory as stored examples do."""
+        return []
+
     def is_head_parameter(self, name: str) -> bool:
         """Return whether a parameter belongs to the head, which phases that train the `head` train."""
         return name.startswith("classifier.head.")

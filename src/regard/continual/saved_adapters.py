@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.prompt_pool import PromptAdapterPool
+from regard.adapters.routers import Router
 from regard.adapters.shared import SharedAdapters
 from regard.continual.adapter_network import AdapterPool
 from regard.continual.methods.sapt import SaptNetwork
+from regard.continual.methods.sapt_config import parse_layers
 from regard.continual.models import load_network
 from regard.errors import UserError
 from regard.models.generator import Generator
@@ -38,18 +40,29 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     adapters.restore([("+".join(task["name"] for task in shared), {"tasks": shared}) for shared in owners], used)
     for source, target in zip(_adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True):
         target.data.copy_(source)
-    weights = network.attention.state_dict()
-    adapters.attention.load_state_dict({name: weights[name] for name in adapters.attention.state_dict()})
+    _copy_router(network.router, adapters.router)
     return adapters
 
 
 def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     """Return what a pool in a model is made with to be like one in a part of it, whose names begin with `within`."""
-    names = ("adapter_type", "router_hidden_size", "projection_order")
+    names: tuple[str, ...] = ("adapter_type", "router", "query")
+    names += ("router_hidden_size", "projection_order") if config.learns_router else ()
+    layers = {"query_layers": parse_layers(config.query_layers)}
     if isinstance(pool, PromptAdapterPool):
-        return {name: getattr(config, name) for name in (*names, "num_virtual_tokens", "encoder_hidden_size")}
-    options = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")}
+        names += ("num_virtual_tokens", "encoder_hidden_size")
+        return {name: getattr(config, name) for name in names} | layers
+    options = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")} | layers
     return options | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
+
+
+def _copy_router(source: Router, target: Router) -> None:
+    """Copy what a router knows of as many adapters as the other one has."""
+    for name, value in target.shared_tensors().items():
+        value.copy_(source.shared_tensors()[name])
+    for name, values in target.adapter_tensors().items():
+        for value, known in zip(values, source.adapter_tensors()[name], strict=False):
+            value.data.copy_(known)
 
 
 def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:

@@ -64,14 +64,14 @@ def _stir(network: SaptNetwork, block: int) -> None:
     random = torch.Generator().manual_seed(block)
     for part in network.pool.parameters_of(block):
         part += 0.3 * torch.randn(part.shape, generator=random, dtype=torch.float64)
-    for part in (network.attention.down, network.attention.up):
+    for part in (network.router.down, network.router.up):
         part += 0.1 * torch.randn(part.shape, generator=random, dtype=torch.float64)
 
 
 @torch.no_grad()
 def weights_written_out(network: SaptNetwork, rows: dict[str, Tensor]) -> Tensor:
     """(row, block): equations 4 to 6, a row and a block at a time."""
-    table, attention = network.classifier.encoder.get_input_embeddings().weight, network.attention
+    table, attention = network.classifier.encoder.get_input_embeddings().weight, network.router
     found = []
     for ids, mask in zip(rows["input_ids"], rows["attention_mask"], strict=True):
         e = torch.stack([table[token] for token, real in zip(ids, mask, strict=True) if real]).max(0).values
@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
     for task in range(2):
         target, vectors = method.state.tensors[f"target/{task}"], method.state.tensors[f"vectors/{task}"]
         assert vectors.shape[0] == 3
-        told = network.attention(vectors)
+        told = network.router(vectors)
         apart.append(sum(target[block] * (target[block].log() - told[:, block].log()) for block in range(task + 1)))
     strength = 2 * 2.0 if gate == "open" else 0.7  # the open gate counts each earlier task as the one at hand
     expected = expected + 3 * strength * (apart[0].mean() + apart[1].mean()) / 2  # type: ignore[union-attr]
@@ -144,8 +144,8 @@ def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
     names = [name for name, _ in learner.network.named_parameters()]
     blocks = {name for name in names if ".adapters." in name}
     assert {stage.lr_multipliers[name] for name in blocks} == {20.0}
-    assert {name: stage.lr_multipliers[name] for name in names if name.startswith("attention.")} == {
-        name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("attention.")
+    assert {name: stage.lr_multipliers[name] for name in names if name.startswith("router.")} == {
+        name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("router.")
     }
     assert not any(name.startswith("classifier.head") for name in stage.lr_multipliers)
     learner, method = begun()
@@ -159,7 +159,7 @@ def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
     blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith(".2") for name in blocks)
-    shared = {"attention.down", "attention.up", "attention.norm.weight", "attention.norm.bias", "attention.keys.2"}
+    shared = {"router.down", "router.up", "router.norm.weight", "router.norm.bias", "router.keys.2"}
     assert moved - blocks - {name for name in moved if name.startswith("classifier.head.")} == shared
 
 
@@ -178,7 +178,7 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
                 layer.B[0].zero_()
                 layer.A[0].normal_()
         method.loss(learner, learner.network, learner.rows(learner.items(1)[:3])).backward()
-        gradient = learner.network_as(SaptNetwork).attention.keys[1].grad
+        gradient = learner.network_as(SaptNetwork).router.keys[1].grad
         assert gradient is not None
         assert bool(gradient.abs().max() > 1e-9) is moves
 
@@ -201,7 +201,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
 def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
     learner, method = after_two(freeze_router=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
-    assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
+    assert all(one.grad is None for one in learner.network_as(SaptNetwork).router.parameters())
     assert learner.network_as(SaptNetwork).pool.adapters[0].A[2].grad is not None
 
 
@@ -259,7 +259,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     network = learner.network_as(SaptNetwork).eval()
     head: Any = network.classifier.head
     assert len(head.others)
-    maps = [network.attention.down, network.attention.up]
+    maps = [network.router.down, network.router.up]
     rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch_size])
     method.state.values["strength/2"] = method._balance_strength(learner, 2)
     assert not any(one.training for one in network.modules())
@@ -284,10 +284,8 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         assert 0 <= by[place, "own_adapter_score", place] <= 100
     assert {row["task_index"] for row in found if row["statistic"] == "reflection"} == {1, 2}
     with torch.no_grad():
-        learner.network_as(SaptNetwork).attention.keys[2].fill_(0)
-        learner.network_as(SaptNetwork).attention.norm.bias.copy_(
-            20 * learner.network_as(SaptNetwork).attention.keys[0]
-        )
+        learner.network_as(SaptNetwork).router.keys[2].fill_(0)
+        learner.network_as(SaptNetwork).router.norm.bias.copy_(20 * learner.network_as(SaptNetwork).router.keys[0])
     found = measure_gate(learner, method, 3, scored_tasks=())
     names = [task.name for task in learner.stream.tasks]
     assert list(find_closed_gates(found, 3, newest_only=True)) == [names[2]]

@@ -98,8 +98,8 @@ def test_the_newest_prompt_is_trained_with_its_key_and_the_maps() -> None:
     assert {name for name in blocks if name.startswith("P.")} == {"P.2"}
     assert any(name.startswith("mlp.") for name in blocks)
     others = {name for name in moved if "soft_prompts" not in name and not name.startswith("classifier.head")}
-    assert "attention.keys.2" in others
-    shared = ("attention.down", "attention.up", "attention.norm", "attention.keys.2")
+    assert "router.keys.2" in others
+    shared = ("router.down", "router.up", "router.norm", "router.keys.2")
     assert all(name.startswith(shared) for name in others)
 
 

@@ -101,7 +101,7 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     assert decided(method) == [0, 1, 0]
     assert [method.state.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
     assert [network.adapter_of(number) for number in range(3)] == [0, 1, 0]
-    assert int(network.count) == int(network.attention.count) == 2
+    assert int(network.count) == int(network.router.count) == 2
     assert {name for name in method.state.tensors if name.startswith("target/")} == {"target/0", "target/1"}
     rows = network.weights(ran.learner.rows(ran.learner.items(1)[:4]))
     assert rows is not None
@@ -191,8 +191,8 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
     blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
-    assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
-    assert {"attention.down", "attention.up"} <= moved
+    assert {name for name in moved if ".keys." in name} == {"router.keys.0"}
+    assert {"router.down", "router.up"} <= moved
     assert all(
         not part.any() for layer in ran.learner.network_as(TaskFreeNetwork).pool.adapters for part in layer.B[2:]
     )
@@ -212,7 +212,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     mixed = network.weights(rows)
     assert mixed is not None
     target, stored = method.state.tensors["target/1"], method.state.tensors["vectors/1"]
-    apart = (target * (target.log() - network.attention(stored).log())).sum(1).mean()
+    apart = (target * (target.log() - network.router(stored).log())).sum(1).mean()
     expected = learner.cross_entropy(network(rows), rows) - 2.0 * mixed[:3, 0].log().sum() + 3 * 2.0 * apart
     assert torch.allclose(method.loss(learner, network, rows), expected, rtol=1e-5)
     network.train()
@@ -224,7 +224,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
 
 def test_a_block_stands_for_all_of_its_rows() -> None:
     ran, method, _, kept = learnt()
-    learner, attention = ran.learner, ran.learner.network_as(TaskFreeNetwork).attention
+    learner, attention = ran.learner, ran.learner.network_as(TaskFreeNetwork).router
     old, new = kept[1]["vectors/0"], method._training_vectors(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion

@@ -14,7 +14,7 @@ from regard.continual.methods.osf import Osf
 from regard.continual.methods.prompts import L2p, ProgPrompt
 from regard.continual.methods.regularized import Ewc, Lwf
 from regard.continual.methods.replay import AGem, DarkExperience, Replay
-from regard.continual.methods.sapt import Sapt
+from regard.continual.methods.sapt import Sapt, SaptPaper
 from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
 from regard.errors import UserError
@@ -48,6 +48,7 @@ METHODS: dict[str, type[Method]] = {
     "epi": Epi,
     "lfpt5": Lfpt5,
     "sapt": Sapt,
+    "sapt-paper": SaptPaper,
     "sapt-task-free": SaptTaskFree,
     "separate": Separate,
     "joint": Joint,

@@ -85,6 +85,9 @@ class EpiNetwork(PoolNetwork):
             self.identified_tasks = torch.full_like(rows["input_ids"][:, 0], count - 1)
         return torch.nn.functional.one_hot(self.identified_tasks, count).float()
 
+    def kept_tensors(self) -> list[Tensor]:
+        return [self.means[self.known], self.covariance]
+
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         logits = super().forward(rows)
         identified, self.identified_tasks = self.identified_tasks, None

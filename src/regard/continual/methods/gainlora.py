@@ -60,6 +60,9 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
+    def kept_tensors(self) -> list[Tensor]:
+        return [self.get_buffer(f"free_{name}") for name in LAYERS]
+
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         if not int(self.count):
             return None

@@ -1,7 +1,8 @@
 """Task-free SAPT: rows that are new get a new adapter, known ones that of their task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptConfig, SaptNetwork, sample_rows
+from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork, sample_rows
+from regard.continual.methods.sapt_config import CONDITIONS, SaptConfig
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
@@ -30,6 +32,7 @@ class SaptTaskFreeConfig(SaptConfig):
             adapter; 0 for never. Only values close to 1 tell tasks apart: those of Long Sequence have .76 to .996.
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = {**CONDITIONS, "memory_size": ()}
     memory_size: Annotated[int, method.Range(2)] = 50
     novelty_samples: Annotated[int, method.Range(2)] = 100
     false_alarm_rate: Annotated[float, method.Range(1 / (DRAWS + 1), 1)] = 0.01
@@ -60,7 +63,7 @@ class TaskFreeNetwork(SaptNetwork):
         used = max(int(self.count), adapter + 1)
         super().start_adapter(adapter)
         self.count.fill_(used)
-        self.attention.use(used)
+        self.router.use(used)
 
 
 class SaptTaskFree(Sapt):
@@ -84,10 +87,8 @@ class SaptTaskFree(Sapt):
         network.given[task] = adapter
         return adapter
 
-    def reflection_strength(self, task: int) -> float:
-        if self.config.opens:
-            return float(self.config.router_loss_weight * len(self._other_adapters(task)))
-        return super().reflection_strength(task)
+    def count_others(self, task: int) -> int:
+        return len(self._other_adapters(task))
 
     def past_tasks(self, learner: Learner, task: int) -> list[PastTask]:
         tensors, adapters = self.state.tensors, self._other_adapters(task)
@@ -99,9 +100,9 @@ class SaptTaskFree(Sapt):
         stored_vectors = state.tensors.get(f"{VECTORS}{adapter}", vectors[:0])
         num_seen = int(state.values.get(f"{SEEN}{adapter}", 0))
         with torch.no_grad():
-            target = mean_weights(network.attention(vectors))
+            target = mean_weights(network.router(vectors))
             if num_seen:
-                stored_target = mean_weights(network.attention(stored_vectors))
+                stored_target = mean_weights(network.router(stored_vectors))
                 target = (len(vectors) * target + num_seen * stored_target) / (len(vectors) + num_seen)
         state.tensors[f"{TARGET}{adapter}"] = target
         state.tensors[f"{VECTORS}{adapter}"] = self._merge_vectors(learner, task, stored_vectors, num_seen, vectors)

@@ -1,0 +1,136 @@
+"""Query vectors of rows: all that a router sees of them, read from a frozen model without its adapters."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.hooks.layers import eval_mode
+
+_NOT_READ = {"past_key_values", "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
+_SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
+
+
+class QueryReader(Protocol):
+    """Reads the query vectors of rows.
+
+    Attributes:
+        width: Number of features of a query vector.
+    """
+
+    width: int
+
+    def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
+        """Return query vectors (row, width) of inputs of the model, from the tokens that `valid` (row, token) marks."""
+        ...
+
+
+def max_embeddings(embedded: Tensor, mask: Tensor) -> Tensor:
+    """Return the maxima (row, width) of embeddings (row, token, width) over tokens of the mask (SAPT, 2401.08295)."""
+    return embedded.masked_fill(~mask.bool()[..., None], -torch.inf).amax(1)
+
+
+def mean_states(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the means (row, width) of states (row, token, width) over tokens of the mask, in float32 at least."""
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    counted = mask.bool()[..., None]
+    return wide.masked_fill(~counted, 0).sum(1) / counted.sum(1)
+
+
+class EmbeddingReader:
+    """Reads the maxima of the input embeddings, the query vectors of SAPT (arXiv 2401.08295)."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        self.width: int = self.reader.get_input_embeddings().weight.shape[1]
+
+    def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
+        embedded = inputs.get("inputs_embeds")
+        if embedded is None:
+            embedded = self.reader.get_input_embeddings()(inputs["input_ids"]).detach()
+        return max_embeddings(embedded, valid)
+
+
+class _StatesRead(Exception):
+    """All states that are wanted are there."""
+
+
+class StateReader:
+    """Reads the mean states after some layers of the model; the layers after them are not run.
+
+    Args:
+        reader: The module that reads tokens: the encoder of an encoder–decoder, else the base model. Its adapters must
+            be out of the way.
+        layers: After which layers, from 1; by default after a quarter and after half of them.
+        positions_from_mask: Count the positions of left-padded texts from their first token, as `generate` does.
+
+    Raises:
+        UserError: The model has no such layers.
+    """
+
+    def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
+        self.reader = reader
+        config = self.reader.config.get_text_config()
+        self.layers = _select_layers(layers, config.num_hidden_layers)
+        self.width = config.hidden_size * len(self.layers)
+        stacks = [module for module in reader.modules() if isinstance(module, nn.ModuleList)]
+        blocks = [list(stack) for stack in stacks if len(stack) == config.num_hidden_layers]
+        self.blocks = {layer: blocks[0][layer - 1] for layer in self.layers} if blocks else None
+        parameters = inspect.signature(self.reader.forward).parameters
+        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        self._accepted = set(parameters) - _NOT_READ
+        self._counts_tokens = positions_from_mask and "position_ids" in parameters
+        self._switches = {name: value for name, value in _SWITCHES.items() if any_name or name in parameters}
+
+    def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
+        given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
+        given |= self._switches
+        mask = given.get("attention_mask")
+        if self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all()):
+            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
+        states = self._run_blocks(given) if self.blocks else self._run_whole(given)
+        return torch.cat([mean_states(states[layer], valid) for layer in self.layers], -1)
+
+    def _run_blocks(self, given: dict[str, Any]) -> dict[int, Tensor]:
+        assert self.blocks is not None
+        states: dict[int, Tensor] = {}
+
+        def capture(layer: int, output: Any) -> None:
+            states[layer] = output if isinstance(output, Tensor) else output[0]
+            if layer == self.layers[-1]:
+                raise _StatesRead
+
+        handles = [
+            block.register_forward_hook(lambda _module, _args, output, layer=layer: capture(layer, output))
+            for layer, block in self.blocks.items()
+        ]
+        try:
+            with eval_mode(self.reader):
+                self.reader(**given)
+        except _StatesRead:
+            return states
+        finally:
+            for handle in handles:
+                handle.remove()
+        raise UserError(f"query_layers: {type(self.reader).__name__} does not run its layers in order")
+
+    def _run_whole(self, given: dict[str, Any]) -> dict[int, Tensor]:
+        """Run all layers of a model whose layers are no modules of their own, for they share their weights."""
+        with eval_mode(self.reader):
+            outputs = self.reader(**{**given, "output_hidden_states": True, "return_dict": True})
+        return {layer: outputs.hidden_states[layer] for layer in self.layers}
+
+
+def _select_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
+    if layers is None:
+        return tuple(sorted({max(1, num_layers // 4), max(1, num_layers // 2)}))
+    expected = f"query_layers: expected different numbers from 1 to {num_layers}, in order"
+    if isinstance(layers, (str, bytes)) or not isinstance(layers, Sequence) or not layers:
+        raise UserError(f"{expected}, got {layers!r}")
+    numbers = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers)
+    if not numbers or sorted(set(layers)) != list(layers) or not 1 <= layers[0] <= layers[-1] <= num_layers:
+        raise UserError(f"{expected}, got {list(layers)}")
+    return tuple(layers)
