@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import regard
 from regard.cli import main, parser
-from regard.continual.methods import sapt, sapt_task_free
+from regard.continual.methods import sapt_config, sapt_task_free
 from regard.statistics import DEFAULT, STATISTICS, cost_class
 from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_llava, make_photos, make_vit
 
@@ -360,17 +360,17 @@ def told(value: Any) -> str:
 
 
 def test_every_setting_of_sapt_is_listed() -> None:
-    fields = {one.name: one for one in dataclasses.fields(sapt.SaptConfig)}
+    fields = {one.name: one for one in dataclasses.fields(sapt_config.SaptConfig)}
     found = settings_of("Of `sapt`")
     assert {name: row[0] for name, row in found.items()} == {name: told(one.default) for name, one in fields.items()}
-    read = {name: "; ".join(map(str, conditions)) for name, conditions in sapt.READ.items()}
+    read = {name: "; ".join(map(str, conditions)) for name, conditions in sapt_config.CONDITIONS.items()}
     assert {name: row[2] for name, row in found.items() if row[2]} == read
-    choices = {name: get_args(hint) for name, hint in get_type_hints(sapt.SaptConfig).items() if get_args(hint)}
+    choices = {name: get_args(hint) for name, hint in get_type_hints(sapt_config.SaptConfig).items() if get_args(hint)}
     assert {name: found[name][1] for name in choices} == {name: ", ".join(of) for name, of in choices.items()}
 
 
 def test_every_setting_of_noticing_is_listed() -> None:
-    plain = {one.name: one.default for one in dataclasses.fields(sapt.SaptConfig)}
+    plain = {one.name: one.default for one in dataclasses.fields(sapt_config.SaptConfig)}
     own = {one.name: one.default for one in dataclasses.fields(sapt_task_free.SaptTaskFreeConfig)}
     other = {name: told(value) for name, value in own.items() if value != plain.get(name)}
     assert {name: row[0] for name, row in settings_of("Of `sapt-task-free`").items()} == other

@@ -24,7 +24,7 @@ from torch import nn
 from experiments.common.runs import Case, make_missing
 from experiments.sapt import decoder as sapt_decoder
 from experiments.sapt.numbers import Number, collect_by_task, collect_numbers, collect_reflection_numbers, make_number
-from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, read_tasks, run_row
+from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, learnt, read_tasks, run_row
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
@@ -53,32 +53,32 @@ PUBLISHED = {**STORED, "gate": "published"}
 GATES: dict[str, Row] = {
     "published": ROWS["sapt, gate published"],
     "published, λ 1": ROWS["sapt, gate published, λ 1"],
-    "published, λ 4": Row("sapt", {**PUBLISHED, "reflection_weight": 4.0}),
-    "published, λ 1, floor": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "own_weight_floor": 0.5}),
-    "published, λ 1, keys ×10": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "key_lr_multiplier": 10.0}),
-    "published, λ 1, maps ×0.1": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "projection_lr_multiplier": 0.1}),
-    "−log a only": Row("sapt", {**STORED, "router_warmup_steps": 0}),
-    "−log a, floor": Row("sapt", {**STORED, "router_warmup_steps": 0, "own_weight_floor": 0.5}),
-    "−log a, entropy lower": Row("sapt", {**STORED, "router_warmup_steps": 0, "entropy_weight": 0.1}),
-    "−log a, entropy higher": Row("sapt", {**STORED, "router_warmup_steps": 0, "entropy_weight": -0.1}),
-    "−log a, balance": Row("sapt", {**STORED, "router_warmup_steps": 0, "load_balancing_weight": 0.1}),
-    "−log a, keys ×10": Row("sapt", {**STORED, "router_warmup_steps": 0, "key_lr_multiplier": 10.0}),
-    "−log a, maps ×0.1": Row("sapt", {**STORED, "router_warmup_steps": 0, "projection_lr_multiplier": 0.1}),
-    "ahead, held": Row("sapt", {**STORED, "freeze_router": True}),
-    "ahead": Row("sapt", STORED),
-    "ahead, order paper": Row("sapt", {**STORED, "projection_order": "paper"}),
-    "ahead, 4 stored": Row("sapt", {"memory_size": 4}),
-    "ahead, 20 stored": Row("sapt", {"memory_size": 20}),
-    "ahead, density": Row("sapt", {**STORED, "reflection": "density"}),
+    "published, λ 4": learnt({**PUBLISHED, "reflection_weight": 4.0}),
+    "published, λ 1, floor": learnt({**PUBLISHED, "reflection_weight": 1.0, "own_weight_floor": 0.5}),
+    "published, λ 1, keys ×10": learnt({**PUBLISHED, "reflection_weight": 1.0, "key_lr_multiplier": 10.0}),
+    "published, λ 1, maps ×0.1": learnt({**PUBLISHED, "reflection_weight": 1.0, "projection_lr_multiplier": 0.1}),
+    "−log a only": learnt({**STORED, "router_warmup_steps": 0}),
+    "−log a, floor": learnt({**STORED, "router_warmup_steps": 0, "own_weight_floor": 0.5}),
+    "−log a, entropy lower": learnt({**STORED, "router_warmup_steps": 0, "entropy_weight": 0.1}),
+    "−log a, entropy higher": learnt({**STORED, "router_warmup_steps": 0, "entropy_weight": -0.1}),
+    "−log a, balance": learnt({**STORED, "router_warmup_steps": 0, "load_balancing_weight": 0.1}),
+    "−log a, keys ×10": learnt({**STORED, "router_warmup_steps": 0, "key_lr_multiplier": 10.0}),
+    "−log a, maps ×0.1": learnt({**STORED, "router_warmup_steps": 0, "projection_lr_multiplier": 0.1}),
+    "ahead, held": learnt({**STORED, "freeze_router": True}),
+    "ahead": learnt(STORED),
+    "ahead, order paper": learnt({**STORED, "projection_order": "paper"}),
+    "ahead, 4 stored": learnt({"memory_size": 4}),
+    "ahead, 20 stored": learnt({"memory_size": 20}),
+    "ahead, density": learnt({**STORED, "reflection": "density"}),
 }
 """What opens the gate. Where nothing else is said 100 vectors are stored; all but the published have the term −log a of
 the own block's weight in their loss, and each earlier task's divergence counts as it does: four tasks, λ 4."""
 PROMPTS: dict[str, Row] = {
-    f"prompts, rate ×{times:g}": Row("sapt", {**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": times})
+    f"prompts, rate ×{times:g}": learnt({**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": times})
     for times in (1, 5, 20)
 }
-PROMPTS["prompts, rate ×5, no MLP"] = Row(
-    "sapt", {**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": 5.0, "encoder_hidden_size": 0}
+PROMPTS["prompts, rate ×5, no MLP"] = learnt(
+    {**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": 5.0, "encoder_hidden_size": 0}
 )
 PROMPTS |= {"low-rank": ROWS["sapt"], "progprompt": ROWS["progprompt"]}
 
@@ -104,7 +104,7 @@ def compare_memory_fractions(context: AnalysisContext) -> Cases:
     """Vary the memory from 2 to 100 % of a task's rows, real or from a density; ten runs of five tasks."""
     for reflects in ("real", "density"):
         for part in SHARES:
-            row = Row("sapt", {"memory_fraction": part, "reflection": reflects})
+            row = learnt({"memory_fraction": part, "reflection": reflects})
             yield f"{reflects}, {part:.0%}", _case(context, row, read_few_tasks(context))
 
 
@@ -171,9 +171,9 @@ def _pair_numbers(run: RunState) -> list[Number]:
 def compare_reflection_weights(context: AnalysisContext) -> Cases:
     """Vary λ of the published gate from 0.01 to 10, and balance it by gradients; five runs of five tasks."""
     for value in STRENGTHS:
-        row = Row("sapt", {**PUBLISHED, "reflection_weight": value})
+        row = learnt({**PUBLISHED, "reflection_weight": value})
         yield f"λ {value:g}", _case(context, row, read_few_tasks(context))
-    yield "balanced 1", _case(context, Row("sapt", {**PUBLISHED, "gradient_balance": 1.0}), read_few_tasks(context))
+    yield "balanced 1", _case(context, learnt({**PUBLISHED, "gradient_balance": 1.0}), read_few_tasks(context))
 
 
 def compare_gates(context: AnalysisContext) -> Cases:
@@ -195,8 +195,8 @@ def compare_task_free(context: AnalysisContext) -> Cases:
     had none.
     """
     portions = split_portions(read_few_tasks(context))
-    rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-task-free": Row("sapt-task-free", STORED)}
-    rows["sapt-task-free, alarm 0.001"] = Row("sapt-task-free", {**STORED, "false_alarm_rate": 0.001})
+    rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-task-free": learnt(STORED, "sapt-task-free")}
+    rows["sapt-task-free, alarm 0.001"] = learnt({**STORED, "false_alarm_rate": 0.001}, "sapt-task-free")
     for name, row in {**rows, "sequential-lora": ROWS["sequential-lora"]}.items():
         yield name, _case(context, row, portions, _portion_numbers)
 

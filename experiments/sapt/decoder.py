@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
-from experiments.sapt.run import BUDGET, EVALUATED, ORDERS, ROWS, STORED, STREAM, TRAIN, Row, select_balanced
+from experiments.sapt.run import BUDGET, EVALUATED, ORDERS, ROWS, STORED, STREAM, TRAIN, Row, learnt, select_balanced
 from regard.commands.pretrain.result import MODEL
 from regard.commands.pretrain.run import pretrain
 from regard.data.stream import Stream, TextPairs, TextTask
@@ -26,7 +26,7 @@ STANDING: dict[str, Row] = {
     "real": ROWS["sapt"],
     "density": ROWS["sapt, density"],
     "none": ROWS["sapt, without reflection"],
-    "generated": Row("sapt", {**STORED, "reflection": "generated", "generator_lr": 5e-3}),
+    "generated": learnt({**STORED, "reflection": "generated", "generator_lr": 5e-3}),
 }
 """What stands for earlier tasks: vectors of rows or of a density, nothing, or generated texts.
 

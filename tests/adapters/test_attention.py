@@ -171,4 +171,4 @@ def test_padding_has_no_part_in_a_query_vector(left: bool) -> None:
     padding, not_real = torch.full((2, 5, WIDTH), 7.0, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.bool)
     whole = (padding, embedded) if left else (embedded, padding)
     marks = (not_real, real) if left else (real, not_real)
-    assert torch.equal(max_embeddings(torch.cat(whole, 1), torch.cat(marks, 1)), query_vectors(embedded, real))
+    assert torch.equal(max_embeddings(torch.cat(whole, 1), torch.cat(marks, 1)), max_embeddings(embedded, real))

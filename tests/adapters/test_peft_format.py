@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from regard.adapters.model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.model_families import blocks_of, filled, logits, made, rows
+from tests.adapters.model_families import LEARNT, blocks_of, filled, logits, made, rows
 
 peft = pytest.importorskip("peft")
 
@@ -193,7 +193,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_prompts_are_no_lora(tmp_path: Path) -> None:
-    adapters = SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4)
+    adapters = SharedAdapters(
+        made("bert"), **LEARNT, adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4
+    )
     adapters.add_adapter("one")
     with pytest.raises(UserError, match=r"adapter_type: expected 'lora' to export, got 'prompt'"):
         adapters.export_peft("one", tmp_path / "one")
@@ -244,7 +246,7 @@ def refusal(adapters: SharedAdapters, folder: Path, **options: Any) -> str:
 def test_a_block_of_another_base_is_refused(family: str, tmp_path: Path) -> None:
     adapters = filled(family)
     adapters.export_peft("task1", tmp_path / "one")
-    other = SharedAdapters(made(family, seed=99), r=4)
+    other = SharedAdapters(made(family, seed=99), **LEARNT, r=4)
     here, there = base_sha256(other.model)[:12], base_sha256(adapters.model)[:12]
     wanted = f"the base of the blocks, {type(adapters.model).__name__} without a name with the weights {there}"
     assert refusal(other, tmp_path / "one") == f"model: expected {wanted}, got the weights {here}"
@@ -264,15 +266,15 @@ def test_the_base_is_what_it_was_before_blocks_were_merged_into_it(tmp_path: Pat
     adapters.merge("task0")
     adapters.export_peft("task1", tmp_path / "after")
     assert adapters.import_peft(tmp_path / "before", "again") == 2
-    assert SharedAdapters(made("bert"), r=4).import_peft(tmp_path / "after", "one") == 0
+    assert SharedAdapters(made("bert"), **LEARNT, r=4).import_peft(tmp_path / "after", "one") == 0
 
 
 def test_the_lineage_of_a_block_comes_back_with_it(tmp_path: Path) -> None:
-    adapters = SharedAdapters(made("bert"), r=4)
+    adapters = SharedAdapters(made("bert"), **LEARNT, r=4)
     adapters.add_adapter("old")
     adapters.add_adapter("news", lineage={"task": "agnews", "data": {"train": "ab12"}})
     adapters.export_peft("news", tmp_path / "one")
-    there = SharedAdapters(made("bert"), r=4)
+    there = SharedAdapters(made("bert"), **LEARNT, r=4)
     there.import_peft(tmp_path / "one", "first")
     there.import_peft(tmp_path / "one", "second", lineage={"task": "mine"})
     there.import_peft(tmp_path / "one", "third", lineage={})
@@ -292,7 +294,7 @@ def test_peft_reads_what_is_told_of_a_block_without_a_word(tmp_path: Path, recwa
     there = peft.PeftModel.from_pretrained(made("llama"), tmp_path / "one")
     assert [str(one.message) for one in recwarn if "Unexpected" in str(one.message)] == []
     there.save_pretrained(tmp_path / "theirs")
-    other = SharedAdapters(made("llama", seed=99), r=4)
+    other = SharedAdapters(made("llama", seed=99), **LEARNT, r=4)
     assert other.import_peft(tmp_path / "theirs", "theirs") == 0
     assert other.provenance["theirs"] == {"order": 0}
 
@@ -300,7 +302,7 @@ def test_peft_reads_what_is_told_of_a_block_without_a_word(tmp_path: Path, recwa
 @pytest.mark.parametrize("family", KINDS)
 def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_path: Path) -> None:
     adapters, batch = trained(family, seed=5), rows(family)
-    there = SharedAdapters(made(family), r=4)
+    there = SharedAdapters(made(family), **LEARNT, r=4)
     for number, folder in enumerate(exported(adapters, tmp_path)):
         assert there.import_peft(folder, folder.name, router=True) == number
     assert there.adapter_names == adapters.adapter_names
@@ -320,7 +322,7 @@ def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_pa
 def test_a_pool_of_other_settings_comes_back_under_these(options: dict[str, Any], tmp_path: Path) -> None:
     """A temperature of √width is the one that is meant where none is given."""
     adapters, batch = trained("gpt2", **options), rows("gpt2")
-    there = SharedAdapters(made("gpt2"), r=4, **({} if options == {"temperature": 4.0} else options))
+    there = SharedAdapters(made("gpt2"), **LEARNT, r=4, **({} if options == {"temperature": 4.0} else options))
     for folder in reversed(exported(adapters, tmp_path)):
         there.import_peft(folder, folder.name, router=True)
     assert torch.equal(there.routing_weights(**batch).flip(1), adapters.routing_weights(**batch))
@@ -342,7 +344,7 @@ def test_a_block_that_was_taken_out_comes_back_with_its_key(tmp_path: Path) -> N
 
 def test_without_the_router_a_key_is_a_draw_and_the_maps_stay(tmp_path: Path) -> None:
     folder = exported(trained("bert"), tmp_path)[0]
-    there, plain = SharedAdapters(made("bert"), r=4), SharedAdapters(made("bert"), r=4)
+    there, plain = SharedAdapters(made("bert"), **LEARNT, r=4), SharedAdapters(made("bert"), **LEARNT, r=4)
     there.import_peft(folder, "one")
     plain.add_adapter("one")
     for mine, drawn in zip(there.router.parameters(), plain.router.parameters(), strict=True):
@@ -357,17 +359,21 @@ def test_a_key_of_other_maps_is_refused(tmp_path: Path) -> None:
         f"{there} the maps of the blocks that are here, got others{reason}"
     )
     for options in ({"projection_order": "paper"}, {"temperature": 2.0}, {"router_hidden_size": 7}):
-        other = SharedAdapters(made("bert"), r=4, **options)
-        values = {"router_hidden_size": 100, "width": 16, "projection_order": "published", "temperature": 4.0}
+        other = SharedAdapters(made("bert"), **LEARNT, r=4, **options)
+        values = {**LEARNT, "query_layers": None, "router_hidden_size": 100, "projection_order": "published"}
+        values["temperature"] = 4.0
         mine, theirs = (
             ", ".join(f"{name}={value!r}" for name, value in one.items()) for one in ({**values, **options}, values)
         )
-        assert refusal(other, folder, router=True) == f"{there} maps of {mine}, got {theirs}{reason}"
+        assert (
+            refusal(other, folder, router=True)
+            == f"{there} a router of {mine}, got {theirs}; each means something else by a task"
+        )
 
 
 def test_maps_in_another_precision_are_the_same_maps(tmp_path: Path) -> None:
     folders = exported(trained("bert"), tmp_path)
-    there = SharedAdapters(made("bert"), r=4).bfloat16()
+    there = SharedAdapters(made("bert"), **LEARNT, r=4).bfloat16()
     for folder in folders:
         there.import_peft(folder, folder.name, router=True)
     assert there.router.down.dtype == torch.bfloat16
@@ -377,7 +383,7 @@ def test_maps_in_another_precision_are_the_same_maps(tmp_path: Path) -> None:
 def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     adapters = trained("bert")
     adapters.export_peft("task1", tmp_path / "alone")
-    there = SharedAdapters(made("bert"), r=4)
+    there = SharedAdapters(made("bert"), **LEARNT, r=4)
     assert refusal(there, tmp_path / "alone", router=True) == (
         f"{tmp_path / 'alone'}: expected router.safetensors beside the adapter, got none; "
         "`export_peft` writes it with router=True"
@@ -385,7 +391,7 @@ def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     folder = adapters.export_peft("task1", tmp_path / "one", router=True)
     file, block = folder / "router.safetensors", folder / "adapter_model.safetensors"
     whole, own, told = load_file(file), metadata(block), metadata(file)
-    damaged = f"{file}: expected keys and maps as `export_peft` leaves them, got "
+    damaged = f"{file}: expected a router as `export_peft` leaves it, got "
     for changed in ({**told, "names": "["}, {**told, "names": "[]"}, {**told, "settings": "{}"}, {"format": "pt"}):
         tell(file, changed)
         assert refusal(there, folder, router=True).startswith(damaged)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.model_families import fill, filled, logits, made, rows
+from tests.adapters.model_families import LEARNT, fill, filled, logits, made, rows
 
 FAMILIES = ("bert", "t5", "gpt2", "llama")
 
@@ -157,7 +157,7 @@ def test_mistakes_are_refused() -> None:
         adapters.prune(batches("bert"), least=0.99)
     with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
         adapters.merge("other")
-    prompts = SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4)
+    prompts = SharedAdapters(made("bert"), **LEARNT, adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4)
     prompts.add_adapter("one")
     with pytest.raises(UserError, match=r"adapter_type: expected 'lora' to merge, got 'prompt'"):
         prompts.merge("one")

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from tests.adapters.model_families import (
     DECODERS,
     FAMILIES,
+    LEARNT,
     TWO_PARTS,
     filled,
     logits,
@@ -136,7 +137,7 @@ def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
 
 def test_masked_language_modelling_is_weighed_by_all_words() -> None:
     config = made("bert").config
-    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), r=2)
+    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), **LEARNT, r=2)
     adapters.add_adapter("one")
     batch = rows("bert")
     labels = torch.full_like(batch["input_ids"], -100)

@@ -15,7 +15,7 @@ from regard.adapters.model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load
-from tests.adapters.model_families import FAMILIES, blocks_of, filled, logits, made, rows
+from tests.adapters.model_families import FAMILIES, LEARNT, blocks_of, filled, logits, made, rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,7 +56,7 @@ def test_the_file_holds_blocks_stacked_and_nothing_of_the_base(tmp_path: Path) -
 
 
 def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
-    adapters = SharedAdapters(made("bert"), r=2)
+    adapters = SharedAdapters(made("bert"), **LEARNT, r=2)
     adapters.add_adapter("first", lineage={"task": "sst2", "data": {"train": "ab12"}})
     adapters.add_adapter("second")
     adapters.delete_adapter("first")
@@ -90,7 +90,9 @@ def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
 
 def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     made("bert").save_pretrained(tmp_path / "model")
-    adapters = SharedAdapters(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), r=2)
+    adapters = SharedAdapters(
+        transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), **LEARNT, r=2
+    )
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
@@ -108,7 +110,7 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
 
 def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
     model = made("bert")
-    adapters = SharedAdapters(model, r=2)
+    adapters = SharedAdapters(model, **LEARNT, r=2)
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     made("bert").config.save_pretrained(tmp_path / "model")
@@ -119,7 +121,7 @@ def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.minilm
 def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
-    adapters = SharedAdapters(load("minilm").model, r=2)
+    adapters = SharedAdapters(load("minilm").model, **LEARNT, r=2)
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained("minilm", tmp_path / "saved")
@@ -166,7 +168,7 @@ def test_a_base_in_another_precision_is_the_same_base(tmp_path: Path) -> None:
 
 def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
     adapters, batch = (
-        SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8),
+        SharedAdapters(made("bert"), **LEARNT, adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8),
         rows("bert"),
     )
     adapters.add_adapter("one")
@@ -193,7 +195,7 @@ def test_what_is_no_folder_of_blocks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"got list"):
         SharedAdapters.from_pretrained(made("bert"), tmp_path)
     (tmp_path / "adapters.json").write_text('{"format": "other"}')
-    with pytest.raises(UserError, match=r"expected the format 'regard shared adapters 1', got 'other'"):
+    with pytest.raises(UserError, match=r"expected the format 'regard shared adapters 2', got 'other'"):
         SharedAdapters.from_pretrained(made("bert"), tmp_path)
 
 

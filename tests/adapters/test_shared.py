@@ -14,6 +14,7 @@ from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import (
     FAMILIES,
+    LEARNT,
     blocks_of,
     fill,
     filled,
@@ -44,14 +45,14 @@ def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family:
 
 
 def test_with_one_block_all_that_trains_takes_part() -> None:
-    adapters = SharedAdapters(made("t5"), r=2)
+    adapters = SharedAdapters(made("t5"), **LEARNT, r=2)
     adapters.add_adapter("one")
     loss_of(adapters.train(), "t5").backward()
     assert all(value.grad is not None for value in adapters.parameters() if value.requires_grad)
 
 
 def test_training_lowers_the_loss_and_close_freezes_all() -> None:
-    adapters = SharedAdapters(made("llama"), r=4)
+    adapters = SharedAdapters(made("llama"), **LEARNT, r=4)
     for name in ("one", "two"):
         adapters.add_adapter(name)
         optimizer = torch.optim.Adam([value for value in adapters.parameters() if value.requires_grad], lr=0.02)
@@ -166,7 +167,7 @@ def test_a_copy_is_another(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama", "gpt2"])
 def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
-    adapters = SharedAdapters(made(family).bfloat16(), r=4)
+    adapters = SharedAdapters(made(family).bfloat16(), **LEARNT, r=4)
     for name in ("one", "two"):
         adapters.add_adapter(name)
     fill(adapters, 0.02)
@@ -176,7 +177,7 @@ def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
     assert all(value.dtype == torch.float32 for value in adapters.pool.parameters_of(0))
     found = logits(adapters, batch)
     assert found.dtype == torch.bfloat16
-    full = SharedAdapters(made(family), r=4)
+    full = SharedAdapters(made(family), **LEARNT, r=4)
     for name in ("one", "two"):
         full.add_adapter(name)
     fill(full, 0.02)
@@ -229,7 +230,9 @@ def test_the_name_is_exported() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama"])
 def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
-    adapters = SharedAdapters(made(family), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8)
+    adapters = SharedAdapters(
+        made(family), **LEARNT, adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8
+    )
     batch = rows(family)
     expected = logits(made(family), batch)
     assert_close(logits(adapters, batch), expected)
@@ -251,7 +254,9 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> None:
-    adapters = SharedAdapters(made(family), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8)
+    adapters = SharedAdapters(
+        made(family), **LEARNT, adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8
+    )
     adapters.add_adapter("one")
     adapters.add_adapter("two")
     batch = rows(family)
@@ -285,7 +290,7 @@ def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> Non
 )
 def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
-        SharedAdapters(made("bert"), **options)
+        SharedAdapters(made("bert"), **{**LEARNT, **options})
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 

@@ -27,8 +27,10 @@ BUDGET = TrainingBudget(
 )
 
 
-LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
-"""Settings of the router that SAPT trains, and of adapters that begin as the last one."""
+def learnt_router(**settings: Any) -> dict[str, Any]:
+    """The router that SAPT trains, its query vectors, and adapters that begin as the last one where they may."""
+    begins = {} if settings.get("gate") == "published" else {"init": "last"}
+    return {"router": "attention", "query": "embeddings", **begins, **settings}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

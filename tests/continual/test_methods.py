@@ -50,6 +50,7 @@ NO_ADAPTERS = {
     "progprompt",
     "epi",
     "sapt",
+    "sapt-paper",
     "sapt-task-free",
 }
 """Those that refuse adapters beside those of their own."""

@@ -57,7 +57,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name, said",
-    [("sapt", "router_warmup_steps=20"), ("sapt", "top_k=1"), ("sapt-task-free", "router_warmup_steps=20")],
+    [("sapt", "router=attention"), ("sapt", "top_k=1"), ("sapt-paper", "gate=published"), ("sapt-task-free", "r=2")],
 )
 def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_path: Path) -> None:
     folder = written(name, tmp_path, 2, "r=2", said)
@@ -76,7 +76,7 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
 
 def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
     """Kept, read into the base by itself, and used with peft."""
-    adapters = load_adapters(loaded(dropout=0.0).model, written("sapt", tmp_path, 2, "r=2", "router_warmup_steps=20"))
+    adapters = load_adapters(loaded(dropout=0.0).model, written("sapt", tmp_path, 2, "r=2"))
     second = adapters.adapter_names[1]
     base = loaded(dropout=0.0).model
     back = regard.SharedAdapters.from_pretrained(base, adapters.save_pretrained(tmp_path / "blocks"))
@@ -91,7 +91,7 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     """The whole language model, encoder and decoder, with the weights of the prompt."""
-    method, model = Sapt(SaptConfig(r=2, router_warmup_steps=20)), small_text_tasks.loaded(kind)
+    method, model = Sapt(SaptConfig(r=2)), small_text_tasks.loaded(kind)
     folder = kept(
         make_text_learner(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model
     )
@@ -113,7 +113,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
 
 def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
     found = replace(small_text_tasks.loaded("t5"), tokenizer=loaded().tokenizer)
-    method = Sapt(SaptConfig(r=2, router_warmup_steps=20))
+    method = Sapt(SaptConfig(r=2))
     folder = kept(make_learner(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
     network, adapters = load_network(folder), load_adapters(found.model, folder)
     assert isinstance(network, SaptNetwork)
@@ -133,7 +133,7 @@ def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:
 
 
 def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> None:
-    folder, other = written("sapt", tmp_path, 1, "r=2", "router_warmup_steps=20"), loaded().model
+    folder, other = written("sapt", tmp_path, 1, "r=2"), loaded().model
     with torch.no_grad():
         other.encoder.layer[1].output.dense.bias.add_(1)
     with pytest.raises(UserError, match=r"began with, tiny; got one with other encoder.layer.1.output.dense.bias"):

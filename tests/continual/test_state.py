@@ -19,7 +19,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from regard.models.model_files import eval_mode
-from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 
 
 class Tied(nn.Module):
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
-        method = Sapt(SaptConfig(r=2, router_warmup_steps=2))
+        method = Sapt(SaptConfig(**learnt_router(r=2, router_warmup_steps=2)))
         learner, found = make_learner(stream(2), method, loaded(), BUDGET, seed=1), []
 
         def look(learner: Learner, task: int) -> list[Any]:

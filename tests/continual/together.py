@@ -18,7 +18,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState, collect_tensors
 from regard.data.stream import Stream
 from regard.training import TrainingConfig, train
-from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 from tests.training.small import batch, count, loss, net
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
@@ -37,8 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "replay-lora": {"memory_size": 6},
     "seekr": {"memory_size": 6},
-    "sapt": {"router_warmup_steps": 20},
-    "sapt-task-free": {"router_warmup_steps": 20},
+    "sapt-task-free": learnt_router(router_warmup_steps=20),
     "l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2},
     "progprompt": {"num_virtual_tokens": 1, "encoder_hidden_size": 4, "learning_rate": 0.01},
 }

@@ -157,7 +157,9 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
     with as_user_error(f"{path}: expected a router as `export_peft` leaves it, got", saving.MALFORMED):
         names, settings = [str(name) for name in json.loads(header["names"])], json.loads(header["settings"])
         stacks = {name: tensors[f"router.{name}"] for name in router.adapter_tensors() if f"router.{name}" in tensors}
-        kinds = [_describe_router(content) for content in (adapters.settings, settings)]
+        if any(len(values) != len(names) for values in stacks.values()):
+            raise ValueError(f"{len(names)} names for other numbers of adapters")
+        kinds = [_describe_router(content, router.width) for content in (adapters.settings, settings)]
     if kinds[0] != kinds[1]:
         raise UserError(f"{path}: expected a router of {kinds[0]}, got {kinds[1]}; each means something else by a task")
     if origin["name"] not in names:
@@ -177,12 +179,13 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
     return _Route({}, own)
 
 
-def _describe_router(settings: Mapping[str, Any]) -> str:
+def _describe_router(settings: Mapping[str, Any], width: int) -> str:
     """Describe what must be equal in two models for what their routers know of an adapter to mean the same."""
-    names = ["router", "query", "query_layers"]
+    values = {name: settings[name] for name in ("router", "query", "query_layers")}
     if settings["router"] == "attention":
-        names += ["router_hidden_size", "projection_order", "temperature"]
-    return ", ".join(f"{name}={settings[name]!r}" for name in names)
+        values |= {name: settings[name] for name in ("router_hidden_size", "projection_order")}
+        values["temperature"] = float(settings["temperature"] or math.sqrt(width))
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _check_tensors(adapters: AdapterModel, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -29,9 +29,9 @@ from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
 from tests.continual.pseudo.test_files import published
-from tests.continual.small_tasks import loaded, stream
+from tests.continual.small_tasks import learnt_router, loaded, stream
 
-SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2", "router_warmup_steps=20"), "head": "labels"}
+SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2",), "head": "labels"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
     table = gated.gate
     assert gated.pseudo.empty
     assert tuple(table) == COLUMNS["gate"]
-    assert {*table["method"]} == {"sapt r=2 router_warmup_steps=20"}
+    assert {*table["method"]} == {"sapt r=2"}
     assert str(table["adapter"].dtype) == "Int64"
     weights = table[table["statistic"] == "weight"]
     places = [*zip(weights["after_task"], weights["task_index"], weights["adapter"], strict=True)]
@@ -70,7 +70,7 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
     keys = ["after_task", "task_index", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt r=2 router_warmup_steps=20")
+        (gated.accuracy_matrix["method"] == "sapt r=2")
         & (gated.accuracy_matrix["scenario"] == "til")
     ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
@@ -164,7 +164,7 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
 def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """Less than half of an equal share when it was learnt: of 1/2 for the second task, of 1/3 for the third."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
-    found = write_gate_warnings(gate, Sapt(SaptConfig(**settings)))
+    found = write_gate_warnings(gate, Sapt(SaptConfig(**learnt_router(**settings))))
     told = "gate: the adapter of t2 got 0.24 of its rows' weight; it was not trained. Open it: "
     assert found[0] == told + remedy
     assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the adapter of t1"]  # t2 has been told of
@@ -182,7 +182,7 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
 def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """By what is there in the end: less than half of 1/3. What it was in between is not told."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
-    found = write_gate_warnings(gate, Sapt(SaptConfig(**settings)))
+    found = write_gate_warnings(gate, Sapt(SaptConfig(**learnt_router(**settings))))
     told = "gate: the adapter of t2 got 0.16 of its rows' weight at the end; it is lost. Preserve it: "
     assert found[:-1] == [told + remedy]
     assert found[-1].startswith("gate: tasks give their own adapters 0.28 of their rows' weight on average at the end;")
@@ -190,8 +190,8 @@ def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: 
 
 def test_blocks_that_have_their_weight_on_average_are_not_said_to_be_shared() -> None:
     gate = [row(1, 1, 1.0), row(2, 1, 0.4), row(2, 2, 0.61)]
-    assert write_gate_warnings(gate, Sapt(SaptConfig())) == []
-    (told,) = write_gate_warnings([*gate[:2], row(2, 2, 0.59)], Sapt(SaptConfig()))
+    assert write_gate_warnings(gate, Sapt()) == []
+    (told,) = write_gate_warnings([*gate[:2], row(2, 2, 0.59)], Sapt())
     assert told.endswith("either the gate is closed, or their texts are similar and share adapters")
 
 
@@ -225,7 +225,7 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     names = [task.name for task in stream().tasks]
     of_run = {run["method"]: run.get("blocks") for run in gated.metadata["runs"]}
-    assert of_run == {"sapt r=2 router_warmup_steps=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
+    assert of_run == {"sapt r=2": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
 def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
         return torch.cat([found[:, :-1], found[:, -1:] - 50], -1)
 
     monkeypatch.setattr(SharedAttention, "scores", scores)
-    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "gate=published")})
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "router=attention", "gate=published")})
     warnings = [one for one in found.metadata["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings[:-1]] == [
         "gate: the adapter of red-blue-green",
@@ -342,7 +342,7 @@ def line(folder: Path, *more: Any) -> list[str]:
 
 @pytest.mark.exhaustive
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,separate", "--set", "r=2", "router_warmup_steps=20")) == 0
+    assert main(line(instructed, "--method", "sapt,separate", "--set", "r=2")) == 0
     found = LearnResult.load(instructed / "run")
     assert {*found.accuracy_matrix["scenario"]} == {"til"}
     assert [one["metric"] for one in found.metadata["stream"]["tasks"]] == ["rouge-l"] * 2
@@ -360,11 +360,11 @@ def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2", "router_warmup_steps=20")) == 0
+    assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2")) == 0
     plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
     assert AutoModelForSeq2SeqLM.from_pretrained(plain).config.lineage["tasks"][0]["name"] == SUPER_NI_ORDERS["1"][0]
     network = load_network(
-        rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2 router_warmup_steps=20")
+        rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2")
     )
     ids = torch.tensor([[5, 6, 2]])
     said = network.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 4)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
-SAPT = "sapt r=2 router_warmup_steps=20"
+SAPT = "sapt r=2"
 KILLS = {
     "in a task and between two": (
         "two",

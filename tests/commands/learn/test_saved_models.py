@@ -51,7 +51,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         adapted = learn(
             small_tasks.stream(), "finetune", small_tasks.loaded(), work_dir=place / "b", lora_rank=2, **FIELDS
         )
-        blocks = {**FIELDS, "head": "labels", "set": ("r=2", "router_warmup_steps=5")}
+        blocks = {**FIELDS, "head": "labels", "set": ("r=2",)}
         pool = learn(small_tasks.stream(), "sapt", small_tasks.loaded(), work_dir=place / "c", **blocks)
         texts = learn(
             small_text_tasks.stream(), ["finetune", "osf"], small_text_tasks.loaded(), work_dir=place / "d", **TEXTS

@@ -21,7 +21,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.heads import HeadName
-from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt
     """A run before its first task, in float64 and without dropout."""
     if config.get("gate") != "published":
         config = {"router_warmup_steps": 60} | config
-    method = Sapt(SaptConfig(r=2, **config))
+    method = Sapt(SaptConfig(**learnt_router(r=2, **config)))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
@@ -303,7 +303,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 
 @pytest.mark.exhaustive
 def test_the_open_gate_learns_the_words() -> None:
-    method = Sapt(SaptConfig(r=4, memory_size=8))
+    method = Sapt(SaptConfig(**learnt_router(r=4, memory_size=8)))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
@@ -364,7 +364,7 @@ def test_the_open_gate_learns_the_words() -> None:
 )
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told.replace("(", r"\(")):
-        SaptConfig(**config)
+        SaptConfig(**learnt_router(**config))
 
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
@@ -426,7 +426,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
-        method = Sapt(SaptConfig(r=2, memory_size=4, reflection=reflects, router_warmup_steps=20))
+        method = Sapt(SaptConfig(**learnt_router(r=2, memory_size=4, reflection=reflects, router_warmup_steps=20)))
         learner = make_learner(stream(4), method, loaded(), replace(BUDGET, num_epochs=1), seed=1, head="labels")
 
         def tell(told: ProgressEvent) -> None:

@@ -11,6 +11,7 @@ from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
+from tests.continual.small_tasks import learnt_router
 from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
 
@@ -21,7 +22,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:
     """Two tasks learnt, with blocks large enough to be heard."""
-    method = Sapt(SaptConfig(r=2, router_warmup_steps=30, memory_size=3))
+    method = Sapt(SaptConfig(**learnt_router(r=2, router_warmup_steps=30, memory_size=3)))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )

@@ -20,12 +20,13 @@ from regard.continual.pseudo.generator import GeneratorTrainingConfig, generate_
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
-from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 from tests.continual.small_text_tasks import BUDGET as TEXTS
 from tests.continual.small_text_tasks import lively
 from tests.continual.small_text_tasks import stream as text_stream
 
 SMALL: dict[str, Any] = {
+    **learnt_router(),
     "adapter_type": "prompt",
     "num_virtual_tokens": 2,
     "encoder_hidden_size": 4,

@@ -24,10 +24,10 @@ from regard.continual.run_state import RunState, collect_tensors
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text_tasks
-from tests.continual.small_tasks import BUDGET, CLASSES, examples, loaded, stream
+from tests.continual.small_tasks import BUDGET, CLASSES, examples, learnt_router, loaded, stream
 
 ROWS = 12
-SMALL = {"r": 2, "router_warmup_steps": 60, "memory_size": 10}
+SMALL: dict[str, Any] = {**learnt_router(), "r": 2, "router_warmup_steps": 60, "memory_size": 10}
 AGAIN = 2
 """The portion that has the classes of the first one."""
 
@@ -136,7 +136,7 @@ def test_at_most_so_many_rows_are_compared() -> None:
 def test_where_all_is_new_it_is_sapt() -> None:
     learner, method = begun(stream(ROWS))
     ours = run_stream(learner, method)
-    told = Sapt(SaptConfig(**SMALL))  # type: ignore[arg-type]  # numbers all
+    told = Sapt(SaptConfig(**SMALL))
     theirs = run_stream(make_learner(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
     assert decided(method) == [0, 1, 2]
     found, expected = collect_tensors(ours.network), collect_tensors(theirs.network)
@@ -289,7 +289,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
 
 
 def test_texts_are_learnt_as_well() -> None:
-    method = SaptTaskFree(SaptTaskFreeConfig(r=2, router_warmup_steps=20, memory_size=8, false_alarm_rate=0.05))
+    method = SaptTaskFree(
+        SaptTaskFreeConfig(**learnt_router(r=2, router_warmup_steps=20, memory_size=8, false_alarm_rate=0.05))
+    )
     learner = make_learner(
         small_text_tasks.stream(2, 2), method, small_text_tasks.lively("t5"), small_text_tasks.BUDGET, seed=1
     )
@@ -326,4 +328,4 @@ def test_rows_that_are_too_few_to_tell_are_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        SaptTaskFreeConfig(**config)
+        SaptTaskFreeConfig(**learnt_router(**config))

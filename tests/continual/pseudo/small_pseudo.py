@@ -12,6 +12,7 @@ from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner
 from regard.data.stream import Stream, TextPairs, TextTask
 from regard.models.pretrained import Loaded
+from tests.continual.small_tasks import learnt_router
 from tests.continual.small_text_tasks import BUDGET, loaded, stream, task
 
 SMALL: dict[str, Any] = {
@@ -56,7 +57,7 @@ def begun(kind: Any = "t5", *, of: Stream | None = None, **config: Any) -> tuple
     said = {**SMALL, "reflection": "generated", **config}
     if said["reflection"] != "generated" or "pseudo_samples_dir" in config:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
-    method = Sapt(SaptConfig(**said))
+    method = Sapt(SaptConfig(**learnt_router(**said)))
     return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, eval_batch_size=32), seed=1), method
 
 

@@ -18,6 +18,7 @@ from regard.errors import UserError
 from tests.continual import small_tasks
 from tests.continual.pseudo.small_pseudo import SMALL, begun, tasks
 from tests.continual.pseudo.test_files import published
+from tests.continual.small_tasks import learnt_router
 from tests.continual.small_text_tasks import loaded
 
 
@@ -31,7 +32,7 @@ def classes(**config: Any) -> tuple[Learner, Sapt]:
     plain = {
         name: value for name, value in SMALL.items() if "pseudo_samples_dir" not in config or "generator" not in name
     }
-    method = Sapt(SaptConfig(**{**plain, "reflection": "generated", **config}))
+    method = Sapt(SaptConfig(**learnt_router(**{**plain, "reflection": "generated", **config})))
     return make_learner(small_tasks.stream(4), method, small_tasks.loaded(), small_tasks.BUDGET, seed=1), method
 
 
@@ -100,7 +101,7 @@ def test_encoders_cannot_write() -> None:
 
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
-    method = Sapt(SaptConfig(**SMALL, reflection="generated"))
+    method = Sapt(SaptConfig(**learnt_router(**SMALL, reflection="generated")))
     learner = make_learner(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
     with pytest.raises(
         UserError,

@@ -174,13 +174,22 @@ def majority_score(labels: Sequence[int]) -> float:
     return 100 * max(Counter(labels).values()) / len(labels)
 
 
+_SUGGEST_OTHER_QUERY = (
+    "the model's states tell its texts from others' too little; other layers with --set query_layers=N"
+)
+
+
 def _suggest_opening(config: Any) -> str:
+    if not config.learns_router:
+        return _SUGGEST_OTHER_QUERY
     if config.gate != "open":
         return "--set gate=open"
     return f"more than --set router_warmup_steps={config.router_warmup_steps:g}, --set freeze_router=true"
 
 
 def _suggest_preserving(config: Any) -> str:
+    if not config.learns_router:
+        return _SUGGEST_OTHER_QUERY
     if config.reflection == "none":
         return "--set reflection=real"
     if config.gate == "open":

@@ -1,0 +1,264 @@
+"""Shared adapters with their default router: what it reads, when it learns of rows, and where they go."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard.adapters import routing
+from regard.adapters.queries import StateReader
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
+from tests.adapters.model_families import (
+    DECODERS,
+    FAMILIES,
+    TWO_PARTS,
+    fill,
+    logits,
+    loss_of,
+    made,
+    merged,
+    padded,
+    rows,
+)
+
+
+def known(family: str, **options: Any) -> SharedAdapters:
+    """A model with two adapters that do something, whose tasks' rows the router was given."""
+    adapters = SharedAdapters(made(family), r=4, **options)
+    for number, name in enumerate(("one", "two")):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [rows(family, seed=number), rows(family, seed=10 + number)])
+    fill(adapters)
+    return adapters.eval()
+
+
+def states_of(family: str, batch: dict[str, Tensor], layers: tuple[int, ...]) -> Tensor:
+    """Mean states of the plain model, (row, width), by `output_hidden_states`."""
+    model = made(family)
+    reader = model.get_encoder() if family in TWO_PARTS else model.base_model
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        states = reader(**inputs, output_hidden_states=True).hidden_states
+    mask = batch["attention_mask"].bool()
+    pooled = [[states[layer][row][mask[row]].mean(0) for row in range(len(mask))] for layer in layers]
+    return torch.cat([torch.stack(of_layer) for of_layer in pooled], 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_query_is_the_mean_state_of_the_model_without_adapters(family: str) -> None:
+    adapters, batch = known(family), padded(rows(family), 0, 4)
+    assert adapters.settings["query_layers"] == [1]
+    assert_close(adapters.query_vectors(**batch), states_of(family, batch, (1,)), atol=1e-5, rtol=1e-4)
+    with adapters.use_only("two"):
+        assert_close(adapters.query_vectors(**batch), states_of(family, batch, (1,)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_several_layers_may_be_read(family: str) -> None:
+    """The last of a decoder is before its final norm, which `hidden_states` has behind it."""
+    layers = (1, 2) if family == "bert" else (1,)
+    adapters, batch = known(family, query_layers=layers), rows(family)
+    assert adapters.router.width == 16 * len(layers)
+    assert_close(adapters.query_vectors(**batch), states_of(family, batch, layers), atol=1e-5, rtol=1e-4)
+
+
+def test_by_default_layers_at_a_quarter_and_half_are_read() -> None:
+    for count, layers in ((1, (1,)), (2, (1,)), (6, (1, 3)), (12, (3, 6)), (32, (8, 16))):
+        config = transformers.BertConfig(
+            vocab_size=9, hidden_size=4, num_hidden_layers=count, num_attention_heads=1, intermediate_size=4
+        )
+        assert StateReader(transformers.BertModel(config)).layers == layers
+
+
+def test_a_model_that_repeats_one_layer_is_read_whole() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=50, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=8
+    )
+    model = transformers.AlbertModel(config).eval()
+    batch = rows("bert")
+    found = StateReader(model)(batch, batch["attention_mask"])
+    with torch.no_grad():
+        states = model(**batch, output_hidden_states=True).hidden_states
+    assert_close(found, torch.cat([states[1].mean(1), states[2].mean(1)], 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_row_is_read_with_the_mix_that_the_router_gives_it(family: str) -> None:
+    adapters, batch = known(family), rows(family, seed=0)
+    weights = adapters.routing_weights(**batch)
+    assert_close(weights, adapters.router(adapters.query_vectors(**batch)))
+    assert weights[:, 0].min() > 0.5
+    found = logits(adapters, batch)
+    assert_close(logits(adapters.model, batch), found)
+    for row in range(3):
+        alone = {name: value[row : row + 1] for name, value in batch.items()}
+        expected = logits(merged(family, adapters, weights[row]), alone)
+        assert_close(found[row : row + 1], expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder_is_weighed_by_its_prompt_however_it_is_padded(family: str) -> None:
+    adapters, batch = known(family), rows(family)
+    labels = batch["input_ids"].clone()
+    labels[:, :4] = -100
+    prompt = {name: value[:, :4] for name, value in batch.items()}
+    expected = adapters.routing_weights(**prompt)
+    assert_close(adapters.routing_weights(**batch, labels=labels), expected)
+    for left, right in ((3, 0), (0, 5)):
+        assert_close(adapters.routing_weights(**padded(prompt, left, right)), expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama", "gpt2"])
+def test_answers_are_generated_with_the_weights_of_the_prompt(family: str) -> None:
+    adapters, batch = known(family), rows(family)
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    with adapters.use_weights(adapters.routing_weights(**given)):
+        expected = adapters.model.generate(**given, **options)
+    assert torch.equal(adapters.generate(**given, **options), expected)
+    assert torch.equal(adapters.model.generate(**given, **options), expected)
+
+
+# -- when rows are learnt of ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_calls_with_gradients_add_the_rows_of_the_active_adapter(family: str) -> None:
+    """In training mode or not: a loaded model is in evaluation mode, and many train it like that."""
+    adapters = SharedAdapters(made(family), r=4)
+    adapters.add_adapter("one")
+    for mode in (adapters.train(), adapters.eval()):
+        loss_of(mode, family).backward()
+    assert adapters.router.num_rows.tolist() == [6]
+    adapters.add_adapter("two")
+    loss_of(adapters, family, seed=2).backward()
+    with torch.no_grad():
+        loss_of(adapters, family)
+    adapters.routing_weights(**rows(family))
+    assert adapters.router.num_rows.tolist() == [6, 3]
+    adapters.freeze()
+    adapters.set_adapter("one")
+    adapters.delete_adapter("two")
+    loss_of(adapters, family).backward()
+    assert adapters.router.num_rows.tolist() == [9]
+
+
+def test_rows_that_were_given_are_not_added_again() -> None:
+    adapters = SharedAdapters(made("bert"), r=4)
+    adapters.add_adapter("zero")
+    adapters.add_adapter("one")
+    adapters.fit_router("one", [rows("bert")])
+    loss_of(adapters.train(), "bert").backward()
+    assert adapters.router.num_rows.tolist() == [0, 3]
+    adapters.delete_adapter("zero")
+    loss_of(adapters, "bert").backward()
+    assert adapters.router.num_rows.tolist() == [3]
+    adapters.set_adapter("one")
+    loss_of(adapters, "bert").backward()
+    assert adapters.router.num_rows.tolist() == [3]
+
+
+def test_several_processes_must_give_rows_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = SharedAdapters(made("bert"), r=4)
+    adapters.add_adapter("one")
+    monkeypatch.setattr(routing, "num_processes", lambda: 2)
+    with pytest.raises(UserError, match=r"router: with several processes, expected fit_router\(name, batches\)"):
+        loss_of(adapters.train(), "bert")
+    adapters.fit_router("one", [rows("bert")])
+    loss_of(adapters, "bert").backward()
+
+
+def test_what_trains_is_the_adapter_alone() -> None:
+    adapters = known("bert")
+    trained = {name for name, value in adapters.named_parameters() if value.requires_grad}
+    assert trained
+    assert all(".adapters." in name and name.endswith(".1") for name in trained)
+
+
+# -- going on -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_what_the_router_knows_is_saved_and_exported(family: str, tmp_path: Path) -> None:
+    adapters, batch = known(family), rows(family)
+    adapters.freeze()
+    expected = adapters.routing_weights(**batch)
+    adapters.save_pretrained(tmp_path / "saved")
+    again = SharedAdapters.from_pretrained(made(family), tmp_path / "saved")
+    assert torch.equal(again.routing_weights(**batch), expected)
+    there = SharedAdapters(made(family), r=4)
+    for number, name in enumerate(adapters.adapter_names):
+        folder = adapters.export_peft(name, tmp_path / name, router=True)
+        assert there.import_peft(folder, name, router=True) == number
+    assert_close(there.routing_weights(**batch), expected)
+    other = SharedAdapters(made(family), r=4, query_layers=[2])
+    with pytest.raises(UserError, match=r"expected a router of router='discriminant', .*query_layers=\[2\], got "):
+        other.import_peft(tmp_path / "one", "one", router=True)
+    assert other.adapter_names == ()
+
+
+def test_an_adapter_may_come_to_others_with_its_mean(tmp_path: Path) -> None:
+    """The covariance that is there stays."""
+    adapters = known("bert")
+    adapters.export_peft("one", tmp_path / "one", router=True)
+    there = SharedAdapters(made("bert"), r=4)
+    there.add_adapter("own")
+    there.fit_router("own", [rows("bert", seed=5)])
+    scatter = there.router.shared_tensors()["scatter"].clone()
+    there.import_peft(tmp_path / "one", "one", router=True)
+    assert torch.equal(there.router.shared_tensors()["scatter"], scatter)
+    assert torch.equal(there.router.adapter_tensors()["means"][1], adapters.router.adapter_tensors()["means"][0])
+
+
+def test_attention_is_observed_once_a_forward() -> None:
+    """What the router reads is none of the model's own forward."""
+    adapters, batch = known("bert"), rows("bert")
+    with adapters.use_weights(adapters.routing_weights(**batch)), regard.hooks.watching(adapters.model) as expected:
+        logits(adapters, batch)
+    with regard.hooks.watching(adapters.model) as found:
+        logits(adapters, batch)
+    mine, plain = (watch.frame().select_dtypes("number").to_numpy() for watch in (found, expected))
+    assert_close(torch.tensor(mine), torch.tensor(plain), equal_nan=True)
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"router": "lda"}, "router: expected one of discriminant, attention, got 'lda'"),
+        ({"query": "tokens"}, "query: expected one of states, embeddings, got 'tokens'"),
+        ({"query": "embeddings", "query_layers": [1]}, "query_layers: expected none with query='embeddings', got [1]"),
+        ({"query_layers": [3]}, "query_layers: expected different numbers from 1 to 2, in order, got [3]"),
+        ({"query_layers": []}, "query_layers: expected different numbers from 1 to 2, in order, got []"),
+        ({"query_layers": [2, 1]}, "query_layers: expected different numbers from 1 to 2, in order, got [2, 1]"),
+        ({"query_layers": "1"}, "query_layers: expected different numbers from 1 to 2, in order, got '1'"),
+        ({"temperature": 2.0}, "temperature: expected None with router='discriminant', got 2.0"),
+        ({"router_hidden_size": 5}, "router_hidden_size: expected 100 with router='discriminant', got 5"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        SharedAdapters(made("bert"), **options)
+    assert str(refused.value) == problem
+
+
+def test_only_a_router_in_closed_form_is_fitted_and_only_to_rows() -> None:
+    adapters = known("bert")
+    with pytest.raises(UserError, match="batches: expected at least one, got none"):
+        adapters.fit_router("one", [])
+    with pytest.raises(UserError, match="batches: expected a list of them, got one alone"):
+        adapters.fit_router("one", rows("bert"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="name: expected one of one, two, got 'three'"):
+        adapters.fit_router("three", [rows("bert")])
+    learnt = SharedAdapters(made("bert"), router="attention")
+    learnt.add_adapter("one")
+    with pytest.raises(UserError, match="router: expected 'discriminant', which is fitted, got 'attention'"):
+        learnt.fit_router("one", [rows("bert")])
