@@ -1,0 +1,1 @@
+"""Routers of SAPT on ordinary texts: whole runs, and routers alone."""
