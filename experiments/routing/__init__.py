@@ -1,1 +1,0 @@
-"""Routers of SAPT on ordinary texts: whole runs, and routers alone."""
