@@ -28,9 +28,8 @@ methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
                    der++, mbpa++, ewc, lwf, idbr, osf
   LoRA             sapt, sapt-paper, sapt-task-free, sequential-lora,
-                   incremental-lora,
-                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
-                   seekr, epi
+                   incremental-lora, replay-lora, o-lora, n-lora, inflora,
+                   migu, slao, gainlora, seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
   references       separate (a model for each task), joint (all tasks at once)
 
