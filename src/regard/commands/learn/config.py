@@ -57,7 +57,9 @@ class LearnConfig(Config):
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
 
     stream: str = config_field("stdlib-split", "name of a stream, or your own table or folder")
-    method: str = config_field("prescale", "name of a method, or several separated by commas (default: prescale)")
+    method: str = config_field(
+        "prescale", "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)"
+    )
     model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")
     adapter: str | None = config_field(None, "adapter of PEFT (folder or hub id), merged into the model at the start")
     data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
