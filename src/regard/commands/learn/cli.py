@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stream",
         nargs="?",
         metavar="STREAM",
-        help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text and "
-        "label, or folder with a folder per task",
+        help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text, label "
+        "(or answer) and optionally instruction, or folder with a folder per task",
     )
     parser.add_argument(
         "--seeds", metavar="A,B,…", help="seeds of sampling, task order, initialization and batches (default: 508)"

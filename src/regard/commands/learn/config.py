@@ -80,7 +80,9 @@ class LearnConfig(Config):
         "auto", "classification, generation (of answers), or auto (the first that the stream supports)"
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
-    instructions: bool = config_field(False, "prepend the task's definition to each text, in classification")
+    instructions: bool = config_field(
+        False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
+    )
     samples_per_class: int | None = config_field(None, "maximum training rows per class")
     max_eval_samples: int | None = config_field(None, "maximum test rows per task, and maximum dev rows")
     length: int | None = config_field(None, "maximum tokens per text", minimum=4)
