@@ -200,7 +200,7 @@ def test_labels_are_written_where_that_is_asked_for(tmp_path: Path) -> None:
     (first, second) = (stream := read_stream(path, task_type="generation")).tasks
     assert isinstance(first, TextTask)
     assert (stream.text, first.metric, first.labels) == (True, "exact-match", ("no", "yes"))
-    assert {target for target in first.train.targets} == {("no",), ("yes",)}
+    assert set(first.train.targets) == {("no",), ("yes",)}
     assert [one.definition for one in (first, second) if isinstance(one, TextTask)] == ["Say yes or no.", ""]
     both = write(tmp_path / "both.jsonl", records("a", answer="it is so"))
     assert not read_stream(both).text
@@ -237,7 +237,7 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
         path = write(tmp_path / "none.jsonl", [answered("a")[0] | {"answer": answer}, *answered("a")[1:]])
         assert "expected an answer or a list of answers in the column 'answer' of" in message_of(path)
     path = write(tmp_path / "plain.jsonl", records("a"))
-    with pytest.raises(UserError, match="instructions: expected a column instruction or definition in .*plain.jsonl"):
+    with pytest.raises(UserError, match=r"instructions: expected a column instruction or definition in .*plain\.jsonl"):
         read_stream(path, instructions=True)
     with pytest.raises(UserError, match="task-type: expected one of classification, generation, got 'words'"):
         read_stream(path, task_type=cast(Any, "words"))

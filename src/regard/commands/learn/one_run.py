@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.tables import list_first
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
@@ -26,6 +27,7 @@ from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
+from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
 from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import ClassificationTask, Stream
@@ -41,6 +43,8 @@ TASK_END = "learnt"
 """Phase reported when a task is done and saved."""
 PROTOCOLS = "protocols"
 """Phase reported before the first task if the protocols differ; `metrics` holds the differences."""
+LENGTHS = "lengths"
+"""Phase reported before the first task if texts are cut, or a length was fitted; `note` says so."""
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
 MAX_NAMED_TASKS = 5
@@ -55,13 +59,15 @@ def run_method(
     *,
     states: Path,
     models: Path | None,
+    fitted: bool = False,
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
     """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
     The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
-    with progress, first with phase `PROTOCOLS` if the stream's protocols differ.
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `LENGTHS`. `fitted`: whether the
+    length was fitted to the texts.
     """
     start = time.perf_counter()
     method = config.make_method()
@@ -71,6 +77,10 @@ def run_method(
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
         tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
+    lengths = {name: getattr(budget, name) for name in ("length", "target_length")}
+    lengths |= {"fitted": fitted, "truncation": measure_truncation(learner)}
+    if tell_main is not None and (note := describe_lengths([lengths])):
+        tell_main(ProgressEvent(1, stream.tasks[0].name, LENGTHS, 0, 0, {}, note))
     deltas = TaskDeltas(models) if models is not None and is_main_process() else None
     with processes.raise_on_all_ranks():
         if deltas is not None:
@@ -114,6 +124,7 @@ def run_method(
         "search": search,
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
+        **lengths,
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
         "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(rows["matrix"], stream, method_rate)],
     }

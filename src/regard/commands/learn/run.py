@@ -14,6 +14,7 @@ from regard.commands.learn.one_run import TASK_END, Row, check_method, run_metho
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
+from regard.continual.text_lengths import fit_length
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
@@ -62,6 +63,7 @@ class _Run:
 
     config: LearnConfig
     stream: Stream
+    fitted: bool = False  # the length to the stream's texts
 
     @property
     def key(self) -> str:
@@ -150,8 +152,12 @@ def learn(  # noqa: D417 - the options are described in the configuration
     processes.join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
-        runs = [_Run(run_config, streams[run_config.seed]) for run_config in configs]
-        loaded = _load_model(config, model, tokenizer, text=runs[0].stream.text)
+        loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
+        lengths = {seed: _choose_length(config, stream, loaded) for seed, stream in streams.items()}
+        runs = [
+            _Run(replace(run, length=lengths[run.seed]), streams[run.seed], fitted=config.length is None)
+            for run in configs
+        ]
         if work.can_resume() and not work.resume:  # `start` deletes its state: check first
             for run in runs[: len(by_method)]:
                 check_method(run.config, run.stream, loaded)
@@ -189,7 +195,8 @@ def _run_and_keep(
 ) -> Row:
     """Run one method with one seed, write the result to the journal, and delete its states."""
     states, models = work.folder / STATES / run.key, work.folder / MODELS / run.key if save_models else None
-    result = run_method(run.config, run.stream, loaded, states=states, models=models, resume=work.resume, tell=report)
+    folders: dict[str, Any] = {"states": states, "models": models}
+    result = run_method(run.config, run.stream, loaded, **folders, fitted=run.fitted, resume=work.resume, tell=report)
     with processes.raise_on_all_ranks():
         result = work.journal.add(run.key, result)
     if is_main_process():
@@ -248,6 +255,14 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
     return stream
 
 
+def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
+    """Return the configuration's length, or one that fits the stream."""
+    if config.length is not None:
+        return config.length
+    assert config.target_length is not None, "filled in by the scale"
+    return fit_length(stream, loaded, config.target_length)
+
+
 def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
@@ -285,6 +300,7 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         **{name: run.columns[name] for name in ("method", "seed", "order")},
         "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+        **{name: result[name] for name in ("length", "target_length", "fitted", "truncation") if name in result},
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
         "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
     }

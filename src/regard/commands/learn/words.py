@@ -11,6 +11,7 @@ from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import MAX_TASK_PANELS
+from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
@@ -148,6 +149,9 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
+    by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
+    if lengths := describe_lengths(list(by_seed.values())):
+        notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
         for run in metadata.get("runs", [])
