@@ -14,7 +14,6 @@ from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.lengths import describe_lengths
-from regard.commands.learn.tables import list_first
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
@@ -30,7 +29,7 @@ from regard.continual.scoring import score_task
 from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
 from regard.data.splits import check_disjoint, describe_protocol_differences
-from regard.data.stream import ClassificationTask, Stream
+from regard.data.stream import ClassificationTask, Stream, TextTask
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
 from regard.models.model_files import eval_mode
@@ -47,8 +46,6 @@ LENGTHS = "lengths"
 """Phase reported before the first task if texts are cut, or a length was fitted; `note` says so."""
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
-MAX_NAMED_TASKS = 5
-"""Tasks named in a warning, at most."""
 Row = dict[str, Any]
 
 
@@ -110,7 +107,7 @@ def run_method(
     )
     pairs += _interference(learner, config, num_tasks=len(stream))
     rows = run_state.rows
-    gate = rows["gate"]
+    gate, not_learnt = rows["gate"], find_unlearnt(rows["matrix"], stream)
     return {
         **rows,
         "interference": pairs,
@@ -126,7 +123,8 @@ def run_method(
         "truncated": sum(split.truncated for split in learner.encoded.values()),
         **lengths,
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
-        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(rows["matrix"], stream, method_rate)],
+        "not_learnt": not_learnt,
+        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
     }
 
 
@@ -163,24 +161,36 @@ def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
     return warnings
 
 
-def write_score_warnings(matrix: Sequence[Row], stream: Stream, rate: MethodLearningRate | None = None) -> list[str]:
-    """Warn about tasks scored no better than their most frequent test label; `rate` is the method's own, if any."""
-    tasks = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
-    scores = {
-        row["task"]: row["score"]
-        for row in matrix
-        if row["scenario"] == "til" and row["after_task"] == row["task_index"] and row["task"] in tasks
-    }
-    names = [task for task, score in scores.items() if score <= majority_score(tasks[task].test.labels)]
-    if not names:
+def find_unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
+    """Find the tasks whose first score once trained is no better than that of their most frequent test label."""
+    scores: dict[str, float] = {}
+    for row in matrix:
+        if row["scenario"] == "til" and row["after_task"] >= row["task_index"]:
+            scores.setdefault(row["task"], row["score"])
+    return [
+        task.name
+        for task in stream.tasks
+        if task.labels and task.name in scores and scores[task.name] <= majority_score(_test_labels(task))
+    ]
+
+
+def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None = None) -> list[str]:
+    """Warn about tasks that were not learnt, as `find_unlearnt` finds them; `rate` is the method's own, if any."""
+    if not tasks:
         return []
-    text = list_first(names, MAX_NAMED_TASKS)
     own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
     hint = own_hint or "more --num-epochs or --learning-rate"
-    return [f"scores: no better than the most frequent label right after training: {text}. Try {hint}"]
+    return [f"scores: no better than the most frequent label right after training: {', '.join(tasks)}. Try {hint}"]
 
 
-def majority_score(labels: Sequence[int]) -> float:
+def _test_labels(task: ClassificationTask | TextTask) -> Sequence[Any]:
+    """Return the label of each test row, or the first answer."""
+    if isinstance(task, TextTask):
+        return [answers[0] for answers in task.test.targets]
+    return task.test.labels
+
+
+def majority_score(labels: Sequence[Any]) -> float:
     """Return the percentage of the most frequent label."""
     return 100 * max(Counter(labels).values()) / len(labels)
 

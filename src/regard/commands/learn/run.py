@@ -300,7 +300,7 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         **{name: run.columns[name] for name in ("method", "seed", "order")},
         "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
-        **{name: result[name] for name in ("length", "target_length", "fitted", "truncation") if name in result},
+        **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
         "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
     }
