@@ -113,6 +113,9 @@ class LearnConfig(Config):
         None, "labels: compare a text's state with those of the label words; none: the method's head"
     )
     lora_rank: int | None = config_field(None, "train LoRA adapters of this rank instead of the model")
+    references: Literal["auto", "lora", "model"] = config_field(
+        "auto", "what joint and separate train: the whole model, lora, or auto (LoRA as the first method that has it)"
+    )
     set: tuple[str, ...] = config_field((), "field of the method, as NAME=VALUE", repeated=True)
     diagnostic_samples: int = config_field(
         32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.lengths import describe_lengths
+from regard.commands.learn.references import LORA, describe_references
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
@@ -42,8 +43,8 @@ TASK_END = "learnt"
 """Phase reported when a task is done and saved."""
 PROTOCOLS = "protocols"
 """Phase reported before the first task if the protocols differ; `metrics` holds the differences."""
-LENGTHS = "lengths"
-"""Phase reported before the first task if texts are cut, or a length was fitted; `note` says so."""
+NOTE = "note"
+"""Phase reported before the first task if there is something to say; `note` says it."""
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
 Row = dict[str, Any]
@@ -57,27 +58,29 @@ def run_method(
     states: Path,
     models: Path | None,
     fitted: bool = False,
+    lora: Mapping[str, Any] | None = None,
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
     """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
     The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
-    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `LENGTHS`. `fitted`: whether the
-    length was fitted to the texts.
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `NOTE`. `fitted`: whether the
+    length was fitted to the texts; `lora`: adapters that a reference trains, see `choose_reference_lora`.
     """
     start = time.perf_counter()
     method = config.make_method()
     method_rate = method.own_learning_rate(config.budget())
-    budget, search = _budget(config, stream, loaded) if method_rate is None else (config.budget(), [])
-    learner = _make_learner(config, stream, method, loaded, budget)
+    budget, search = _budget(config, stream, loaded, lora) if method_rate is None else (config.budget(), [])
+    learner = _make_learner(config, stream, method, loaded, budget, lora)
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
         tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     lengths = {name: getattr(budget, name) for name in ("length", "target_length")}
     lengths |= {"fitted": fitted, "truncation": measure_truncation(learner)}
-    if tell_main is not None and (note := describe_lengths([lengths])):
-        tell_main(ProgressEvent(1, stream.tasks[0].name, LENGTHS, 0, 0, {}, note))
+    for note in (describe_lengths([lengths]), describe_references([{"method": config.method, LORA: lora}])):
+        if tell_main is not None and note:
+            tell_main(ProgressEvent(1, stream.tasks[0].name, NOTE, 0, 0, {}, note))
     deltas = TaskDeltas(models) if models is not None and is_main_process() else None
     with processes.raise_on_all_ranks():
         if deltas is not None:
@@ -122,15 +125,16 @@ def run_method(
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
         **lengths,
+        LORA: None if lora is None else dict(lora),
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
         "not_learnt": not_learnt,
         "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
     }
 
 
-def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
+def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:
     """Check that a run can begin. Raises UserError."""
-    _make_learner(config, stream, config.make_method(), loaded, config.budget())
+    _make_learner(config, stream, config.make_method(), loaded, config.budget(), lora)
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -210,13 +214,20 @@ def _suggest_preserving(config: Any) -> str:
 
 
 def _make_learner(
-    config: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget
+    config: LearnConfig,
+    stream: Stream,
+    method: Method,
+    loaded: Loaded,
+    budget: TrainingBudget,
+    lora: Mapping[str, Any] | None,
 ) -> Learner:
-    lora = None if config.lora_rank is None else {"rank": config.lora_rank}
+    lora = lora if config.lora_rank is None else {"rank": config.lora_rank}
     return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=config.head)
 
 
-def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
+def _budget(
+    config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None
+) -> tuple[TrainingBudget, list[Row]]:
     """Return the budget, with the learning rate searched on the first task's dev rows if there are several."""
     if len(config.learning_rates) == 1:
         return config.budget(), []
@@ -225,7 +236,7 @@ def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[Traini
     search = []
     for rate in config.learning_rates:
         method = config.make_method()
-        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate))
+        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate), lora)
         run_stream(learner, method)
         search.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(search, key=lambda entry: entry["score"])

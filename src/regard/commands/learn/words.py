@@ -15,6 +15,7 @@ from regard.commands.learn.charts import MAX_TASK_PANELS
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
+from regard.commands.learn.references import describe_references
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
 from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
@@ -153,6 +154,8 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
     if lengths := describe_lengths(list(by_seed.values())):
         notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
+    if references := describe_references(metadata.get("runs", [])):
+        notes.append(f"{references}.")
     notes += _write_unlearnt(metadata.get("runs", []))
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
