@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
-from regard.adapters import routing
 from regard.adapters.queries import StateReader
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
@@ -125,53 +124,108 @@ def test_answers_are_generated_with_the_weights_of_the_prompt(family: str) -> No
     assert torch.equal(adapters.model.generate(**given, **options), expected)
 
 
-# -- when rows are learnt of ------------------------------------------------------------------------------
+# -- what the router must know ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
-def test_calls_with_gradients_add_the_rows_of_the_active_adapter(family: str) -> None:
-    """In training mode or not: a loaded model is in evaluation mode, and many train it like that."""
-    adapters = SharedAdapters(made(family), r=4)
+def test_an_adapter_without_rows_is_refused_before_it_is_mixed() -> None:
+    """In training and in evaluation: a weight of zero would be silent, and the adapter would never learn."""
+    adapters = SharedAdapters(made("bert"), r=4)
     adapters.add_adapter("one")
-    for mode in (adapters.train(), adapters.eval()):
-        loss_of(mode, family).backward()
-    assert adapters.router.num_rows.tolist() == [6]
+    loss_of(adapters.train(), "bert").backward()  # with one adapter there is nothing to tell apart
+    adapters.fit_router("one", [rows("bert")])
     adapters.add_adapter("two")
-    loss_of(adapters, family, seed=2).backward()
-    with torch.no_grad():
-        loss_of(adapters, family)
-    adapters.routing_weights(**rows(family))
-    assert adapters.router.num_rows.tolist() == [6, 3]
+    for mode in (adapters.train(), adapters.eval()):
+        with pytest.raises(UserError, match="router: expected rows of every adapter's task, got none for adapter 2 of"):
+            loss_of(mode, "bert")
+    with adapters.use_only("two"):
+        loss_of(adapters, "bert").backward()
+    adapters.fit_router("two", [rows("bert", seed=3)])
+    loss_of(adapters, "bert").backward()
+    assert adapters.router.adapter_tensors()["num_rows"] == [3, 3]  # training adds none
+
+
+def test_a_name_that_comes_again_is_another_task() -> None:
+    adapters = known("bert")
+    adapters.delete_adapter("one")
+    adapters.add_adapter("one")
+    assert [float(count) for count in adapters.router.adapter_tensors()["num_rows"]] == [6, 0]
+    with pytest.raises(UserError, match="got none for adapter 2 of 2"):
+        adapters.routing_weights(**rows("bert"))
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama", "gpt2"])
+def test_queries_are_those_of_the_model_before_adapters_were_merged_into_it(family: str, tmp_path: Path) -> None:
+    adapters, batch = known(family), rows(family, seed=0)
+    adapters.add_adapter("three")
+    adapters.fit_router("three", [rows(family, seed=7)])
     adapters.freeze()
-    adapters.set_adapter("one")
-    adapters.delete_adapter("two")
-    loss_of(adapters, family).backward()
-    assert adapters.router.num_rows.tolist() == [9]
+    vectors, scores = adapters.query_vectors(**batch), adapters.router.scores(adapters.query_vectors(**batch))
+    adapters.merge("two")
+    assert torch.equal(adapters.query_vectors(**batch), vectors)
+    assert_close(adapters.routing_weights(**batch), scores[:, [0, 2]].softmax(1), atol=1e-5, rtol=1e-4)
+    plain = made(family)
+    for name, layer in adapters.layers("look").items():  # the merged weights are there again
+        assert not torch.equal(layer.weight, plain.get_submodule(name).weight)
+    adapters.save_pretrained(tmp_path / "saved")
+    again = SharedAdapters.from_pretrained(made(family), tmp_path / "saved")
+    assert torch.equal(again.query_vectors(**batch), vectors)
+    assert_close(logits(again, batch), logits(adapters, batch))
 
 
-def test_rows_that_were_given_are_not_added_again() -> None:
-    adapters = SharedAdapters(made("bert"), r=4)
-    adapters.add_adapter("zero")
-    adapters.add_adapter("one")
-    adapters.fit_router("one", [rows("bert")])
-    loss_of(adapters.train(), "bert").backward()
-    assert adapters.router.num_rows.tolist() == [0, 3]
-    adapters.delete_adapter("zero")
-    loss_of(adapters, "bert").backward()
-    assert adapters.router.num_rows.tolist() == [3]
-    adapters.set_adapter("one")
-    loss_of(adapters, "bert").backward()
-    assert adapters.router.num_rows.tolist() == [3]
+def test_a_model_that_calls_its_decoder_by_itself_is_routed() -> None:
+    config = transformers.OPTConfig(
+        vocab_size=50, hidden_size=16, word_embed_proj_dim=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    adapters = SharedAdapters(transformers.OPTForCausalLM(config).eval(), r=4)
+    for number, name in enumerate(("one", "two")):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [rows("llama", seed=number)])
+    fill(adapters)
+    batch = rows("llama", seed=0)
+    with adapters.use_weights(adapters.routing_weights(**batch)):
+        expected = logits(adapters, batch)
+    assert_close(logits(adapters.model, batch), expected)
+    with adapters.use_weights(None):
+        assert not torch.allclose(logits(adapters, batch), expected, atol=1e-3)
 
 
-def test_several_processes_must_give_rows_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapters = SharedAdapters(made("bert"), r=4)
-    adapters.add_adapter("one")
-    monkeypatch.setattr(routing, "num_processes", lambda: 2)
-    with pytest.raises(UserError, match=r"router: with several processes, expected fit_router\(name, batches\)"):
-        loss_of(adapters.train(), "bert")
-    adapters.fit_router("one", [rows("bert")])
-    loss_of(adapters, "bert").backward()
+def test_a_model_whose_reader_is_never_called_is_refused() -> None:
+    adapters = known("bert")
+    model = adapters.model
+    embed = model.get_input_embeddings()
+    model.forward = lambda input_ids, **_: model.classifier(embed(input_ids).mean(1))
+    with pytest.raises(UserError, match="model: expected one that reads its tokens in its BertModel, got a BertForSeq"):
+        adapters(**rows("bert"))
+
+
+def test_texts_that_the_model_lengthens_are_read_as_far_as_they_go() -> None:
+    config = transformers.LongformerConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        attention_window=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    model = transformers.LongformerModel(config).eval()
+    batch = rows("bert")
+    found = StateReader(model)(batch, batch["attention_mask"])
+    with torch.no_grad():
+        expected = model(**batch, output_hidden_states=True).hidden_states[1][:, :7].mean(1)
+    assert_close(found, expected)
+
+
+def test_layers_that_are_spread_over_lists_are_read_by_hidden_states() -> None:
+    config = transformers.XLMConfig(
+        vocab_size=50, emb_dim=16, n_layers=2, n_heads=2, dropout=0.0, attention_dropout=0.0
+    )
+    model = transformers.XLMModel(config).eval()
+    batch = rows("bert")
+    found = StateReader(model)(batch, batch["attention_mask"])
+    with torch.no_grad():
+        assert_close(found, model(**batch, output_hidden_states=True).hidden_states[1].mean(1))
 
 
 def test_what_trains_is_the_adapter_alone() -> None:

@@ -11,7 +11,6 @@ from regard.errors import UserError
 SHRINKAGE = 0.1
 """Fraction of the covariances that is dropped: the others are poorly known from the few rows of a task."""
 _FLOOR = 1e-6
-_NEVER = -1e30
 
 
 class DiscriminantRouter(nn.Module):
@@ -19,8 +18,8 @@ class DiscriminantRouter(nn.Module):
 
     The weights are a = softmax_i(−½ (e − μ_i)ᵀ C⁻¹ (e − μ_i)): μ_i is the mean query vector of the rows of adapter i,
     and C = (1 − s) Σ + s diag(Σ) comes from the covariance Σ of all rows about the mean of their own adapter. Nothing
-    is trained and no row is kept; the order of the tasks changes nothing. An adapter without rows gets no weight while
-    another has some. Means and covariance stay in float32 when the module is cast.
+    is trained and no row is kept; the order of the tasks changes nothing. Of several adapters each must have rows.
+    Means and covariance stay in float32 when the module is cast.
 
     Args:
         width: Number of features of a query vector.
@@ -94,14 +93,18 @@ class DiscriminantRouter(nn.Module):
             self.degrees += len(rows) - (old_rows == 0)
 
     def scores(self, vectors: Tensor, blocks: Sequence[int] | None = None) -> Tensor:
-        """Return log a (row, adapter), up to a number of each row, of the adapters in use or of `blocks`."""
+        """Return log a (row, adapter), up to a number of each row, of the adapters in use or of `blocks`.
+
+        Raises:
+            UserError: There is no adapter, or one of several has no rows.
+        """
         count = int(self.count)
         if not (count if blocks is None else len(blocks)):
             raise UserError("blocks: expected at least one that is in use, got none; add one")
         with torch.autocast(vectors.device.type, enabled=False):
             center, directions, offsets = self._solution()
             scores = (vectors.to(center) - center) @ directions + offsets
-        return scores[:, :count] if blocks is None else scores[:, list(blocks)]
+        return scores if blocks is None else scores[:, list(blocks)]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the weights a (row, adapter) of the adapters in use; they sum to 1."""
@@ -126,17 +129,16 @@ class DiscriminantRouter(nn.Module):
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
         used = int(self.count)
-        means, known = _precise(self.means), self.num_rows > 0
-        known[used:] = False
-        if used > 1 and not bool(known.any()):
+        means, unknown = _precise(self.means[:used]), (self.num_rows[:used] == 0).nonzero().flatten().tolist()
+        if used > 1 and unknown:
             raise UserError(
-                f"router: expected rows of at least one of {used} adapters, got none; "
-                "call fit_router(name, batches), or train"
+                f"router: expected rows of every adapter's task, got none for adapter {unknown[0] + 1} of {used}; "
+                "call fit_router(name, batches)"
             )
-        center = means[known].mean(0) if bool(known.any()) else means.new_zeros(self.width)
+        center = means.mean(0)
         within = _precise(self.scatter) / self.degrees.clamp_min(1).to(means)
         variances = within.diagonal()
-        between = (means[known] - center).square().sum(0) / known.sum().clamp_min(1)
+        between = (means - center).square().mean(0)
         floor = _FLOOR * (variances + between)
         scales = variances.clamp_min(floor.clamp_min(_FLOOR * floor.mean())).sqrt()
         scales = torch.where(scales > 0, scales, 1.0)
@@ -145,7 +147,7 @@ class DiscriminantRouter(nn.Module):
         root = torch.linalg.cholesky(correlations)
         keys = torch.linalg.solve_triangular(root, ((means - center) / scales).T, upper=False)
         directions = torch.linalg.solve_triangular(root.T, keys, upper=True) / scales[:, None]
-        offsets = torch.where(known | ~known.any(), -keys.square().sum(0) / 2, _NEVER)
+        offsets = -keys.square().sum(0) / 2
         return center.to(self.means), directions.to(self.means), offsets.to(self.means)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

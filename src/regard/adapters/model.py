@@ -96,7 +96,6 @@ class AdapterModel(nn.Module):
         self.added = 0
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
-        self.fitted_names: set[str] = set()
         self._routing = Routing(model, self.pool.mixture, self.router, query_reader)
 
     # -- blocks -----------------------------------------------------------------------------------------
@@ -123,8 +122,9 @@ class AdapterModel(nn.Module):
             raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.adapter_names)}")
         entry = {"order": self.added, **_as_json(lineage)}
         index = len(self.adapter_names)
-        self.pool.reserve(index + 1)
-        self.router.use(index + 1)
+        with torch.inference_mode(False):  # parameters made in inference mode can never be trained
+            self.pool.reserve(index + 1)
+            self.router.use(index + 1)
         self._lineages[name] = entry
         self.added += 1
         self._routing.changed()
@@ -145,8 +145,6 @@ class AdapterModel(nn.Module):
         self.router.delete(index)
         self._reseed(1)
         del self._lineages[name]
-        self.fitted_names.discard(name)
-        self._follow_active_adapter()
         self._routing.changed()
 
     def layers(self, action: str) -> dict[str, MixedLayer]:
@@ -168,6 +166,11 @@ class AdapterModel(nn.Module):
             self.pool.prompts.folded.fill_(True)
 
     def add_merged(self, merged: MergedAdapter) -> None:
+        """Add an adapter to the weights; those that query vectors are read with are kept as they were."""
+        query_reader = self._routing.query_reader
+        if not self.merged and isinstance(query_reader, StateReader):
+            layers = [layer for layer in self.layers("merge").values() if query_reader.reads(layer)]
+            self._routing.unmerged = [(layer, layer.weight.detach().clone()) for layer in layers]
         for name, layer in self.layers("merge").items():
             down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
             delta = merged.weight * layer.adapters.scale * up @ down
@@ -188,19 +191,11 @@ class AdapterModel(nn.Module):
         self.pool.set_trainable(index)
         self.router.set_trainable(index)
         self.active_adapter = name
-        self._follow_active_adapter()
 
     def freeze(self) -> None:
         self.pool.set_trainable()
         self.router.set_trainable(None)
         self.active_adapter = None
-        self._follow_active_adapter()
-
-    def _follow_active_adapter(self) -> None:
-        """Let the rows of training be of the active adapter's task, unless `fit_router` was given its rows."""
-        name = self.active_adapter
-        follows = name is not None and name not in self.fitted_names
-        self._routing.fitted_block = self.index_of(name) if name is not None and follows else None
 
     def unload(self) -> PreTrainedModel:
         """Remove all adapters and return the model, still frozen; merged adapters stay in its weights."""

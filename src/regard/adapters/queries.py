@@ -76,9 +76,8 @@ class StateReader:
         config = self.reader.config.get_text_config()
         self.layers = _select_layers(layers, config.num_hidden_layers)
         self.width = config.hidden_size * len(self.layers)
-        stacks = [module for module in reader.modules() if isinstance(module, nn.ModuleList)]
-        blocks = [list(stack) for stack in stacks if len(stack) == config.num_hidden_layers]
-        self.blocks = {layer: blocks[0][layer - 1] for layer in self.layers} if blocks else None
+        self._stack = _find_stack(reader, config.num_hidden_layers)
+        self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self._accepted = set(parameters) - _NOT_READ
@@ -92,7 +91,18 @@ class StateReader:
         if self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all()):
             given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
         states = self._run_blocks(given) if self.blocks else self._run_whole(given)
-        return torch.cat([mean_states(states[layer], valid) for layer in self.layers], -1)
+        length = valid.shape[1]
+        if any(states[layer].shape[1] < length for layer in self.layers):
+            shape = tuple(states[self.layers[0]].shape)
+            raise UserError(f"query: expected states of {length} tokens, got {shape}; query='embeddings' is possible")
+        # some models lengthen texts on the right to whole windows
+        means = [mean_states(states[layer][:, :length], valid.to(states[layer].device)) for layer in self.layers]
+        return torch.cat([mean.to(valid.device) for mean in means], -1)
+
+    def reads(self, module: nn.Module) -> bool:
+        """Return whether a module takes part in reading: it is in the reader, and in no later layer."""
+        later = (self._stack or [])[self.layers[-1] :]
+        return module in set(self.reader.modules()) and not any(module in set(block.modules()) for block in later)
 
     def _run_blocks(self, given: dict[str, Any]) -> dict[int, Tensor]:
         assert self.blocks is not None
@@ -118,10 +128,19 @@ class StateReader:
         raise UserError(f"query_layers: {type(self.reader).__name__} does not run its layers in order")
 
     def _run_whole(self, given: dict[str, Any]) -> dict[int, Tensor]:
-        """Run all layers of a model whose layers are no modules of their own, for they share their weights."""
+        """Run all layers of a model whose layers are no modules of their own."""
         with eval_mode(self.reader):
             outputs = self.reader(**{**given, "output_hidden_states": True, "return_dict": True})
         return {layer: outputs.hidden_states[layer] for layer in self.layers}
+
+
+def _find_stack(reader: nn.Module, num_layers: int) -> list[nn.Module] | None:
+    """Return the layers of a model; None if they are no modules of their own, or each is spread over several lists."""
+    for module in reader.modules():
+        lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
+        if lists:
+            return list(lists[0]) if len(lists) == 1 else None
+    return None
 
 
 def _select_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:

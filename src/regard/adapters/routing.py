@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
-from regard.adapters.discriminant import DiscriminantRouter
-from regard.adapters.lora import Mixture, hold
+from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader
 from regard.adapters.routers import Router
 from regard.errors import UserError
-from regard.runs.rank import num_processes
 
 _MARK = "_regard_weights"
 
@@ -42,14 +40,13 @@ class Routing:
     for the decoder, and to the cache of keys and values for the next tokens. If the weights are unknown there, the call
     raises UserError. Without adapters there are no weights.
 
-    While `fitted_block` is an index, a discriminant router gets the rows of each call with gradients as rows of that
-    adapter's task.
+    `unmerged` are weights of layers as they were before adapters were merged into them: query vectors are read with
+    these, as those that the router knows were.
     """
-
-    fitted_block: int | None = None
 
     def __init__(self, model: PreTrainedModel, mixture: Mixture, router: Router, query_reader: QueryReader) -> None:
         self.model, self.mixture, self.router, self.query_reader = model, mixture, router, query_reader
+        self.unmerged: list[tuple[MixedLayer, Tensor]] = []
         self._is_reading = False
         self.state = object()
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
@@ -97,7 +94,9 @@ class Routing:
         if not given:
             raise UserError("input_ids: expected the tokens that the weights are made of, got none")
         valid = self._valid_mask(given[0], inputs, prompt)
-        with self.mixture.use(None), hold(self, _is_reading=True):
+        with self.mixture.use(None), hold(self, _is_reading=True), ExitStack() as stack:
+            for layer, weight in self.unmerged:
+                stack.enter_context(hold(layer.weight, data=weight.to(layer.weight)))
             return self.query_reader(inputs, valid)
 
     def _valid_mask(self, tokens: Tensor, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
@@ -148,7 +147,13 @@ class Routing:
             return
         self._calls.pop()
         if not self._calls:
+            is_mixed = self.mixture.weights is not None
             self._finish()
+            if output is not None and self._is_active and not is_mixed:
+                name, reader = type(self.model).__name__, type(self.reader).__name__
+                raise UserError(
+                    f"model: expected one that reads its tokens in its {reader}, got a {name}, which does not"
+                )
 
     def _finish(self) -> None:
         self._calls = []
@@ -166,20 +171,7 @@ class Routing:
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
             vectors = self.vectors({**inputs, "labels": self._calls[0].inputs.get("labels")}, self.prompt)
-            if self.fitted_block is not None and torch.is_grad_enabled():
-                self._fit(self.fitted_block, vectors)
             self.mixture.weights = self.router(vectors)
-
-    def _fit(self, block: int, vectors: Tensor) -> None:
-        """Add the rows of a training step to the task of an adapter; processes would each see other rows."""
-        if not isinstance(self.router, DiscriminantRouter):
-            return
-        if num_processes() > 1:
-            raise UserError(
-                "router: with several processes, expected fit_router(name, batches) with the same rows in each of them "
-                "before training, got none"
-            )
-        self.router.fit(block, vectors)
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the weights (row, adapter) of a batch, whatever autocast's precision."""
@@ -227,8 +219,10 @@ class Routing:
 
 def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
     """Return the module that reads the tokens, and whether it is the encoder of an encoder–decoder."""
-    two_parts = bool(model.config.is_encoder_decoder) and model.get_encoder() is not model
-    return (model.get_encoder() if two_parts else model.base_model), two_parts
+    if bool(model.config.is_encoder_decoder) and model.get_encoder() is not model:
+        return model.get_encoder(), True
+    decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
+    return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
 
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:

@@ -46,8 +46,8 @@ class SharedAdapters(AdapterModel):
     and hold in all layers, in the decoder, and for all generated tokens. Without adapters the model is unchanged.
 
     The router is a `DiscriminantRouter` by default: it trains nothing and knows of each task the mean of its rows, from
-    `fit_router`, or else from each call with gradients while the adapter is active. SAPT's own are `router="attention"`
-    with `query="embeddings"`, see `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order`
+    `fit_router`. With several adapters a call is refused if one has no rows. SAPT's own are `router="attention"` with
+    `query="embeddings"`, see `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order`
     and `temperature`, and `regard.adapters.router_warmup` for teaching it.
 
     The model is changed in place and its own weights are frozen. Calling it mixes adapters as calling this does. See
@@ -60,11 +60,12 @@ class SharedAdapters(AdapterModel):
     # -- routing ----------------------------------------------------------------------------------------
 
     def fit_router(self, name: str, batches: Batches) -> None:
-        """Add the rows of batches to what the router knows of an adapter's task; training adds no more of them.
+        """Add the rows of batches to what the router knows of an adapter's task: all of them once, before training.
 
         Args:
             name: The adapter.
-            batches: Inputs of the model, with labels or a `prompt_mask` where the model reads answers as well.
+            batches: Inputs of the model, with labels or a `prompt_mask` where the model reads answers as well. Each of
+                several processes must get the same.
 
         Raises:
             UserError: There is no such adapter or no batch, or the router is one that is trained.
@@ -79,8 +80,6 @@ class SharedAdapters(AdapterModel):
         if not vectors:
             raise UserError("batches: expected at least one, got none")
         router.fit(index, torch.cat(vectors))
-        self.fitted_names.add(name)
-        self._follow_active_adapter()
 
     # -- files ------------------------------------------------------------------------------------------
 
