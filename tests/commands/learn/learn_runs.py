@@ -21,7 +21,7 @@ import torch.distributed as dist
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import Progress, learn
 from regard.errors import UserError
-from regard.models import classifier
+from regard.models import heads
 from tests.continual.small_tasks import loaded, stream
 
 METHODS = ["finetune", "prescale"]
@@ -54,12 +54,12 @@ def compared(work: str | Path, **options: Any) -> LearnResult:
 
 def exact(work: str | Path) -> LearnResult:
     """In float64 and without dropout, also of the heads."""
-    made = classifier.make_head
-    classifier.make_head = lambda *given, **options: made(*given, **{**options, "dropout": 0.0})
+    made = heads.make_head
+    heads.make_head = lambda *given, **options: made(*given, **{**options, "dropout": 0.0})
     try:
         return compared(work, model=loaded(dropout=0.0, dtype=torch.float64))
     finally:
-        classifier.make_head = made
+        heads.make_head = made
 
 
 def killed(of: str, work: str, out: str, when: str) -> None:
@@ -99,9 +99,9 @@ def together(out: Path) -> None:
 
 def compared_again(out: Path) -> list[float]:
     """The scores of a comparison that was finished, resumed."""
-    made = classifier.make_head
+    made = heads.make_head
     found = compared(out / "work", model=loaded(dropout=0.0, dtype=torch.float64), resume=True)
-    assert classifier.make_head is made
+    assert heads.make_head is made
     return [float(score) for score in found.accuracy_matrix["score"]]
 
 

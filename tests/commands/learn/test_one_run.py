@@ -415,3 +415,27 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
 
 def test_the_score_to_beat_is_that_of_the_most_frequent_label() -> None:
     assert majority_score([0, 1, 1, 2, 1]) == 60
+
+
+def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
+    """Prompts and answers of the tiny tasks as rows of a table, with an instruction; labels are written where asked."""
+    rows = [
+        {"task": task.name, "split": split, "instruction": "say :", "text": text, "answer": list(answers)}
+        for task in small_text_tasks.stream(4, 2).tasks
+        for split in ("train", "dev", "test")
+        for text, answers in zip(task.split(split).inputs, task.split(split).targets, strict=True)
+    ]
+    answered, labelled = tmp_path / "answered.jsonl", tmp_path / "labelled.jsonl"
+    answered.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    labelled.write_text("".join(json.dumps({**one, "label": one["answer"][0]}) + "\n" for one in rows))
+    given: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "target_length": 5, "diagnostic_samples": 0}
+    found = learn(answered, "sequential-lora", small_text_tasks.loaded(), order="paper", **given)
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l"}
+    assert len(found.accuracy_matrix) == 5
+    assert found.metadata["runs"][0]["length"] == 16, "fitted: an instruction, at most ten words and the prompt's"
+    assert found.metadata["runs"][0]["truncation"] == []
+    found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l"}
+    labelled.write_text(labelled.read_text().replace('"answer"', '"other"'))
+    found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match"}
