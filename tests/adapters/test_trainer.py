@@ -8,9 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import Trainer, TrainingArguments
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
@@ -153,6 +154,24 @@ def test_mixed_precision_routes_alike(tmp_path: Path) -> None:
     assert found[0][0] == pytest.approx(found[1][0], rel=0.01)
     assert found[0][0] != found[1][0]
     assert_close(found[0][1], found[1][1], atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_plain_texts_train_with_the_standard_collator(family: str, tmp_path: Path) -> None:
+    """Labels are the inputs, and there is no prompt; texts have different lengths."""
+    words = Tokenizer(models.WordLevel({"<pad>": 0, **{f"w{number}": number for number in range(1, 50)}}, "<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+    adapters = SharedAdapters(made(family), r=4)
+    adapters.add_adapter("one")
+    trainer = trainer_of(adapters, family, tmp_path, num_train_epochs=5, max_steps=-1, per_device_train_batch_size=8)
+    texts = [ids[: 4 + row % 3] for row, ids in enumerate(rows(family, many=8)["input_ids"].tolist())]
+    trainer.train_dataset = Dataset.from_dict({"input_ids": texts})
+    trainer.data_collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]
+    with torch.no_grad():
+        means = [adapters.query_vectors(input_ids=torch.tensor([text])) for text in texts]
+    assert_close(adapters.router.means[0], torch.cat(means).mean(0))
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------

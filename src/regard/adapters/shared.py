@@ -42,8 +42,10 @@ class SharedAdapters(AdapterModel):
 
     The weights of an example come from its query vector, by default the mean states of the model without adapters after
     a quarter and half of its layers. Its tokens are those of the encoder's input, all of an encoder, or the prompt of a
-    decoder-only model: where `prompt_mask` is true, else where `labels` are −100, else all. Weights are computed once,
-    and hold in all layers, in the decoder, and for all generated tokens. Without adapters the model is unchanged.
+    decoder-only model: where `prompt_mask` is true, else where `labels` are −100, else all. A row without such words
+    counts whole, as with `labels = input_ids`: in training its weights depend on all of the text, in generation on the
+    prompt. Weights are computed once, and hold in all layers, in the decoder, and for all generated tokens. Without
+    adapters the model is unchanged.
 
     The router is a `DiscriminantRouter` by default: it trains nothing and knows of each task the mean of its rows, from
     `fit_router`, or else from each call with gradients while the adapter is active. SAPT's own are `router="attention"`
