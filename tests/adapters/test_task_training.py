@@ -184,11 +184,48 @@ def test_rows_that_were_held_out_may_be_checked_in_the_place_of_its_own() -> Non
     assert result.own_weights["two"] == adapters.usage(batches("bert", 0))[1].item()
 
 
-def test_a_learnt_router_is_refused() -> None:
+# -- with SAPT's router --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TWO)
+def test_a_learnt_router_is_taught_before_and_reflects(family: str, tmp_path: Path) -> None:
+    """Over a break: what it reflects on is saved."""
+    adapters = SharedAdapters(made(family), r=4, **LEARNT)
+    for task, name in enumerate(TASKS):
+        check = {other: batches(family, number) for number, other in enumerate(TASKS[:task])}
+        result = adapters.fit_task(name, batches(family, task), epochs=2, learning_rate=1e-2, check=check)
+        assert min(result.own_weights.values()) >= 0.9
+        if task == 1:
+            adapters.save_pretrained(tmp_path / "two")
+            past = adapters.past_tasks
+            adapters = SharedAdapters.from_pretrained(made(family), tmp_path / "two")
+            for one in TASKS[:2]:
+                torch.testing.assert_close(tuple(adapters.past_tasks[one]), tuple(past[one]), atol=0, rtol=0)
+    assert min(held_out(adapters, family)) >= 0.9
+
+
+def test_a_learnt_router_stays_as_it_was_taught() -> None:
+    """Also if a task is trained further; the adapter trains."""
     adapters = SharedAdapters(made("bert"), r=4, **LEARNT)
-    with pytest.raises(UserError, match=r"router: expected 'discriminant', .*, got 'attention'"):
-        adapters.fit_task("one", batches("bert", 0))
-    assert adapters.adapter_names == ()
+    for task, name in enumerate(TASKS[:2]):
+        adapters.fit_task(name, batches("bert", task), epochs=1)
+    router, block = copy.deepcopy(adapters.router.state_dict()), adapters.pool.adapters[0].B[0].detach().clone()
+    adapters.fit_task("weather", batches("bert", 0), epochs=1)
+    assert all(torch.equal(value, router[name]) for name, value in adapters.router.state_dict().items())
+    assert not torch.equal(adapters.pool.adapters[0].B[0], block)
+
+
+def test_what_a_learnt_router_reflects_on_follows_removals() -> None:
+    adapters = SharedAdapters(made("bert"), r=4, **LEARNT)
+    for task, name in enumerate(TASKS[:3]):
+        adapters.fit_task(name, batches("bert", task), epochs=1)
+    before = adapters.past_tasks
+    adapters.delete_adapter("weather")
+    assert list(adapters.past_tasks) == ["sport", "food"]
+    rest = before["food"].target[1:]
+    torch.testing.assert_close(adapters.past_tasks["food"].target, rest / rest.sum())
+    assert adapters.past_tasks["food"].vectors.shape == (ROWS, 16)
+    assert adapters.fit_task("music", batches("bert", 3), epochs=1).own_weights["music"] >= 0.9
 
 
 # -- in a Trainer --------------------------------------------------------------------------------------------

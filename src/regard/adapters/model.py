@@ -20,6 +20,8 @@ from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
+from regard.adapters.reflection import without
+from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, make_query_reader, make_router
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
@@ -105,6 +107,7 @@ class AdapterModel(nn.Module):
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
         self.fitted_names: set[str] = set()
+        self.past_tasks: dict[str, PastTask] = {}
         self._routing = Routing(model, self.pool.mixture, self.router, query_reader)
         self.forward = _like_forward_of(model, self)  # type: ignore[method-assign]
         self.register_state_dict_post_hook(training_state.keep_trained)
@@ -150,6 +153,8 @@ class AdapterModel(nn.Module):
     def delete_adapter(self, name: str) -> None:
         """Remove an adapter and its key or mean; the others are mixed on. The covariance of their rows stays."""
         index = self.index_of(name)
+        others = {task: past for task, past in self.past_tasks.items() if task != name}
+        self.past_tasks = {task: PastTask(without(past.target, index), past.vectors) for task, past in others.items()}
         if self.active_adapter == name:
             self.freeze()
         self.pool.delete(index)

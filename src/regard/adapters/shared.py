@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
+from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
+from regard.adapters.router_warmup import PastTask, learn_task
 from regard.adapters.task_training import (
     BatchesOnDevice,
     TaskFit,
@@ -86,9 +88,10 @@ class SharedAdapters(AdapterModel):
     ) -> TaskFit:
         """Train the adapter of a task, a new one or one that is there, under the weights that the router gives it.
 
-        The router is fitted to the rows first, unless `fit_router` was called. AdamW then trains all that requires
-        gradients. At the end a warning tells of each task whose rows give their own adapter a mean weight below
-        `LOW_OWN_WEIGHT`.
+        The router is fitted to the rows first, unless `fit_router` was called. A learnt one is warmed up, reflecting on
+        `past_tasks`, at most a hundred query vectors of each earlier task, and then kept as it is. AdamW trains all
+        that requires gradients. At the end a warning tells of each task whose rows give their own adapter a mean weight
+        below `LOW_OWN_WEIGHT`.
 
         Args:
             name: The adapter.
@@ -106,7 +109,7 @@ class SharedAdapters(AdapterModel):
             Losses of the steps, mean weights of own adapters, and seconds.
 
         Raises:
-            UserError: The router is a learnt one, batches have no length or no labels, or an option cannot be.
+            UserError: Batches have no length or no labels, or an option cannot be.
         """
         start, device = time.monotonic(), self.router.count.device
         plan = TrainingOptions(
@@ -120,13 +123,15 @@ class SharedAdapters(AdapterModel):
         checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
         for task in checked.keys() - {name}:
             self.index_of(task)
-        self._fitted_router()
         if name in self.adapter_names:
             self.set_adapter(name)
         else:
             self.add_adapter(name)
-        if name not in self.fitted_names:
-            self.fit_router(name, moved)
+        if isinstance(self.router, DiscriminantRouter):
+            if name not in self.fitted_names:
+                self.fit_router(name, moved)
+        else:
+            self._warm_up(self.router, name, moved)
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         with train_mode(self):
             losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan)
@@ -154,20 +159,28 @@ class SharedAdapters(AdapterModel):
             UserError: There is no such adapter or no batch, or the router is one that is trained.
         """
         _check_batches(batches)
-        index, router = self.index_of(name), self._fitted_router()
+        index, router = self.index_of(name), self.router
+        if not isinstance(router, DiscriminantRouter):
+            expected = "router: expected 'discriminant', which is fitted"
+            raise UserError(f"{expected}, got 'attention'; `regard.adapters.router_warmup.warm_up_router` trains it")
+        router.fit(index, self._all_vectors(batches))
+        self.fitted_names.add(name)
+        self._follow_active_adapter()
+
+    def _warm_up(self, router: SharedAttention, name: str, batches: Batches) -> None:
+        """Teach a learnt router the rows of a task, if it does not know them, and freeze it."""
+        if name not in self.past_tasks:
+            vectors, earlier = self._all_vectors(batches), self.past_tasks.values()
+            moved = [PastTask(*(values.to(vectors.device) for values in task)) for task in earlier]
+            self.past_tasks[name] = learn_task(router, self.index_of(name), vectors, moved)
+        router.set_trainable(None)
+
+    def _all_vectors(self, batches: Batches) -> Tensor:
         with torch.no_grad():
             vectors = [self.query_vectors(**batch) for batch in batches]
         if not vectors:
             raise UserError("batches: expected at least one, got none")
-        router.fit(index, torch.cat(vectors))
-        self.fitted_names.add(name)
-        self._follow_active_adapter()
-
-    def _fitted_router(self) -> DiscriminantRouter:
-        if not isinstance(self.router, DiscriminantRouter):
-            expected = "router: expected 'discriminant', which is fitted"
-            raise UserError(f"{expected}, got 'attention'; `regard.adapters.router_warmup.warm_up_router` trains it")
-        return self.router
+        return torch.cat(vectors)
 
     # -- files ------------------------------------------------------------------------------------------
 
