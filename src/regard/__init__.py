@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import UserError as UserError
 
 if TYPE_CHECKING:
+    from regard.adapters.gate_callback import GateCallback as GateCallback
     from regard.adapters.shared import SharedAdapters as SharedAdapters
     from regard.attention.spec import AttentionSpec as AttentionSpec
     from regard.commands.learn.config import LearnConfig as LearnConfig
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
+    "GateCallback": "regard.adapters.gate_callback",
     "LearnConfig": "regard.commands.learn.config",
     "LearnResult": "regard.commands.learn.result",
     "MeasureResult": "regard.commands.measure.result",

@@ -113,6 +113,35 @@ def test_a_decoder_is_weighed_by_its_prompt_however_it_is_padded(family: str) ->
         assert_close(adapters.routing_weights(**padded(prompt, left, right)), expected, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_row_without_a_prompt_is_weighed_by_all_of_it(family: str) -> None:
+    """As with labels = input_ids; the rows beside it have theirs."""
+    adapters, batch = known(family), rows(family)
+    whole, padding = adapters.routing_weights(**batch), padded(batch, 0, 2)
+    labels = batch["input_ids"].clone()
+    labels[1, :4] = -100
+    found = adapters.routing_weights(**padding, labels=torch.nn.functional.pad(labels, (0, 2), value=-100))
+    expected = adapters.routing_weights(**{name: value[1:2, :4] for name, value in batch.items()})
+    assert_close(found[[0, 2]], whole[[0, 2]], atol=1e-4, rtol=1e-3)
+    assert_close(found[1:2], expected, atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(found[1], whole[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("place", [0, 6])
+def test_an_end_of_text_that_is_masked_as_padding_is_no_prompt(place: int) -> None:
+    """GPT-2 and others pad with it, so that collators take its labels away wherever it stands."""
+    model = made("gpt2")
+    model.config.eos_token_id = [4, 5]
+    adapters = SharedAdapters(model, r=4)
+    for number, name in enumerate(("one", "two")):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [rows("gpt2", seed=number)])
+    batch = rows("gpt2")
+    batch["input_ids"][:, place] = 5
+    labels = batch["input_ids"].masked_fill(batch["input_ids"] == 5, -100)
+    assert torch.equal(adapters.routing_weights(**batch, labels=labels), adapters.routing_weights(**batch))
+
+
 @pytest.mark.parametrize("family", ["t5", "bart", "llama", "gpt2"])
 def test_answers_are_generated_with_the_weights_of_the_prompt(family: str) -> None:
     adapters, batch = known(family), rows(family)

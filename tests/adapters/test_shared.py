@@ -321,8 +321,8 @@ def test_wrong_inputs_are_refused() -> None:
     adapters, batch = filled("llama"), rows("llama")
     with pytest.raises(UserError, match=r"weights: expected a shape \(row, 3\) or \(3,\), got \(2,\)"):
         adapters.use_weights(torch.ones(2))
-    with pytest.raises(UserError, match=r"labels: expected at least one token of the prompt in each row"):
-        adapters(**batch, labels=batch["input_ids"])
+    with pytest.raises(UserError, match=r"prompt_mask: expected at least one token of the prompt in each row"):
+        adapters(**batch, prompt_mask=torch.zeros(3, 7))
     with pytest.raises(UserError, match=r"attention_mask: expected at least one token"):
         adapters.routing_weights(input_ids=batch["input_ids"], attention_mask=torch.zeros(3, 7))
     with pytest.raises(UserError, match=r"prompt_mask: expected a mask \(row, token\) of \(3, 7\), got \(3, 2\)"):

@@ -1,22 +1,27 @@
 """A model with adapters for many tasks, mixed for each example by a router (after SAPT)."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regard.adapters import training_state
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.lora import LoraAdapters, MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
+from regard.adapters.reflection import without
+from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, make_query_reader, make_router
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
@@ -35,7 +40,12 @@ class MergedAdapter:
 
 
 class AdapterModel(nn.Module):
-    """State and forward pass of `regard.SharedAdapters`, which adds files, PEFT's format and pruning."""
+    """State and forward pass of `regard.SharedAdapters`, which adds files, PEFT's format and pruning.
+
+    Attributes that it lacks are those of the model, as `Trainer` expects them.
+    """
+
+    _hf_peft_config_loaded = True  # asked by `Trainer`: a quantized base is trained with adapters
 
     def __init__(
         self,
@@ -96,7 +106,11 @@ class AdapterModel(nn.Module):
         self.added = 0
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
+        self.past_tasks: dict[str, PastTask] = {}
         self._routing = Routing(model, self.pool.mixture, self.router, query_reader)
+        self.forward = _like_forward_of(model, self)  # type: ignore[method-assign]
+        self.register_state_dict_post_hook(training_state.keep_trained)
+        self.register_load_state_dict_post_hook(training_state.expect_trained)
 
     # -- blocks -----------------------------------------------------------------------------------------
 
@@ -139,6 +153,8 @@ class AdapterModel(nn.Module):
     def delete_adapter(self, name: str) -> None:
         """Remove an adapter and its key or mean; the others are mixed on. The covariance of their rows stays."""
         index = self.index_of(name)
+        others = {task: past for task, past in self.past_tasks.items() if task != name}
+        self.past_tasks = {task: PastTask(without(past.target, index), past.vectors) for task, past in others.items()}
         if self.active_adapter == name:
             self.freeze()
         self.pool.delete(index)
@@ -146,6 +162,11 @@ class AdapterModel(nn.Module):
         self._reseed(1)
         del self._lineages[name]
         self._routing.changed()
+
+    def knows(self, name: str) -> bool:
+        """Return whether the router was given rows of an adapter's task."""
+        index, router = self.index_of(name), self.router
+        return name in self.past_tasks if isinstance(router, SharedAttention) else bool(router.num_rows[index] > 0)
 
     def layers(self, action: str) -> dict[str, MixedLayer]:
         """Return the adapted layers by name, for an action that only LoRA adapters support."""
@@ -203,10 +224,39 @@ class AdapterModel(nn.Module):
         self.pool.remove()
         return self.model
 
+    # -- training ---------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is the model's, such as `config`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model":
+                raise
+            return getattr(self.model, name)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the names of the adapters as bytes for `state_dict`."""
+        return training_state.as_bytes({"names": self.adapter_names})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the names in a `state_dict`; raise UserError if it is that of other adapters."""
+        content = training_state.from_bytes(state)
+        if content["names"] != list(self.adapter_names):
+            expected = f"the state of the adapters {', '.join(self.adapter_names) or '(none)'}"
+            raise UserError(f"checkpoint: expected {expected}, got that of {', '.join(content['names']) or '(none)'}")
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise UserError("devices: expected a process for each (`torchrun`, `accelerate launch`), got DataParallel")
+
     # -- running ----------------------------------------------------------------------------------------
 
-    def forward(self, *args: Any, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
+    def forward(
+        self, *args: Any, labels: Tensor | None = None, prompt_mask: Tensor | None = None, **inputs: Any
+    ) -> Any:
         """Return the outputs of the model; `prompt_mask` (row, token) marks the tokens that route."""
+        if labels is not None:
+            inputs["labels"] = labels
         with hold(self._routing, prompt=prompt_mask):
             return self.model(*args, **inputs)
 
@@ -254,6 +304,20 @@ class AdapterModel(nn.Module):
         weights = torch.zeros(len(self.adapter_names), device=self.router.count.device)
         weights[index] = 1
         return self.use_weights(weights)
+
+
+def _like_forward_of(model: PreTrainedModel, adapters: AdapterModel) -> MethodType:
+    """Return `forward` with the parameters of the model's, from which `Trainer` knows the columns that it may give."""
+
+    def forward(self: AdapterModel, *args: Any, **inputs: Any) -> Any:
+        return type(self).forward(self, *args, **inputs)
+
+    keyword, any_name = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    given += [*inspect.signature(model.forward).parameters.values(), inspect.Parameter("prompt_mask", keyword)]
+    given.sort(key=lambda parameter: parameter.kind is any_name)
+    forward.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    return MethodType(forward, adapters)
 
 
 def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:

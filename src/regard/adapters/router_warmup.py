@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.reflection import pad_target, row_divergences
+from regard.adapters.reflection import mean_weights, pad_target, row_divergences
 from regard.errors import UserError
+
+STEPS, RATE, STORED = 300, 2e-3, 100
+"""Of `learn_task`: steps and learning rate of the warm-up, and the largest number of query vectors that are kept."""
 
 
 class PastTask(NamedTuple):
@@ -114,6 +117,17 @@ def warm_up_router(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(loss.detach())
+
+
+def learn_task(attention: SharedAttention, block: int, vectors: Tensor, earlier: Sequence[PastTask]) -> PastTask:
+    """Warm up the router for the rows of an adapter's task, freeze it, and return what later tasks reflect on."""
+    attention.set_trainable(block)
+    if int(attention.count) > 1:
+        warm_up_router(attention, vectors, earlier, steps=STEPS, rate=RATE, own=block)
+    attention.set_trainable(None)
+    with torch.no_grad():
+        target = mean_weights(attention(vectors))
+    return PastTask(target, _sample_rows(vectors, STORED, torch.Generator().manual_seed(block)))
 
 
 def _sample_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:

@@ -54,6 +54,7 @@ class Routing:
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
         self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+        self._special = _special_tokens(model)
         self.reader, self.two_parts = find_reader(model)
         self._handles = list(self._register_hooks())
 
@@ -103,11 +104,7 @@ class Routing:
         """Return the mask (row, token) of the tokens that count."""
         shape = tokens.shape[:2]
         valid = torch.ones(shape, dtype=torch.bool, device=tokens.device)
-        labels = inputs.get("labels")
         masks = {"attention_mask": inputs.get("attention_mask"), "prompt_mask": prompt}
-        marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
-        if marks_answer and isinstance(labels, Tensor) and labels.shape == shape:
-            masks["labels"] = labels == -100
         for name, mask in masks.items():
             if mask is None:
                 continue
@@ -118,7 +115,22 @@ class Routing:
         if not bool(valid.any(1).all()):
             names = ", ".join(name for name, mask in masks.items() if mask is not None)
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
+        labels = inputs.get("labels")
+        marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
+        if marks_answer and isinstance(labels, Tensor) and labels.shape == shape:
+            return self._without_answer(tokens, valid, labels)
         return valid
+
+    def _without_answer(self, tokens: Tensor, valid: Tensor, labels: Tensor) -> Tensor:
+        """Keep the tokens without labels of a row, or all if those are but special ones, as in `labels = input_ids`.
+
+        A collator takes the labels of padding away, and thereby those of the tokens that pad, such as end of text.
+        """
+        in_prompt = valid & (labels.to(valid.device) == -100)
+        words = in_prompt
+        if tokens.dim() == 2:
+            words = in_prompt & ~torch.isin(tokens, torch.tensor(self._special, device=tokens.device))
+        return torch.where(words.any(1, keepdim=True), in_prompt, valid)
 
     @property
     def _is_active(self) -> bool:
@@ -223,6 +235,14 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
         return model.get_encoder(), True
     decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
     return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
+
+
+def _special_tokens(model: PreTrainedModel) -> list[int]:
+    """Return the ids of begin and end of text and of padding, as far as the model has them."""
+    config = model.config.get_text_config()
+    found = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    ids = [number for entry in found for number in (entry if isinstance(entry, list) else [entry])]
+    return [number for number in ids if number is not None]
 
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:

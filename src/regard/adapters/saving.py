@@ -16,6 +16,7 @@ from regard.adapters.lora import MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.adapters.prompt_pool import PromptAdapterPool
+from regard.adapters.router_warmup import PastTask
 from regard.errors import UserError
 from regard.models.model_files import as_user_error, find_model_folder, find_weight_files
 from regard.runs.integrity import sha256_of_file
@@ -66,6 +67,9 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         adapters.settings = dict(metadata["settings"])
         adapters.restore(blocks, added)
         _copy_tensors(adapters, tensors)
+        for name, _ in blocks:
+            if f"past.{name}.target" in tensors:
+                adapters.past_tasks[name] = PastTask(*(tensors[f"past.{name}.{part}"] for part in PastTask._fields))
         if merged:
             adapters.base_sha256 = base["sha256"]
         for index, (name, weight, lineage) in enumerate(merged):
@@ -139,6 +143,8 @@ def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     tensors = router_tensors(adapters)
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
+    for task, past in adapters.past_tasks.items():
+        tensors |= {f"past.{task}.{name}": value.cpu().contiguous() for name, value in past._asdict().items()}
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
+from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
+from regard.adapters.router_warmup import PastTask, learn_task
+from regard.adapters.task_training import (
+    BatchesOnDevice,
+    TaskFit,
+    TrainingOptions,
+    own_weight,
+    train_adapter,
+    train_mode,
+)
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
 
@@ -34,16 +45,19 @@ class SharedAdapters(AdapterModel):
     """A model with one adapter for each task, mixed by a router.
 
         adapters = regard.SharedAdapters(model)
-        adapters.add_adapter("sst2")
-        adapters.fit_router("sst2", batches)              # what the task's texts are like; then train the adapter with
-        adapters(**batch).loss.backward()                 # adapters(**batch).loss as usual
-        adapters.add_adapter("agnews")                    # another; older ones are frozen
+        adapters.fit_task("sst2", batches)                # adds an adapter, tells the router of the task, and trains
+        adapters.fit_task("agnews", other_batches)        # another; older ones are frozen
         adapters.save_pretrained("adapters")
+
+    In a loop of one's own, or a `Trainer` with `regard.GateCallback`, these are `add_adapter`, `fit_router`, and
+    training with `adapters(**batch).loss` as usual.
 
     The weights of an example come from its query vector, by default the mean states of the model without adapters after
     a quarter and half of its layers. Its tokens are those of the encoder's input, all of an encoder, or the prompt of a
-    decoder-only model: where `prompt_mask` is true, else where `labels` are −100, else all. Weights are computed once,
-    and hold in all layers, in the decoder, and for all generated tokens. Without adapters the model is unchanged.
+    decoder-only model: where `prompt_mask` is true, else where `labels` are −100, else all. A row without such words
+    counts whole, as with `labels = input_ids`: in training its weights depend on all of the text, in generation on the
+    prompt. Weights are computed once, and hold in all layers, in the decoder, and for all generated tokens. Without
+    adapters the model is unchanged.
 
     The router is a `DiscriminantRouter` by default: it trains nothing and knows of each task the mean of its rows, from
     `fit_router`. With several adapters a call is refused if one has no rows. SAPT's own are `router="attention"` with
@@ -56,6 +70,81 @@ class SharedAdapters(AdapterModel):
     Source:
         SAPT (arXiv 2401.08295); see `DiscriminantRouter` for what is not SAPT's.
     """
+
+    # -- training ---------------------------------------------------------------------------------------
+
+    def fit_task(
+        self,
+        name: str,
+        batches: Any,
+        *,
+        epochs: int = 3,
+        learning_rate: float = 1e-3,
+        warmup_ratio: float = 0.06,
+        weight_decay: float = 0.01,
+        max_grad_norm: float = 1.0,
+        check: Mapping[str, Batches] | None = None,
+        loss: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> TaskFit:
+        """Train the adapter of a task, a new one or one that is there, under the weights that the router gives it.
+
+        The router is fitted to the rows first, unless `fit_router` was called. A learnt one is warmed up, reflecting on
+        `past_tasks`, at most a hundred query vectors of each earlier task, and then kept as it is. AdamW trains all
+        that requires gradients. At the end a warning tells of each task whose rows give their own adapter a mean weight
+        below `LOW_OWN_WEIGHT`.
+
+        Args:
+            name: The adapter.
+            batches: Inputs of the model, a list or a DataLoader with a length; they are read in each epoch.
+            epochs: Number of passes over the batches.
+            learning_rate: Highest learning rate.
+            warmup_ratio: Share of the steps in which the rate rises; it then falls linearly to 0.
+            weight_decay: Decoupled weight decay of all that is trained.
+            max_grad_norm: Norm to which gradients are clipped.
+            check: Batches by adapter whose weights are looked at in the end, of earlier tasks, and of rows that were
+                held out; by default the task's own batches, whose weights are too good if they are few.
+            loss: Returns the mean loss of a batch's rows; by default that of the model.
+
+        Returns:
+            Losses of the steps, mean weights of own adapters, and seconds.
+
+        Raises:
+            UserError: Batches have no length or no labels, or an option cannot be.
+        """
+        start, device = time.monotonic(), self.router.count.device
+        plan = TrainingOptions(
+            epochs=epochs,
+            learning_rate=learning_rate,
+            warmup_ratio=warmup_ratio,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+        )
+        moved = BatchesOnDevice(batches, device)
+        checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
+        for task in checked.keys() - {name}:
+            self.index_of(task)
+        if name in self.adapter_names:
+            self.set_adapter(name)
+        else:
+            self.add_adapter(name)
+        if isinstance(self.router, DiscriminantRouter):
+            if not self.knows(name):
+                self.fit_router(name, moved)
+        else:
+            self._warm_up(self.router, name, moved)
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        with train_mode(self):
+            losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan)
+        own_weights = {}
+        for task, rows in checked.items():
+            own_weights[task] = own_weight(task, self.adapter_names, self.usage(rows))
+        return TaskFit(losses, own_weights, time.monotonic() - start)
+
+    def _batch_loss(self, batch: Mapping[str, Any], loss: Callable[..., Any] | None) -> Any:
+        value = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
+        if value is None:
+            raise UserError("loss: expected batches with labels, or a function of a batch, got neither")
+        return value
 
     # -- routing ----------------------------------------------------------------------------------------
 
@@ -75,11 +164,22 @@ class SharedAdapters(AdapterModel):
         if not isinstance(router, DiscriminantRouter):
             expected = "router: expected 'discriminant', which is fitted"
             raise UserError(f"{expected}, got 'attention'; `regard.adapters.router_warmup.warm_up_router` trains it")
+        router.fit(index, self._all_vectors(batches))
+
+    def _warm_up(self, router: SharedAttention, name: str, batches: Batches) -> None:
+        """Teach a learnt router the rows of a task, if it does not know them, and freeze it."""
+        if name not in self.past_tasks:
+            vectors, earlier = self._all_vectors(batches), self.past_tasks.values()
+            moved = [PastTask(*(values.to(vectors.device) for values in task)) for task in earlier]
+            self.past_tasks[name] = learn_task(router, self.index_of(name), vectors, moved)
+        router.set_trainable(None)
+
+    def _all_vectors(self, batches: Batches) -> Tensor:
         with torch.no_grad():
             vectors = [self.query_vectors(**batch) for batch in batches]
         if not vectors:
             raise UserError("batches: expected at least one, got none")
-        router.fit(index, torch.cat(vectors))
+        return torch.cat(vectors)
 
     # -- files ------------------------------------------------------------------------------------------
 
@@ -186,11 +286,8 @@ class SharedAdapters(AdapterModel):
         total, num_rows = 0.0, 0
         with eval_mode(self):
             for batch in batches:
-                value = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
-                if value is None:
-                    raise UserError("loss: expected batches with labels, or a function of a batch, got neither")
                 count = len(next(iter(batch.values())))
-                total, num_rows = total + float(value) * count, num_rows + count
+                total, num_rows = total + float(self._batch_loss(batch, loss)) * count, num_rows + count
         return total / num_rows
 
 

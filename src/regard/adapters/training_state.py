@@ -1,0 +1,45 @@
+"""What a checkpoint of training holds: adapters, router and all that trains, without the model's frozen weights."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+EXTRA = "_extra_state"
+
+
+def keep_trained(adapters: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Take frozen weights of the model out of a `state_dict`, and copy views, which safetensors cannot write."""
+    kept = _kept_names(adapters)
+    for key in [key for key in state if key.startswith(prefix)]:
+        if key.removeprefix(prefix) in kept:
+            state[key] = state[key].contiguous()
+        else:
+            del state[key]
+
+
+def expect_trained(adapters: Any, incompatible: Any) -> None:
+    """Miss nothing in a `state_dict` that `keep_trained` leaves out."""
+    kept = _kept_names(adapters)
+    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name in kept]
+
+
+def as_bytes(content: Mapping[str, Any]) -> Tensor:
+    """Return JSON as a tensor, since safetensors hold nothing else."""
+    return torch.tensor(list(json.dumps(content).encode()), dtype=torch.uint8)
+
+
+def from_bytes(state: Tensor) -> dict[str, Any]:
+    """Return what `as_bytes` was given."""
+    return dict(json.loads(bytes(state.tolist())))
+
+
+def _kept_names(adapters: Any) -> set[str]:
+    """Return the names of all buffers, and of the parameters of adapters and router and of others that train."""
+    parts: tuple[nn.Module, ...] = (*adapters.pool.adapters, adapters.router)
+    own = {id(parameter) for part in parts for parameter in part.parameters()}
+    named = adapters.named_parameters()
+    kept = {name for name, parameter in named if parameter.requires_grad or id(parameter) in own}
+    return kept | {name for name, _ in adapters.named_buffers()} | {EXTRA}
