@@ -68,7 +68,7 @@ def make_run(
 ) -> dict[str, Any]:
     """Run a row and return the content of its file."""
     start = time.perf_counter()
-    run = run_row(ROWS[row], tasks, seed, loaded, data, budget, looked_at=1)
+    run = run_row(ROWS[row], tasks, seed, loaded, data, budget, looked_at=0)
     return {
         "stream": stream,
         "row": row,
@@ -85,7 +85,7 @@ def make_run(
 
 def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
     """Return the file of a run."""
-    return work / stream / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    return work / f"run-{stream}" / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

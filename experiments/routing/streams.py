@@ -26,23 +26,33 @@ from regard.errors import UserError
 ORDER = "3"
 """The order of `long`."""
 TEST_FRACTION, MIN_WORDS, PASSAGES, PASSAGE_WORDS = 0.2, 20, 400, 40
-GLUE: Mapping[str, tuple[str, str, Columns, tuple[str, str]]] = {
-    "sst2": ("SST-2/train.tsv.gz", "SST-2/dev.tsv", Columns(("sentence",), "label"), ("negative", "positive")),
+GLUE: Mapping[str, tuple[str, str, Columns, Mapping[str, str]]] = {
+    "sst2": (
+        "SST-2/train.tsv.gz",
+        "SST-2/dev.tsv",
+        Columns(("sentence",), "label"),
+        {"0": "negative", "1": "positive"},
+    ),
     "cola": (
         "CoLA/train.tsv",
         "CoLA/dev.tsv",
         Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
-        ("unacceptable", "acceptable"),
+        {"0": "unacceptable", "1": "acceptable"},
     ),
     "mrpc": (
         "MRPC/train.tsv",
         "MRPC/dev.tsv",
         Columns(("#1 String", "#2 String"), "Quality"),
-        ("not equivalent", "equivalent"),
+        {"0": "not equivalent", "1": "equivalent"},
     ),
-    "rte": ("RTE/train.tsv", "RTE/dev.tsv", Columns(("sentence1", "sentence2"), "label"), ("", "")),
+    "rte": (
+        "RTE/train.tsv",
+        "RTE/dev.tsv",
+        Columns(("sentence1", "sentence2"), "label"),
+        {"not_entailment": "not entailment"},
+    ),
 }
-"""Training file, test file, columns and the names of classes that are written as numbers."""
+"""Training file, test file, columns and other names of classes."""
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 ENTITIES = {"PER": "a person", "ORG": "an organization", "LOC": "a place"}
 NOVELS = (
@@ -54,6 +64,7 @@ NOVELS = (
 )
 """The lines that novels begin with, by task."""
 SPEAKERS = (("Truman", "Eisenhower", "Johnson", "Reagan"), ("Ford", "Carter", "Bush", "Clinton"))
+EMOTIONS = "task875_emotion_classification"
 FREE = (
     *("task002_quoref_answer_generation", "task073_commonsenseqa_answer_generation", "task1290_xsum_summarization"),
     *("task1510_evalution_relation_extraction", "task1572_samsum_summary", "task1590_diplomacy_text_generation"),
@@ -139,15 +150,13 @@ def _make_task(name: str, train: Pairs, test: Pairs | None = None, labels: Seque
 
 def _read_glue(data: str) -> list[RawTask]:
     tasks = []
-    for name, (train, test, columns, labels) in GLUE.items():
+    for name, (train, test, columns, classes) in GLUE.items():
         splits = [
-            [
-                (row.texts, labels[int(row.label)] if str(row.label).isdecimal() else str(row.label).replace("_", " "))
-                for row in tables.read_sentences(Path(data) / "glue" / file, columns).rows
-            ]
+            [(row.texts, str(row.label)) for row in tables.read_sentences(Path(data) / "glue" / file, columns).rows]
             for file in (train, test)
         ]
-        tasks.append(_make_task(name, *splits))
+        train_rows, test_rows = ([(texts, classes.get(label, label)) for texts, label in rows] for rows in splits)
+        tasks.append(_make_task(name, train_rows, test_rows))
     return tasks
 
 
@@ -175,34 +184,32 @@ def _read_dbpedia(data: str, sizes: Sequence[int]) -> list[RawTask]:
 
 def _read_entities(data: str) -> RawTask:
     """Read which sort of name is in a sentence of CoNLL-2003 that has names of one sort."""
-    splits = []
+    splits: list[list[tuple[tuple[str, ...], str]]] = []
     for file in ("train.txt.gz", "test.txt.gz"):
-        pairs = []
+        pairs: list[tuple[tuple[str, ...], str]] = []
         for row in tables.read_conll(Path(data) / "conll2003" / file, "ner").rows:
             sorts = {tag.partition("-")[2] for tag in row.label or () if tag != "O"}
             if len(row.texts) >= 5 and len(sorts) == 1 and sorts <= set(ENTITIES):
                 pairs.append(((" ".join(row.texts),), ENTITIES[sorts.pop()]))
         splits.append(pairs)
-    return _make_task("entities", *splits)
+    return _make_task("entities", splits[0], splits[1])
 
 
 def _read_emotions(data: str) -> RawTask:
-    folder = Path(data) / "CL_Benchmark" / "SuperNI" / "task875_emotion_classification"
-    splits = [
-        [((text,), answers[0]) for text, answers in read_instruction_file(folder / f"{split}.json").rows]
-        for split in ("train", "test")
-    ]
-    return _make_task("emotions", *splits)
+    splits = [[((text,), answers[0]) for text, answers in rows] for rows in _read_superni(data, EMOTIONS)]
+    return _make_task("emotions", splits[0], splits[1])
 
 
 def _read_free(data: str, name: str) -> RawTask:
     """Read the texts of a task of SuperNI without its definition, and without labels."""
+    splits = [[((text,), FREE_ANSWER) for text, _ in rows if text.strip()] for rows in _read_superni(data, name)]
+    return _make_task(name, splits[0], splits[1], labels=(FREE_ANSWER,))
+
+
+def _read_superni(data: str, name: str) -> list[Sequence[tuple[str, tuple[str, ...]]]]:
+    """Read inputs and answers of the training and the test file of a task."""
     folder = Path(data) / "CL_Benchmark" / "SuperNI" / name
-    splits = [
-        [((text,), FREE_ANSWER) for text, _ in read_instruction_file(folder / f"{split}.json").rows if text.strip()]
-        for split in ("train", "test")
-    ]
-    return _make_task(name, *splits, labels=(FREE_ANSWER,))
+    return [read_instruction_file(folder / f"{split}.json").rows for split in ("train", "test")]
 
 
 def _read_reviews(data: str) -> RawTask:
@@ -213,7 +220,7 @@ def _read_reviews(data: str) -> RawTask:
 
 
 def _read_novels(data: str, number: int) -> RawTask:
-    """Read passages of four novels, from where each begins: which novel are they from?"""
+    """Read passages of four novels, from where each begins; the class is the novel."""
     lines = [line.strip() for line in tables.read_text_lines(Path(data) / "lm_text" / "novels_train.txt.gz")]
     pairs: list[tuple[tuple[str, ...], str]] = []
     for heading in NOVELS[number]:
@@ -225,10 +232,10 @@ def _read_novels(data: str, number: int) -> RawTask:
 
 
 def _read_speeches(data: str, number: int) -> RawTask:
-    """Read paragraphs of speeches of four presidents: whose are they?"""
+    """Read paragraphs of speeches of four presidents; the class is the speaker."""
     pairs, speaker = [], ""
     for line in tables.read_text_lines(Path(data) / "lm_text" / "us_presidential_speeches.txt.gz"):
-        if line.startswith("PRESIDENT ") or "ADDRESS" in line and line.isupper():
+        if line.startswith("PRESIDENT ") or ("ADDRESS" in line and line.isupper()):
             speakers = chain.from_iterable(SPEAKERS)
             speaker = next((name for name in speakers if f"{name.upper()}'S" in line), "")
         elif speaker in SPEAKERS[number] and len(line.split()) >= MIN_WORDS:

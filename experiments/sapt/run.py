@@ -165,7 +165,7 @@ def run_row(
         data: Folder of published files.
         budget: Training budget.
         first: Train on the first tasks only.
-        looked_at: Rows a task on which the gate is recorded.
+        looked_at: Rows a task on which the gate is recorded; 0 for no record.
     """
     method_class = method_named(of.method)
     settings = dict(of.settings)
@@ -184,7 +184,7 @@ def run_row(
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))
-    run = run_stream(learner, method, on_task=record_gate)
+    run = run_stream(learner, method, on_task=record_gate if looked_at else None)
     learner.stream = tasks
     run.rows["gate"] = gate
     return run
