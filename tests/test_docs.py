@@ -365,7 +365,8 @@ def test_every_setting_of_sapt_is_listed() -> None:
     assert {name: row[0] for name, row in found.items()} == {name: told(one.default) for name, one in fields.items()}
     read = {name: "; ".join(map(str, conditions)) for name, conditions in sapt_config.CONDITIONS.items()}
     assert {name: row[2] for name, row in found.items() if row[2]} == read
-    choices = {name: get_args(hint) for name, hint in get_type_hints(sapt_config.SaptConfig).items() if get_args(hint)}
+    choices = {name: get_args(hint) for name, hint in get_type_hints(sapt_config.SaptConfig).items() if name in fields}
+    choices = {name: of for name, of in choices.items() if of}
     assert {name: found[name][1] for name in choices} == {name: ", ".join(of) for name, of in choices.items()}
 
 

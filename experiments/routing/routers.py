@@ -1,6 +1,7 @@
 """Routers alone: which share of each task's texts they send to it once they know all tasks; no adapter is trained.
 
-    python -m experiments.routing.routers --data DIR [--streams long,mixed,fifty] [--seeds 42,1,2] [--work DIR]
+    python -m experiments.routing.routers --data DIR [--streams long,mixed,fifty] [--routers "A;B"]
+        [--seeds 42,1,2] [--work DIR]
 
 A router gets the training rows of one task after another, as in a run; then all test rows are routed. The learnt one is
 taught each task in 300 steps, as `sapt` does before an adapter is trained, beside kept vectors of the earlier tasks;
@@ -105,14 +106,16 @@ def _open(attention: SharedAttention, rows: Tensor, past: Sequence[PastTask], ta
         warm_up_router(attention, rows, past, **schedule, seed=seed + task, own=task)
 
 
-def score(router: Router, vectors: Vectors, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return for each task the mean weight of its own, and the share of its test rows that go to it."""
+def score(router: Router, vectors: Vectors, tasks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the mean weight of each task and of all tasks of its source, and the share of its test rows sent to it."""
     rows = []
-    for task, (name, (_, test)) in enumerate(zip(names, vectors, strict=True)):
+    for index, (task, (_, test)) in enumerate(zip(tasks, vectors, strict=True)):
+        same = [number for number, other in enumerate(tasks) if other.source == task.source]
         with torch.no_grad():
             weights = router.scores(test).softmax(-1)
-        largest = (weights.argmax(1) == task).float().mean()
-        rows.append({"task": name, "own_weight": float(weights[:, task].mean()), "own_largest": float(largest)})
+        means = weights.mean(0)
+        line = {"task": task.name, "own_weight": float(means[index]), "same_source": float(means[same].sum())}
+        rows.append({**line, "own_largest": float((weights.argmax(1) == index).float().mean())})
     return rows
 
 
@@ -126,7 +129,7 @@ def make_case(stream: str, name: str, seed: int, tasks: Stream, loaded: Loaded) 
         "router": name,
         "seed": seed,
         "tasks": describe_stream(tasks),
-        "routing": score(router, vectors, [task.name for task in tasks.tasks]),
+        "routing": score(router, vectors, tasks.tasks),
         "seconds": seconds,
         "regard": regard_version(),
         "versions": library_versions(),
@@ -143,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of published files")
     parser.add_argument("--streams", default=",".join(STREAMS))
+    parser.add_argument("--routers", default=";".join(CASES), help="routers, apart by semicolons (default: all)")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
     options = parser.parse_args(arguments)
@@ -152,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in map(int, options.seeds.split(",")):
             for stream in options.streams.split(","):
                 tasks = read_named(stream, seed, options.data)
-                for name in CASES:
+                for name in options.routers.split(";"):
                     make: Callable[[], Mapping[str, Any]] = partial(make_case, stream, name, seed, tasks, loaded)
                     path = case_path(options.work, stream, name, seed)
                     yield Case(path, make, partial(_describe_case, f"{stream}, {name}, {seed}"))

@@ -138,14 +138,14 @@ def _shuffle(name: str, tasks: Sequence[Any], seed: int) -> Stream:
 
 
 def _make_task(name: str, train: Pairs, test: Pairs | None = None, labels: Sequence[str] = ()) -> RawTask:
-    """Make a task; without test rows a fifth of each class is held out."""
+    """Make a task; without test rows a fifth of each class is held out. Parts of a data set are "SOURCE part"."""
     rows = tuple(LabeledRow.of(texts, label) for texts, label in train)
     if test is None:
         rows, held_out = divide_rows(rows, (TEST_FRACTION,), 0, name)
     else:
         held_out = tuple(LabeledRow.of(texts, label) for texts, label in test)
     names = tuple(labels) or tuple(sorted({row.label for row in rows}))
-    return RawTask(name, names, rows, None, held_out, source=name, has_free_answers=names == (FREE_ANSWER,))
+    return RawTask(name, names, rows, None, held_out, source=name.split()[0], has_free_answers=names == (FREE_ANSWER,))
 
 
 def _read_glue(data: str) -> list[RawTask]:

@@ -29,12 +29,12 @@ KEY = ("stream", "row", "seed")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (*KEY, *SCORES, *WEIGHTS, "train_s", "between_s", "run_s", "kept_bytes", "kept_examples"),
     "tasks": (*KEY, "task", "learnt", "AP", *WEIGHTS),
-    "routers": ("stream", "router", "seed", *WEIGHTS, "second_s", "last_s"),
+    "routers": ("stream", "router", "seed", *WEIGHTS, "same_source", "second_s", "last_s"),
 }
 """The columns of docs/results/routing-NAME.csv: a run, a task of a run, and a router alone a line.
 
 `own_weight`: mean weight of the own adapter over a task's test rows, mean over tasks; `own_largest`: share of the rows
-of which it is the largest. `train_s` are seconds of training, `between_s` of what a method does before a task's
+of which it is the largest; `same_source`: mean weight of all tasks of the same data set. `train_s` are seconds of training, `between_s` of what a method does before a task's
 training and after it; `second_s` and `last_s` what a router takes for the second and the last task. `learnt`: accuracy
 among the labels so far when the task was just learnt.
 """
@@ -173,7 +173,7 @@ def _router_key(case: Mapping[str, Any]) -> tuple[int, int, int]:
 def _router(case: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: case[name] for name in ("stream", "router", "seed")},
-        **{name: _mean(case["routing"], name) for name in WEIGHTS},
+        **{name: _mean(case["routing"], name) for name in (*WEIGHTS, "same_source")},
         "second_s": case["seconds"][1],
         "last_s": case["seconds"][-1],
     }

@@ -165,7 +165,7 @@ def run_row(
         data: Folder of published files.
         budget: Training budget.
         first: Train on the first tasks only.
-        looked_at: Rows a task on which the gate is recorded; 0 for no record.
+        looked_at: Rows a task on which the gate is recorded; 0 for none.
     """
     method_class = method_named(of.method)
     settings = dict(of.settings)

@@ -223,8 +223,8 @@ def test_attention_is_observed_once_a_forward() -> None:
         logits(adapters, batch)
     with regard.hooks.watching(adapters.model) as found:
         logits(adapters, batch)
-    mine, plain = (watch.frame().select_dtypes("number").to_numpy() for watch in (found, expected))
-    assert_close(torch.tensor(mine), torch.tensor(plain), equal_nan=True)
+    mine, plain = (watch.frame().select_dtypes("number").to_numpy(float) for watch in (found, expected))
+    assert_close(torch.tensor(mine), torch.tensor(plain), atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
 # -- refusals -----------------------------------------------------------------------------------------------

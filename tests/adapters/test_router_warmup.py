@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.router_warmup import PastTask, divergences, router_loss, warm_up_router
+from regard.adapters.router_warmup import PastTask, _PastRows, divergences, router_loss, warm_up_router
 from regard.errors import UserError
 
 
@@ -90,3 +91,20 @@ def test_no_steps_change_nothing() -> None:
     before = {name: value.clone() for name, value in gate.state_dict().items()}
     assert warm_up_router(gate, vectors(1.0), [], steps=0, rate=1.0) == 0
     assert all(torch.equal(value, before[name]) for name, value in gate.state_dict().items())
+
+
+def test_a_step_sees_as_many_rows_however_many_tasks_there_are_and_each_task_counts_the_same() -> None:
+    gate = attention(3)
+    earlier = [
+        PastTask(torch.tensor([1.0]), vectors(-1.0, 300)),
+        PastTask(torch.tensor([0.2, 0.8]), vectors(0.0, 10)),
+        PastTask(torch.tensor([0.5, 0.5]), vectors(1.0, 60)),
+    ]
+    rows, generator = _PastRows.of(earlier, 3), torch.Generator().manual_seed(0)
+    assert rows.sample(400, generator) is rows
+    with torch.no_grad():
+        assert_close(rows.losses(gate).sum(), divergences(gate, earlier).sum())
+        sampled = [rows.sample(64, generator) for _ in range(200)]
+        assert {len(one.vectors) for one in sampled} == {64}
+        mean = sum(float(one.losses(gate).sum()) for one in sampled) / 200
+        assert mean == pytest.approx(float(divergences(gate, earlier).sum()), rel=0.03)

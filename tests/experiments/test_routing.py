@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ def run_of(row: str, seed: int, final: float, name: str = "long") -> dict[str, A
 
 
 def case_of(name: str, router: str, seed: int, weight: float) -> dict[str, Any]:
-    routed = [{"task": task, "own_weight": weight, "own_largest": weight} for task in TASKS]
+    weights = {"own_weight": weight, "own_largest": weight, "same_source": weight}
+    routed = [{"task": task, **weights} for task in TASKS]
     common = {name: run_of(SAPT, seed, 1.0)[name] for name in ("tasks", "regard", "versions")}
     return {"stream": name, "router": router, "seed": seed, "routing": routed, "seconds": [0.0, 0.5, 1.5], **common}
 
@@ -104,7 +106,9 @@ def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.M
     work_of(tmp_path / "work")
     assert main(["routing", "--work", "work"]) == 0
     assert main(["routing", "--check"]) == 0
-    assert f"| fifty | {DEFAULT} | 3 | 0.83 ± 0.02 |" in (tmp_path / "docs" / "routing.md").read_text(encoding="utf-8")
+    assert f"| fifty | {DEFAULT} | 3 | 0.83 ± 0.02 | 0.83 ± 0.02 | 0.83 ± 0.02 | 0.500 | 1.500 |" in (
+        tmp_path / "docs" / "routing.md"
+    ).read_text(encoding="utf-8")
     assert len(Tables.load().runs) == 9
 
 
@@ -152,11 +156,13 @@ def test_a_router_alone_sends_texts_that_differ_to_their_tasks(case: RouterCase)
         for center in centers
     ]
     router, seconds = teach(case, vectors, seed=1)
-    routed = score(router, vectors, ["a", "b", "c"])
+    tasks = [SimpleNamespace(name=name, source=source) for name, source in (("a 1", "a"), ("a 2", "a"), ("b", "b"))]
+    routed = score(router, vectors, tasks)
     assert len(seconds) == 3
     assert [row["own_largest"] for row in routed] == [1.0] * 3
-    swapped = score(router, vectors[::-1], ["c", "b", "a"])
-    assert [row["own_largest"] for row in swapped] == [0.0, 1.0, 0.0]
+    swapped = score(router, [vectors[1], vectors[0], vectors[2]], tasks)
+    assert [row["own_largest"] for row in swapped] == [0.0, 0.0, 1.0]
+    assert all(row["same_source"] > 0.9 for row in swapped)  # the wrong task, but of the right source
 
 
 def test_vectors_are_read_by_task_and_split() -> None:

@@ -70,8 +70,7 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
     keys = ["after_task", "task_index", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt r=2")
-        & (gated.accuracy_matrix["scenario"] == "til")
+        (gated.accuracy_matrix["method"] == "sapt r=2") & (gated.accuracy_matrix["scenario"] == "til")
     ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
@@ -363,9 +362,7 @@ def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) ->
     assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2")) == 0
     plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
     assert AutoModelForSeq2SeqLM.from_pretrained(plain).config.lineage["tasks"][0]["name"] == SUPER_NI_ORDERS["1"][0]
-    network = load_network(
-        rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2")
-    )
+    network = load_network(rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2"))
     ids = torch.tensor([[5, 6, 2]])
     said = network.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 4)
     assert said.shape[0] == 1
