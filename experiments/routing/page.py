@@ -103,10 +103,11 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "## Routers alone",
             routers,
             "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
-            "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of DBpedia, "
-            "five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught each task in 300 steps beside kept vectors of earlier "
-            "ones (3: the 2 % of `sapt`'s default memory); the training of adapters, which goes on teaching them, is "
-            "left out. s: seconds for the second and the last task, without reading the vectors.",
+            "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
+            "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
+            "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
+            "training of adapters, which goes on teaching them, is left out. s: seconds for the second and the last "
+            "task, without reading the vectors.",
             "## Setting",
             describe_setting(tables),
             "## Not tried",

@@ -34,9 +34,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The columns of docs/results/routing-NAME.csv: a run, a task of a run, and a router alone a line.
 
 `own_weight`: mean weight of the own adapter over a task's test rows, mean over tasks; `own_largest`: share of the rows
-of which it is the largest; `same_source`: mean weight of all tasks of the same data set. `train_s` are seconds of training, `between_s` of what a method does before a task's
-training and after it; `second_s` and `last_s` what a router takes for the second and the last task. `learnt`: accuracy
-among the labels so far when the task was just learnt.
+of which it is the largest; `same_source`: mean weight of all tasks of the same data set. `train_s` are seconds of
+training, `between_s` of what a method does before a task's training and after it; `second_s` and `last_s` what a router
+takes for the second and the last task. `learnt`: accuracy among the labels so far when the task was just learnt.
 """
 FLOATS = tuple(column for columns in COLUMNS.values() for column in columns if column not in (*KEY, "task", "router"))
 
