@@ -1,6 +1,7 @@
 """The routing experiment: its streams, its runs, its rules and its page."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,24 @@ def test_tasks_without_test_rows_hold_some_out() -> None:
     assert task.labels == ("a", "b")
     assert (len(task.train), len(task.test)) == (32, 8)
     assert not {row.key for row in task.train} & {row.key for row in task.test}
+
+
+@pytest.mark.data
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name, count", [("mixed", 12), ("fifty", 50)])
+def test_streams_of_files_have_rows_of_each_task_once(name: str, count: int, data_folder: Path) -> None:
+    tasks = streams.read_named(name, 1, str(data_folder)).tasks
+    assert len(tasks) == count
+    assert all(len(task.train) <= streams.TRAIN and len(task.test) <= streams.EVALUATED for task in tasks)
+    for task in tasks:
+        assert not set(task.train.texts) & set(task.test.texts)
+    news = next(task for task in tasks if task.name == "agnews")
+    counts = Counter[str]()
+    for (text,), label in zip(news.train.texts, news.train.labels, strict=True):
+        counts[news.labels[label]] += any(
+            word in text.lower() for word in ("game", "season", "coach", "olympic", "cup")
+        )
+    assert counts.most_common(1)[0][0] == "Sports"  # the files number the classes in two ways
 
 
 def test_unknown_streams_are_refused() -> None:
