@@ -18,6 +18,7 @@ from regard.continual.gradient_interference import (
     compute_gradients,
     compute_interference,
     make_interference_table,
+    project,
 )
 from regard.errors import UserError
 
@@ -229,3 +230,26 @@ def test_the_table_has_each_pair_once() -> None:
     assert tuple(table.columns) == COLUMNS
     expected = [(1, 1, 1, 1), (1, 2, 3, 0.6), (1, 3, -2, -1), (2, 2, 25, 1), (2, 3, -6, -0.6), (3, 3, 4, 1)]
     pd.testing.assert_frame_equal(table, pd.DataFrame(expected, columns=list(COLUMNS)), check_dtype=False)
+
+
+def test_a_projection_preserves_dot_products_within_its_error() -> None:
+    """Of vectors with a few large numbers in the same places, as gradients have them."""
+    random = torch.Generator().manual_seed(3)
+    base = torch.randn(40_000, generator=random, dtype=torch.float64)
+    base[::400] *= 30
+    vectors = [base, base + torch.randn(40_000, generator=random, dtype=torch.float64), torch.roll(base, 200)]
+    exact, _ = compute_interference(vectors)
+    features = 4_096
+    found, _ = compute_interference([project(vector, features) for vector in vectors])
+    norms = exact.diagonal().sqrt()
+    errors = (found - exact) / torch.outer(norms, norms)
+    assert float(errors.abs().max()) < 4 / math.sqrt(features)
+    assert float(errors.abs().max()) > 0
+
+
+def test_long_gradients_are_projected_and_short_ones_kept() -> None:
+    module = regression()
+    exact = compute_gradients(module, BY_HAND, squared, count, max_features=3)
+    assert torch.equal(exact, compute_gradients(module, BY_HAND, squared, count))
+    short = compute_gradients(module, BY_HAND, squared, count, max_features=2)
+    torch.testing.assert_close(short, torch.stack([project(gradient, 2) for gradient in exact]))

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.continual import run as running
+from regard.continual.costs import AROUND
 from regard.continual.learner import Learner
 from regard.continual.method import Method, MethodState
 from regard.continual.methods import METHODS, method_named
@@ -55,7 +56,7 @@ NO_ADAPTERS = {
 }
 """Those that refuse adapters beside those of their own."""
 WITH_MEMORY = {"replay": 6, "replay-lora": 6, "seekr": 6, "agem": 6, "der++": 6, "mbpa++": 6}
-CLOCK = ("seconds", "hook_seconds", "examples_per_second", "peak_memory_mib")
+CLOCK = ("seconds", *AROUND, "examples_per_second", "peak_memory_mib")
 
 
 class Broken(Exception):

@@ -125,7 +125,7 @@ def test_falcon_is_watched(kind: str, implementation: str) -> None:
     model.config._attn_implementation = implementation
     with watching(model, "all") as watch:
         output = model(ids()).logits
-    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=5e-6)
     assert model.config._attn_implementation == implementation
     if kind != "ALiBi":  # whose own two attentions differ
         for layer, layer_weights in enumerate(weights):
@@ -142,7 +142,7 @@ def test_falcon_generates_and_takes_padding() -> None:
     with watching(model, "column_mass") as watch:
         output = model(ids(), attention_mask=mask).logits
         generated = model.generate(ids(), attention_mask=torch.ones_like(ids()), max_new_tokens=5, do_sample=False)
-    torch.testing.assert_close(output[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=5e-6)
     assert torch.equal(generated, tokens)
     assert watch.samples == 4
 

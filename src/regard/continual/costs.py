@@ -18,23 +18,26 @@ from regard.training import TrainResult
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
 ResultT = TypeVar("ResultT")
+AROUND = ("hook_seconds", "scoring_seconds", "diagnostics_seconds", "saving_seconds")
+"""Seconds around training: of what a method prepares and keeps, of scores, diagnostics (with the gate), and files."""
 
 
 @dataclass
 class TaskCost:
-    """What the phases of a task have cost."""
+    """What the phases of a task have cost, and what is done around them, by name in `AROUND`."""
 
     seconds: float = 0.0
-    hooks: float = 0.0
+    around: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AROUND, 0.0))
     steps: int = 0
     flops: float = 0.0
     examples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
 
-    def time_hook(self, hook: Callable[..., ResultT], *args: Any) -> ResultT:
+    def time(self, name: str, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Call a function, and add the seconds that it takes to those of that name."""
         start = time.perf_counter()
-        result = hook(*args)
-        self.hooks += time.perf_counter() - start
+        result = function(*args)
+        self.around[name] += time.perf_counter() - start
         return result
 
     def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
@@ -59,7 +62,7 @@ class TaskCost:
 
     def row(self) -> Row:
         speed = self.examples / self.seconds if self.seconds else None
-        row = {"seconds": self.seconds, "hook_seconds": self.hooks, "flops": self.flops, "steps": self.steps}
+        row = {"seconds": self.seconds, **self.around, "flops": self.flops, "steps": self.steps}
         return {**row, "examples_per_second": speed}
 
 

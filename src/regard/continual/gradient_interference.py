@@ -16,6 +16,8 @@ COLUMNS = ("task_index_a", "task_index_b", "dot", "cosine")
 """The columns of what `make_interference_table` gives."""
 SLICE = 1 << 20
 """Parameters multiplied at once in float64."""
+FEATURES = 1 << 20
+"""Numbers kept of a gradient; a longer one is projected on so many, with errors of a thousandth of the norms."""
 Rows = TypeVar("Rows")
 
 
@@ -26,8 +28,12 @@ def compute_gradients(
     count: Callable[[Rows], int],
     *,
     parameters: Iterable[nn.Parameter] | None = None,
-) -> Float[Tensor, "task parameter"]:
+    max_features: int = FEATURES,
+) -> Float[Tensor, "task feature"]:
     """Compute the gradient of each task's mean loss, on the CPU, in float32 (float64 of float64 parameters).
+
+    Of more than `max_features` parameters a random projection is kept, the same for all tasks. It preserves dot
+    products on average, with a standard error of about |a| |b| / √max_features.
 
     The module is in evaluation mode; its modes, `.grad` and the random state stay. `tasks` are the batches of each
     task; `loss` returns the sum of a batch's losses, and `count` their number.
@@ -37,7 +43,8 @@ def compute_gradients(
     if not trainable:
         raise UserError("parameters: expected at least one that requires gradients, got none")
     dtype = reduce(torch.promote_types, [parameter.dtype for parameter in trainable], torch.float32)
-    gradients = torch.empty(len(tasks), sum(parameter.numel() for parameter in trainable), dtype=dtype)
+    total_size = sum(parameter.numel() for parameter in trainable)
+    gradients = torch.zeros(len(tasks), min(total_size, max_features), dtype=dtype)
     devices = sorted({parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), eval_mode(module), torch.enable_grad():
         for index, batches in enumerate(tasks):
@@ -50,10 +57,23 @@ def compute_gradients(
                     target += gradient
             if not total:
                 raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
-            targets = gradients[index].split([parameter.numel() for parameter in trainable])
-            for target, parameter in zip(targets, sums, strict=True):
-                target.copy_(parameter.flatten() / total)
+            gradient = torch.cat([parameter.flatten().cpu() for parameter in sums]) / total
+            gradients[index] = gradient if total_size <= max_features else project(gradient, max_features)
     return gradients
+
+
+def project(vector: Float[Tensor, " parameter"], features: int) -> Float[Tensor, " feature"]:
+    """Return a random projection of a vector: numbers with random signs, summed over every `features`-th one.
+
+    Source:
+        Count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) with one row, whose buckets are dealt out in turn.
+    """
+    projected = vector.new_zeros(features)
+    for number, part in enumerate(vector.split(features)):
+        generator = torch.Generator().manual_seed(number)
+        signs = torch.randint(0, 2, (len(part),), generator=generator, dtype=torch.int8) * 2 - 1
+        projected[: len(part)] += part * signs
+    return projected
 
 
 def compute_interference(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -105,20 +106,21 @@ def run_stream(
     for task in range(tasks_trained, len(learner.stream)):
         learner.task, cost = task, TaskCost()
         reset_peak(learner.device)
-        cost.time_hook(method.before_task, learner, task)
+        cost.time("hook_seconds", method.before_task, learner, task)
         if method.evaluation_scope == "seen":
-            _add_scores(run, [task], tasks_trained=task, cil=False)
-        _add_diagnostics(run, diagnose, tasks_trained=task)
+            cost.time("scoring_seconds", _add_scores, run, [task], task, False)
+        cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
         _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
-        cost.time_hook(method.after_task, learner, task)
+        cost.time("hook_seconds", method.after_task, learner, task)
         num_stored = len(method.state.examples)
         assert num_stored <= method.memory_size, f"{num_stored} examples kept, {method.memory_size} declared"
-        row = {**learner.task_columns(task), **cost.row(), "peak_memory_mib": peak_memory(learner.device)}
-        run.rows["cost"].append({**row, **measure_memory(learner, method)})
-        _evaluate_after(run, diagnose)
+        task_peak = peak_memory(learner.device)
+        _evaluate_after(run, cost, diagnose)
         if gated:
-            scored_tasks = None if task + 1 == len(learner.stream) else (task,)
-            run.rows["gate"] += measure_gate(learner, method, task + 1, rows=gated, scored_tasks=scored_tasks)
+            run.rows["gate"] += cost.time("diagnostics_seconds", _measure_gate, learner, method, gated)
+        row = {**learner.task_columns(task), **cost.row(), "peak_memory_mib": task_peak}
+        run.rows["cost"].append({**row, **measure_memory(learner, method)})
+        saving = time.perf_counter()
         run.peak_memory = max(run.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
@@ -128,6 +130,7 @@ def run_stream(
                     rows = {**run.rows, "identity": fingerprint}
                     save(checkpoint_dir, task + 1, learner.network, method.state, rows)
                     shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
+        run.rows["cost"][-1]["saving_seconds"] = time.perf_counter() - saving
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
@@ -188,7 +191,7 @@ def _train(
         on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
 
     for index, phase in enumerate(method.phases(learner, learner.task)):
-        batches = cost.time_hook(method.batches, learner, learner.task, phase)
+        batches = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
         if not batches.steps:
             continue
         with train_only(learner.network, phase):
@@ -232,18 +235,24 @@ def _make_training_config(
     )
 
 
-def _evaluate_after(run: RunState, diagnose: Diagnose | None) -> None:
+def _measure_gate(learner: Learner, method: Method, rows: int) -> list[Row]:
+    scored_tasks = None if learner.task + 1 == len(learner.stream) else (learner.task,)
+    return measure_gate(learner, method, learner.task + 1, rows=rows, scored_tasks=scored_tasks)
+
+
+def _evaluate_after(run: RunState, cost: TaskCost, diagnose: Diagnose | None) -> None:
     task, scope = run.learner.task, run.method.evaluation_scope
     if scope == "end" and task + 1 < len(run.learner.stream):
         return
     if scope == "own":
         previous_rows = [row for row in run.rows["matrix"] if row["after_task"] == task]
         run.rows["matrix"] += [{**row, "after_task": task + 1} for row in previous_rows]
-    _add_scores(run, [task] if scope == "own" else range(task + 1), tasks_trained=task + 1, cil=run.method.incremental)
-    _add_diagnostics(run, diagnose, tasks_trained=task + 1)
+    tasks = [task] if scope == "own" else range(task + 1)
+    cost.time("scoring_seconds", _add_scores, run, tasks, task + 1, run.method.incremental)
+    cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task + 1)
 
 
-def _add_scores(run: RunState, tasks: Iterable[int], *, tasks_trained: int, cil: bool) -> None:
+def _add_scores(run: RunState, tasks: Iterable[int], tasks_trained: int, cil: bool) -> None:
     for task in tasks:
         score = score_task(run.learner, task, tasks_trained=tasks_trained)
         values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
@@ -253,7 +262,7 @@ def _add_scores(run: RunState, tasks: Iterable[int], *, tasks_trained: int, cil:
         ]
 
 
-def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained: int) -> None:
+def _add_diagnostics(run: RunState, diagnose: Diagnose | None, tasks_trained: int) -> None:
     if diagnose is not None:
         row = {"after_task": tasks_trained, **run.learner.task_columns(run.learner.task)}
         run.rows["diagnostics"] += [{**row, **values} for values in diagnose(run.learner, run.learner.task)]

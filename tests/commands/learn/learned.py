@@ -105,6 +105,9 @@ def cost(scores: pd.DataFrame) -> pd.DataFrame:
     return tasks.assign(
         seconds=10.0 * slow,
         hook_seconds=2.0 * slow,
+        scoring_seconds=1.0,
+        diagnostics_seconds=0.5,
+        saving_seconds=0.25,
         flops=2e12,
         peak_memory_mib=800.0 + 10 * tasks["task_index"],
         memory_bytes=np.where(slow > 1, 2**20, 0) * tasks["task_index"],

@@ -429,10 +429,10 @@ def test_runs_are_dots_of_ap_over_fgt(parsed: Parsed) -> None:
 
 def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
     found = sum_costs(TABLES["cost"])
-    assert found.loc["prescale"].tolist() == [80, 16, 8e12, 840, 4 * 2**20, 0, 32, 96]
-    assert found.loc["finetune"].tolist() == [40, 8, 8e12, 840, 0, 0, 64, 48]
-    assert "1 min 36 s 16.0 s 8.00 840 4.00 MiB 0 32.0" in parsed.text
-    assert "48.0 s 8.00 s 8.00 840 0 B 0 64.0" in parsed.text
+    assert found.loc["prescale"].tolist() == [80, 16, 4, 2, 1, 8e12, 840, 4 * 2**20, 0, 32, 96]
+    assert found.loc["finetune"].tolist() == [40, 8, 4, 2, 1, 8e12, 840, 0, 0, 64, 48]
+    assert "1 min 36 s 16.0 s 4.00 s 2.00 s 1.00 s 8.00 840 4.00 MiB 0 32.0" in parsed.text
+    assert "48.0 s 8.00 s 4.00 s 2.00 s 1.00 s 8.00 840 0 B 0 64.0" in parsed.text
     times, kept = parsed.data["panels"]["cost-dots"]
     assert {point["series"]: point["x"] for point in times["points"]} == {"finetune": 48, "prescale": 96, "joint": 48}
     assert {point["series"]: point["x"] for point in kept["points"]}["prescale"] == 4

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
 from regard.commands.learn.run import TASK_END, Progress, learn
+from regard.continual.costs import AROUND
 from regard.continual.methods import METHODS as KNOWN
 from regard.continual.run import make_learner, run_stream
 from regard.data.stream import Stream
@@ -32,7 +33,7 @@ from tests.training.test_loop_processes import free_port
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
+CLOCK = ["seconds", *AROUND, "examples_per_second", "peak_memory_mib"]
 SAPT = "sapt r=2"
 KILLS = {
     "in a task and between two": (

@@ -27,14 +27,14 @@ EXAMPLES = """streams:
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
                    der++, mbpa++, ewc, lwf, idbr, osf
-  LoRA             sapt, sapt-task-free, sequential-lora, incremental-lora,
-                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
-                   seekr, epi
+  LoRA             sapt, sapt-paper, sapt-task-free, sequential-lora,
+                   incremental-lora, replay-lora, o-lora, n-lora, inflora,
+                   migu, slao, gainlora, seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
   references       separate (a model for each task), joint (all tasks at once)
 
 settings:
-  --set NAME=VALUE sets a field of the method. For sapt and sapt-task-free, see
+  --set NAME=VALUE sets a field of the method. For sapt and its kin, see
   docs/sapt-settings.md. An unknown name prints the valid ones.
 
 examples:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.learn.tables import SCENARIOS, method_names
+from regard.continual.costs import AROUND
 from regard.report import labels, page
 from regard.report.page import Table
 from regard.report.panels import numeric_column
@@ -215,7 +216,7 @@ def _about(differences: Sequence[Difference], baseline: str) -> str:
 
 
 _COSTS = {
-    **dict.fromkeys(("seconds", "hook_seconds", "flops"), "sum"),
+    **dict.fromkeys(("seconds", *AROUND, "flops"), "sum"),
     **dict.fromkeys(("peak_memory_mib", "memory_bytes", "memory_examples"), "max"),
     "examples_per_second": "mean",
 }
@@ -223,8 +224,9 @@ COST_ABOUT = (
     "Means over runs. Time and FLOPs are summed over tasks; memory, bytes and examples are the maximum over tasks. "
     "Peak memory on a GPU is that of the task, including what a method prepares and what is measured before its steps. "
     "On the CPU it is the peak of the process so far, so methods of one process inherit it; regard sweep learn starts "
-    "a process for each. Time covers training and the method’s work before and after it, which is also shown alone; "
-    "scoring and diagnostics are excluded. FLOPs and examples/s cover training steps, including gradient correction. "
+    "a process for each. Time covers training and the method’s work before and after it, which is also shown alone. "
+    "Scores, diagnostics (with the gate) and files come besides. FLOPs and examples/s cover training steps, including "
+    "gradient correction. "
     "Computation before an answer (mbpa++ adapts itself to each text) is in no column. Stored: what a method stores "
     "beside the model. Stored examples: rows stored unchanged; vectors, densities and texts made of rows count as "
     "Stored only."
@@ -252,13 +254,13 @@ def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping
     rows = []
     for method in methods:
         cost = costs.loc[method]
-        cells = [format_estimate(scores.get(method)), _time(cost["whole_seconds"]), _time(cost["hook_seconds"])]
+        cells = [format_estimate(scores.get(method)), *(_time(cost[name]) for name in ("whole_seconds", *AROUND))]
         cells += [labels.number(cost["flops"] / 1e12, 3), labels.number(cost["peak_memory_mib"], 3)]
         cells.append(format_bytes(cost["memory_bytes"]))
         cells += [labels.number(cost[key], 3) for key in ("memory_examples", "examples_per_second")]
         rows.append((method, REFERENCES.get(method, ""), cells))
-    head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
-    head += ["Stored examples", "Examples/s"]
+    head = ["Method", name, "Time a run", "Around training", "Scores", "Diagnostics", "Files", "TFLOPs a run"]
+    head += ["Peak memory, MiB", "Stored", "Stored examples", "Examples/s"]
     return Table(rows, head, "Cost by method")
 
 

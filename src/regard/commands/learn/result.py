@@ -15,6 +15,7 @@ import pandas as pd
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.words import learn_summary
 from regard.continual import comparison, forgetting, metrics
+from regard.continual.costs import AROUND
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
     "cost": (
-        *(*_RUN, *_TASK, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
+        *(*_RUN, *_TASK, "seconds", *AROUND, "flops", "peak_memory_mib", "steps"),
         *("examples_per_second", "memory_bytes", "memory_examples"),
     ),
     "diagnostics": (*_RUN, "after_task", *_TASK, "statistic", "layer", "value", "standard_error"),
