@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -87,6 +88,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
             f"frozen model, which is not trained; `sapt, learnt router` is the default until now ({learnt}: the "
             "router that the paper trains, on the maxima of the input embeddings).",
+            describe_answer(tables, rules),
             "## Rules, fixed before the runs",
             rules,
             "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
@@ -120,6 +122,18 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
+
+
+def describe_answer(tables: Tables, rules: Table) -> str:
+    """Return the AP of the rows that the rules compare, and how many rules hold."""
+    sentences = []
+    for stream in TRAINED:
+        means = {row: tables.mean(stream, row, "AP") for row in (SAPT, f"{SAPT}, learnt router", REPLAY, JOINT)}
+        named = [f"`{row}` {mean.mean:.1f}" for row, mean in means.items() if mean is not None]
+        sentences += [f"AP in `{stream}`: {join_words(named)}."] if named else []
+    counts = Counter(line[-1] for line in rules.rows)
+    verdicts = join_words(f"{count} *{word}*" for word, count in counts.items())
+    return f"{' '.join(sentences)} Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
 
 
 def describe_least(tables: Tables) -> str:

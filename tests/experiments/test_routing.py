@@ -100,6 +100,8 @@ def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path
     text = " ".join(make_page(uneven).to_markdown().split())
     assert "`long`, with fewer than three seeds: `replay-lora` (1)." in text
     assert "`mixed`, without any run: `sapt`" in text
+    assert "AP in `long`: `sapt` 71.0 and `replay-lora` 60.0." in text
+    assert "Of 9 rules, counted stream by stream: 1 *cannot be told*, 5 *not run* and 3 *holds*." in text
 
 
 def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +133,19 @@ def test_the_committed_page_is_what_its_tables_make() -> None:
 # -- runs and routers ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_recorded_with_the_weights_of_its_test_rows() -> None:
+def test_a_run_is_recorded_with_the_weights_of_its_test_rows(tmp_path: Path) -> None:
     budget = TrainingBudget(num_epochs=1, learning_rate=1e-3, batch_size=8, length=BUDGET.length)
     made = make_run("long", SAPT, 1, stream(8), loaded(dropout=0.0), "", budget)
     names = [task.name for task in stream(8).tasks]
     assert [row["task"] for row in made["routing"]] == names == list(made["tasks"])
     assert all(0 <= row["own_weight"] <= 1 for row in made["routing"])
     assert {row["after_task"] for row in made["matrix"]} >= {1, 2, 3}
+    work = work_of(tmp_path / "work", {})
+    (work / "run-long" / "x.json").write_text(json.dumps(made))
+    (line,) = Tables.gather(work).runs.to_dict("records")
+    assert line["own_weight"] == pytest.approx(sum(row["own_weight"] for row in made["routing"]) / 3)
+    assert line["train_s"] > 0
+    assert line["kept_bytes"] > 0
 
 
 def test_rows_are_of_known_methods_and_settings() -> None:
