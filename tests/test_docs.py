@@ -210,6 +210,9 @@ def available(text: str) -> str:
 
 
 def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
+    if named := re.match(r"# (\w+\.py)\n", block.text):  # a file of the reader's own
+        Path(named[1]).write_text(block.text, encoding="utf-8")
+        return
     source = "\n" * block.line + available(block.text)  # so that a traceback names the page's own line
     exec(compile(source, str(page), "exec"), names)
 

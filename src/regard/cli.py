@@ -61,7 +61,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code: 0, 1 for findings of `regard check`, or 2 after a line with an error."""
+    """Run a command, and return its exit code: 0, 1 or 3 by `regard check`, 2 after a line with an error."""
     args, unknown = parser().parse_known_args(arguments)
     if unknown:
         Parser(prog=f"regard {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")

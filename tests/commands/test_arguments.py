@@ -24,7 +24,15 @@ COURSE = (
     *("--max-eval-samples", "--length", "--task-type", "--missing-tasks", "--instructions/--no-instructions"),
     *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
     *("--num-epochs", "--learning-rate", "--search-learning-rates", "--num-probing-epochs"),
-    *("--probing-learning-rate", "--precision", "--lora-rank", "--set", "--diagnostic-samples", "--save-steps"),
+    *(
+        "--probing-learning-rate",
+        "--precision",
+        "--lora-rank",
+        "--references",
+        "--set",
+        "--diagnostic-samples",
+        "--save-steps",
+    ),
     *("--weight-decay", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")

@@ -41,9 +41,9 @@ def test_a_task_that_lost_much_over_many_rows_has_dropped() -> None:
     assert (found.n, found.seeds, found.verdict) == (400, (7,), "dropped")
 
 
-def test_a_drop_that_its_rows_do_not_bear_out_is_a_maybe() -> None:
+def test_a_drop_that_its_rows_do_not_bear_out_cannot_be_told() -> None:
     found = one(check(two(95, 92, n=100)))
-    assert (found.verdict, found.drop) == ("maybe", 3)
+    assert (found.verdict, found.drop) == ("cannot tell", 3)
     assert found.ci_low < 1
     assert one(check(two(95, 92, n=100_000))).verdict == "dropped"
 
@@ -51,15 +51,22 @@ def test_a_drop_that_its_rows_do_not_bear_out_is_a_maybe() -> None:
 def test_a_drop_within_the_margin_is_none() -> None:
     assert check(two(95, 94.5, n=10)) == []
     assert check(two(95, 94, n=10**6)) == []
-    assert one(find_drops(two(95, 94.5, n=10))).verdict == "kept"
     assert one(check(two(95, 94.5, n=10**6), margin=0)).verdict == "dropped"
 
 
-def test_the_margin_is_what_the_whole_interval_must_lie_above() -> None:
+def test_a_task_is_kept_if_its_rows_bear_that_out() -> None:
+    assert one(find_drops(two(95, 94.5, n=10))).verdict == "cannot tell"
+    assert one(find_drops(two(95, 94.5, n=10**6))).verdict == "kept"
+    assert one(find_drops(two(95, 97, n=100))).verdict == "cannot tell"
+
+
+def test_the_margin_is_held_against_the_whole_interval() -> None:
     frame = two(95, 80, n=400)
-    low = one(find_drops(frame)).ci_low
-    assert one(check(frame, margin=low - 0.01)).verdict == "dropped"
-    assert one(check(frame, margin=low + 0.01)).verdict == "maybe"
+    found = one(find_drops(frame))
+    assert one(check(frame, margin=found.ci_low - 0.01)).verdict == "dropped"
+    assert one(check(frame, margin=found.ci_low + 0.01)).verdict == "cannot tell"
+    assert one(find_drops(frame, margin=found.ci_high - 0.01)).verdict == "cannot tell"
+    assert one(find_drops(frame, margin=found.ci_high)).verdict == "kept"
     assert check(frame, margin=15) == []
 
 
@@ -80,7 +87,7 @@ def test_a_run_on_its_way_is_checked_as_far_as_it_went() -> None:
 
 
 def test_a_task_that_rises_is_kept() -> None:
-    found = one(find_drops(rows(RISE)))
+    found = one(find_drops(rows(RISE, n=1000)))
     assert (found.drop, found.verdict) == (-5, "kept")
 
 
@@ -94,7 +101,7 @@ def test_over_seeds_the_interval_is_of_their_drops() -> None:
     assert (found.before, found.after, found.drop) == (90, 85, 5)
     assert (found.ci_low, found.ci_high) == pytest.approx((5 - half, 5 + half))
     assert (found.n, found.seeds, found.verdict) == (50, (0, 1, 2), "dropped")
-    assert one(check(frame, margin=3)).verdict == "maybe"
+    assert one(check(frame, margin=3)).verdict == "cannot tell"
     assert check(frame, margin=5) == []
     assert one(check(frame, margin=3, confidence=0.5)).verdict == "dropped"
 
@@ -104,7 +111,7 @@ def test_seeds_that_agree_to_the_row_are_no_more_sure_than_one() -> None:
     found = one(check(frame))
     low, high = fall_interval(0.925, 0.905, 100)
     assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
-    assert found.verdict == "maybe"
+    assert found.verdict == "cannot tell"
 
 
 def test_only_runs_in_which_a_task_is_old_tell_of_it() -> None:
@@ -137,9 +144,10 @@ def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tu
     frame = pd.concat([two(before, after, seed=seed) for seed, (before, after) in enumerate(scores)])
     found = one(find_drops(frame, margin))
     assert found.ci_low - 1e-9 <= found.drop <= found.ci_high + 1e-9
-    assert found.verdict == ("dropped" if found.ci_low > margin else "maybe" if found.drop > margin else "kept")
+    is_open = found.ci_low <= margin < found.ci_high
+    assert found.verdict == ("cannot tell" if is_open else "dropped" if found.drop > margin else "kept")
     assert one(find_drops(frame.iloc[::-1], margin)).drop == pytest.approx(found.drop)
-    assert check(frame, margin) == ([] if found.verdict == "kept" else [found])
+    assert check(frame, margin) == ([found] if found.drop > margin else [])
 
 
 # -- nothing to check, and mistakes ----------------------------------------------------------------------

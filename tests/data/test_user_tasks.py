@@ -4,12 +4,13 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 
 from regard.data import read_stream
+from regard.data.stream import TextTask
 from regard.errors import UserError
 
 Records = list[dict[str, Any]]
@@ -129,6 +130,117 @@ def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
     for stream in (clean, paper):
         assert stream.metadata["overlaps"]["a"]["train_in_other_tasks"] == 1
         assert stream.metadata["overlaps"]["b"]["dev_in_test"] == 1
+
+
+# -- instructions and answers --------------------------------------------------------------------------
+
+
+def answered(task: str, column: str = "answer", each: int = 10, **more: Any) -> Records:
+    """Rows of a task with a free answer in the place of the label."""
+    return [{"task": task, "text": f"{task} {at}", column: f"it is {at}"} | more for at in range(2 * each)]
+
+
+@pytest.mark.parametrize("column", ["instruction", "definition"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_an_instruction_is_the_first_of_two_texts(tmp_path: Path, suffix: str, column: str) -> None:
+    """As in the Long Sequence benchmark: the texts behind it are joined; a task without is as it was."""
+    rows = records("a", **{column: "Say yes or no.", "text_pair": "other"}) + records(
+        "b", **{column: "", "text_pair": ""}
+    )
+    first, second = (stream := read_stream(write(tmp_path / f"mine{suffix}", rows))).tasks
+    texts = {text for split in ("train", "dev", "test") for text in first.split(split).texts}
+    assert texts == {("Say yes or no.", f"a {at} other") for at in range(20)}
+    assert all(len(text) == 1 for text in second.train.texts)
+    assert (stream.metadata["instructions"], stream.metadata["task_type"]) == (True, "classification")
+    plain = read_stream(write(tmp_path / f"plain{suffix}", [{**row, column: "", "text_pair": ""} for row in rows]))
+    assert plain.metadata["instructions"] is False
+    kept = [text[1].removesuffix(" other") for text in first.test.texts]
+    pair = write(tmp_path / f"pair{suffix}", [{**row, column: ""} for row in rows])
+    assert kept == [text[0] for text in read_stream(pair).tasks[0].test.texts], "the split is drawn without it"
+
+
+def test_rows_of_one_text_and_several_instructions_are_several_rows(tmp_path: Path) -> None:
+    rows = [row | {"text": "one text", "instruction": f"Question {at}?"} for at, row in enumerate(records("a"))]
+    (task,) = read_stream(write(tmp_path / "mine.jsonl", rows)).tasks
+    assert sum(len(task.split(split)) for split in ("train", "dev", "test")) == 20
+
+
+@pytest.mark.parametrize("column", ["answer", "target"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_a_table_of_answers_is_text_to_text(tmp_path: Path, suffix: str, column: str) -> None:
+    rows = answered("a", column, instruction="Say what it is.") + answered("b", column, instruction="")
+    stream = read_stream(write(tmp_path / f"mine{suffix}", rows), samples_per_class=5)
+    assert stream.text
+    first, second = stream.tasks
+    assert isinstance(first, TextTask)
+    assert isinstance(second, TextTask)
+    assert [len(first.split(split)) for split in ("train", "dev", "test")] == [5, 2, 4]
+    number = first.train.inputs[0].split("\n")[1].removeprefix("a ")
+    assert first.train.inputs[0] == f"Say what it is.\na {number}\nOutput: "
+    assert first.train.targets[0] == (f"it is {number}",)
+    assert second.train.inputs[0].endswith("\nOutput: ")
+    assert second.train.inputs[0].startswith("b ")
+    assert [(task.metric, task.labels, task.definition) for task in (first, second)] == [
+        ("rouge-l", (), "Say what it is."),
+        ("rouge-l", (), ""),
+    ]
+    assert stream.metadata["task_type"] == "generation"
+
+
+def test_answers_may_be_several_or_whole_numbers(tmp_path: Path) -> None:
+    rows = [row | {"answer": ["four", 4] if at % 2 else at} for at, row in enumerate(answered("a"))]
+    (task,) = read_stream(write(tmp_path / "mine.jsonl", rows)).tasks
+    assert isinstance(task, TextTask)
+    assert set(task.train.targets) <= {("four", "4"), *((str(at),) for at in range(20))}
+
+
+def test_labels_are_written_where_that_is_asked_for(tmp_path: Path) -> None:
+    """With both columns the labels are learned, unless answers are asked for."""
+    path = write(tmp_path / "mine.jsonl", records("a", instruction="Say yes or no.") + records("b"))
+    (first, second) = (stream := read_stream(path, task_type="generation")).tasks
+    assert isinstance(first, TextTask)
+    assert (stream.text, first.metric, first.labels) == (True, "exact-match", ("no", "yes"))
+    assert set(first.train.targets) == {("no",), ("yes",)}
+    assert [one.definition for one in (first, second) if isinstance(one, TextTask)] == ["Say yes or no.", ""]
+    both = write(tmp_path / "both.jsonl", records("a", answer="it is so"))
+    assert not read_stream(both).text
+    (task,) = read_stream(both, task_type="generation").tasks
+    assert (task.train.targets[0], task.labels) == (("it is so",), ())
+
+
+def test_a_folder_of_answers(tmp_path: Path) -> None:
+    for name, suffix in (("b", "csv"), ("a", "jsonl")):
+        for split in ("train", "test"):
+            write(tmp_path / f"{name}/{split}.{suffix}", answered(f"{split} {name}"))
+    stream = read_stream(tmp_path)
+    assert [[len(task.split(split)) for split in ("train", "dev", "test")] for task in stream.tasks] == [
+        [18, 2, 20]
+    ] * 2
+    write(tmp_path / "c/train.csv", records("train c"))
+    write(tmp_path / "c/test.csv", records("test c"))
+    assert "expected the column 'label' in" in message_of(tmp_path)
+
+
+def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
+    rows = records("a", instruction="Say yes or no.")
+    path = write(tmp_path / "some.jsonl", [*rows[:3], rows[3] | {"instruction": " "}, *rows[4:]])
+    assert message_of(path) == (
+        f"stream: expected an instruction in each row of 'a', or in none, got none in {path}, line 4"
+    )
+    path = write(tmp_path / "number.jsonl", [rows[0] | {"instruction": 3}, *rows[1:]])
+    assert message_of(path) == f"stream: expected text in the column 'instruction' of {path}, line 1, got 3"
+    path = write(tmp_path / "two.jsonl", records("a", instruction="x", definition="y"))
+    assert message_of(path) == f"stream: expected one of the columns instruction and definition in {path}, found both"
+    path = write(tmp_path / "answers.jsonl", answered("a", target="x"))
+    assert message_of(path) == f"stream: expected one of the columns answer and target in {path}, found both"
+    for answer in (None, [], [""], " ", 1.5):
+        path = write(tmp_path / "none.jsonl", [answered("a")[0] | {"answer": answer}, *answered("a")[1:]])
+        assert "expected an answer or a list of answers in the column 'answer' of" in message_of(path)
+    path = write(tmp_path / "plain.jsonl", records("a"))
+    with pytest.raises(UserError, match=r"instructions: expected a column instruction or definition in .*plain\.jsonl"):
+        read_stream(path, instructions=True)
+    with pytest.raises(UserError, match="task-type: expected one of classification, generation, got 'words'"):
+        read_stream(path, task_type=cast(Any, "words"))
 
 
 # -- bad input ----------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from regard.continual.metrics import Matrix, Scenario, accuracy_matrix, check_scores, split_runs
+from regard.continual.metrics import SEPARATE, Matrix, Scenario, accuracy_matrix, check_scores, split_runs
 from regard.errors import UserError
 from regard.runs.intervals import check_confidence, fall_interval, t_interval
 
-Verdict = Literal["dropped", "maybe", "kept"]
+Verdict = Literal["dropped", "cannot tell", "kept"]
 _Fall = tuple[int, float, float, int]
 """A task in one run: the seed, its score just after it was learnt, its last score, and its test rows."""
 
@@ -20,8 +20,8 @@ _Fall = tuple[int, float, float, int]
 class ForgottenTask:
     """How far an old task has fallen from just after it was learnt to the last score: means over runs, in per cent.
 
-    `n`: test rows, the smallest if runs differ. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if
-    only `drop` is, else "kept".
+    `n`: test rows, the smallest if runs differ. `verdict`: "dropped" if `ci_low` is more than the margin, "kept" if
+    `ci_high` is not, else "cannot tell".
     """
 
     stream: str
@@ -41,8 +41,8 @@ class ForgottenTask:
 def check(
     scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
-    """Return the old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`."""
-    return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
+    """Return the old tasks that have dropped by more than `margin` points; their verdict says whether that is sure."""
+    return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.drop > margin]
 
 
 def find_drops(
@@ -52,6 +52,7 @@ def find_drops(
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
     their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`).
+    The models of `separate` cannot forget: their drops and intervals are 0.
     """
     check_scores(scores)
     check_confidence(confidence)
@@ -64,9 +65,11 @@ def find_drops(
         drop, n = before - after, min(counts)
         over_runs = t_interval([first - last for _, first, last, _ in falls], confidence)
         low, high = over_runs.ci_low, over_runs.ci_high
-        if over_runs.n < 2 or over_runs.std == 0:
+        if method == SEPARATE:
+            low = high = drop
+        elif over_runs.n < 2 or over_runs.std == 0:
             low, high = (100 * bound for bound in fall_interval(before / 100, after / 100, n, confidence))
-        verdict: Verdict = "dropped" if low > margin else "maybe" if drop > margin else "kept"
+        verdict: Verdict = "dropped" if low > margin else "kept" if high <= margin else "cannot tell"
         row = (stream, method, scenario, task, before, after, drop, low, high, n, seeds, verdict)
         tasks.append(ForgottenTask(*row))
     return tasks

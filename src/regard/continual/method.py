@@ -155,6 +155,7 @@ class Method:
         incremental: Whether classes of different tasks can be told apart (CIL).
         supports_text: Whether it learns text-to-text tasks as well.
         loss_classes: Classes that a row is contrasted with, if not those of the head; see `Learner`.
+        source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
     """
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
@@ -163,6 +164,7 @@ class Method:
     incremental: ClassVar[bool] = True
     supports_text: ClassVar[bool] = False
     loss_classes: ClassVar[training_phase.LossClasses | None] = None
+    source_sha256: ClassVar[str] = ""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = self.Config() if config is None else config

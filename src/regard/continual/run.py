@@ -162,6 +162,7 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
+        **({"source": method.source_sha256} if method.source_sha256 else {}),
         "settings": method.config.to_dict(),
         "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,

@@ -27,7 +27,7 @@ TABLES = ("matrix", "cost", "diagnostics", "gate")
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a run is: the place of its task, counted from 1, the phase, and the step in it."""
+    """How far a run is: the place of its task, counted from 1, the phase, and the step in it; or a `note` before it."""
 
     task_index: int
     task: str
@@ -35,6 +35,7 @@ class ProgressEvent:
     step: int
     steps: int
     metrics: Mapping[str, float]
+    note: str = ""
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ class EncodedTexts:
     """Rows as token ids: `input_ids` and `attention_mask` (row, token) of prompts, padded on the right.
 
     `answers` (row, token), each with its end, −100 behind it; `labels` (row,), the same for the same answer.
+    `token_counts` and `answer_token_counts` (row,): tokens of each prompt and answer before they were truncated.
     """
 
     input_ids: Tensor
@@ -33,6 +34,8 @@ class EncodedTexts:
     answers: Tensor
     labels: Tensor
     truncated: int
+    token_counts: Tensor
+    answer_token_counts: Tensor
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -165,8 +168,8 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)
     if empty is not None:
         raise UserError(f"stream: expected prompts with words, {pairs.inputs[empty]!r} has no token")
-    limits = ((prompts, budget.length), (answers, budget.target_length))
-    truncated = sum(len(ids) > limit for texts, limit in limits for ids in texts)
+    counts, answer_counts = (torch.tensor([len(ids) for ids in texts]) for texts in (prompts, answers))
+    truncated = int((counts > budget.length).sum() + (answer_counts > budget.target_length).sum())
     padded = pad_batch(
         [torch.tensor(_truncate(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
         [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
@@ -174,7 +177,8 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     )
     answer_classes = {text: index for index, text in enumerate(dict.fromkeys(first_references))}
     labels = torch.tensor([answer_classes[text] for text in first_references])
-    return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
+    ids, mask = padded["input_ids"], padded["attention_mask"]
+    return EncodedTexts(ids, mask, padded["labels"], labels, truncated, counts, answer_counts)
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:

@@ -31,6 +31,7 @@ class Encoded:
     length: int
     separators: tuple[int, ...]  # columns with a special token in every row; empty for the layout "natural"
     truncated: int  # number of examples that lost tokens
+    token_counts: Tensor  # (N,), tokens of each example before it was truncated
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -48,7 +49,10 @@ class Encoded:
         """Return the rows `start` to `stop` − 1; `truncated` stays that of all rows."""
         types = None if self.token_type_ids is None else self.token_type_ids[start:stop]
         ids, mask, labels = self.input_ids[start:stop], self.attention_mask[start:stop], self.labels[start:stop]
-        return replace(self, input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels)
+        counts = self.token_counts[start:stop]
+        return replace(
+            self, input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels, token_counts=counts
+        )
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
         """Iterate over model inputs without labels, `size` rows at a time; the last batch may be shorter."""
@@ -90,7 +94,7 @@ def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layo
             encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
             for start in range(0, len(examples), _CHUNK_ROWS)
         ]
-    ids, mask, types, labels, truncated = zip(*chunks, strict=True)
+    ids, mask, types, labels, truncated, token_counts = zip(*chunks, strict=True)
     empty = (~torch.cat(mask).any(dim=1)).nonzero()
     if len(empty):
         raise UserError(f"examples: expected text in each, example {int(empty[0])} has no tokens")
@@ -103,6 +107,7 @@ def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layo
         length=length,
         separators=separator_columns(count, length) if layout == "paper" else (),
         truncated=sum(truncated),
+        token_counts=torch.cat(token_counts),
     )
 
 
@@ -127,8 +132,8 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float 
     return replace(encoded, input_ids=torch.where(selected, masked, ids), labels=labels)
 
 
-_EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int]
-"""Ids, mask, token types and labels of rows, and the number of rows that lost tokens."""
+_EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int, Tensor]
+"""Ids, mask, token types and labels of rows, the number of rows that lost tokens, and the tokens that each had."""
 
 
 class _RowEncoder:
@@ -149,7 +154,8 @@ class _RowEncoder:
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
         encoding = self._tokenize(texts)
-        too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
+        token_counts = torch.tensor([len(ids) for ids in encoding["input_ids"]])
+        too_long = (token_counts > self.length).nonzero().flatten().tolist()
         if too_long and self.tokenizer_truncates:
             truncation = {"truncation": "longest_first", "max_length": self.length}
             for name, values in self._tokenize([texts[row] for row in too_long], **truncation).items():
@@ -166,13 +172,13 @@ class _RowEncoder:
         else:
             targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
-            return ids, mask, types, targets, len(too_long)
+            return ids, mask, types, targets, len(too_long), token_counts
         special = pad_rows(encoding["special_tokens_mask"], 0, width).bool()
         rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
         truncated = len(too_long) if self.tokenizer_truncates else int(rows.truncated.sum())
-        return rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated
+        return rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated, token_counts
 
     def _tokenize(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
         """Tokenize without padding; for token tasks `words` has the word index of each token."""
@@ -213,7 +219,8 @@ def _encode_windows(examples: Examples, tokenizer: Any, length: int, count: Spec
         for name, text in (("input_ids", content), ("token_type_ids", torch.zeros_like(content)))
         for values in (torch.tensor(frame[name]),)
     )
-    return ids, torch.ones_like(ids, dtype=torch.bool), types, torch.full_like(ids, IGNORE_INDEX), 0
+    mask, labels = torch.ones_like(ids, dtype=torch.bool), torch.full_like(ids, IGNORE_INDEX)
+    return ids, mask, types, labels, 0, mask.sum(1)
 
 
 def _joins_words(tokenizer: Any) -> bool:

@@ -46,7 +46,8 @@ class RawTask:
     test: LabeledRows
     source: str
     has_free_answers: bool = False  # answers are no classes; all rows have the class `FREE_ANSWER`
-    definition: str = ""  # instruction of a text-to-text task
+    definition: str = ""  # instruction of a text-to-text task, if all rows have the same
+    has_instructions: bool = False  # whether rows of a user's own task have one
     kind: str = ""  # category of a text-to-text task
     files: Mapping[str, Any] = field(default_factory=dict)  # what the files contain, and how they were divided
     overlaps: dict[str, int] = field(default_factory=dict)  # what the splits had in common before rows were dropped

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data.benchmarks import Benchmark, TaskType
-from regard.data.dataset_files import read_dataset, read_stdlib_tasks, read_user_tasks
+from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI, Benchmark, TaskType
+from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
+from regard.data.user_tasks import INSTRUCTION, read_user_tasks
 from regard.errors import UserError, check_choice, check_int
 
 MissingTasks = Literal["refuse", "skip"]
@@ -41,7 +42,7 @@ def read_stream(
     (`overlaps`), and of instruction tasks what `files` contain and what `protocols` make of them.
 
     Args:
-        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.dataset_files.read_user_tasks` reads.
+        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
         folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
         samples_per_class: Maximum number of training rows per class; None for the published number, or all rows of a
             user's own tasks and of the files of "long-sequence".
@@ -49,9 +50,10 @@ def read_stream(
         order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
         seed: Seed of sampled rows, and of a random order.
         protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
-        task_type: How to read tasks with instructions. By default the first way that the stream has.
+        task_type: How to read tasks with instructions, and a user's own. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
-        instructions: Put the definition of a task before the texts of classification.
+        instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
+            put there in any case.
     """
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
@@ -63,13 +65,16 @@ def read_stream(
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
-    if spec is None or benchmark is None:
+    if spec is None:
+        raw = _read_user(name, folder, seed, task_type)
+        metadata |= _describe_user(raw, name, instructions)
+    elif benchmark is None:
         streams = ", ".join(stream for stream, spec in STREAMS.items() if spec.benchmark)
         if task_type not in (None, "classification"):
             raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
         if instructions:
             raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
-        raw = _read_datasets(name, spec, folder) if spec else _read_user(name, folder, seed)
+        raw = _read_datasets(name, spec, folder)
     else:
         task_type = task_type or benchmark.task_types[0]
         raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
@@ -91,7 +96,7 @@ def read_stream(
     stream = assemble_stream(
         name if spec else Path(name).resolve().name,
         raw,
-        metric=benchmark.metric if benchmark and task_type == "generation" else None,
+        metric=_choose_metric(raw, benchmark) if metadata.get("task_type") == "generation" else None,
         samples_per_class=samples,
         max_eval_samples=max_eval_samples,
         seed=seed,
@@ -182,14 +187,32 @@ def _resolve_order(order: str | Sequence[int], spec: StreamSpec | None, names: l
     return parse_order(order, len(names), seed)
 
 
-def _read_user(name: str, folder: Path | None, seed: int) -> list[RawTask]:
+def _read_user(name: str, folder: Path | None, seed: int, task_type: TaskType | None) -> list[RawTask]:
     path = Path(name)
     if not (path.exists() or is_table(name)):
         allowed = f"{', '.join(STREAMS)}, a file ({list_suffixes()}) or a folder with a folder for each task"
         raise UserError(f"stream: expected one of {allowed}; got {name!r}")
     if folder is not None:
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
-    return read_user_tasks(path, seed)
+    if task_type is not None:
+        check_choice("task-type", task_type, get_args(TaskType))
+    return read_user_tasks(path, seed, task_type)
+
+
+def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dict[str, Any]:
+    """Describe how a user's own tasks were read. Raises UserError if instructions are asked for that they lack."""
+    has_instructions = any(task.has_instructions for task in raw)
+    if instructions and not has_instructions:
+        raise UserError(f"instructions: expected a column {' or '.join(INSTRUCTION)} in {name}, found none")
+    is_text = any(row.answers for row in raw[0].train)
+    return {"task_type": "generation" if is_text else "classification", "instructions": has_instructions}
+
+
+def _choose_metric(raw: Sequence[RawTask], benchmark: Benchmark | None) -> Metric:
+    """Return how answers are scored: as published, or a user's free answers as SuperNI's, labels as Long Sequence's."""
+    if benchmark is not None:
+        return benchmark.metric
+    return SUPER_NI.metric if raw[0].has_free_answers else LONG_SEQUENCE.metric
 
 
 def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:

@@ -232,7 +232,7 @@ ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_p
 """LoRA targets of architectures that peft does not know."""
 
 
-def add_lora(model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] = ()) -> None:
+def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, targets: Sequence[str] = ()) -> None:
     """Add LoRA adapters of peft to a model and freeze its other weights.
 
     By default `alpha` is twice the rank, and `targets` are peft's choice, or those of `ADAPTED`.
@@ -244,7 +244,8 @@ def add_lora(model: PreTrainedModel, rank: int = 8, alpha: int | None = None, ta
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     targets = targets or ADAPTED.get(model.config.model_type, ())
-    config = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
+    scale: Any = alpha or 2 * rank  # peft takes any number
+    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets) if targets else None)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
         inject_adapter_in_model(config, model)

@@ -11,7 +11,7 @@ from tests.commands.learn import learned
 
 Regard = Callable[..., Any]
 
-MAYBE = "maybe: dropped by more than the margin, but the interval includes smaller drops"
+OPEN = "cannot tell: {}, whose interval has drops on both sides of the margin"
 
 
 @pytest.fixture
@@ -34,19 +34,28 @@ def test_a_dropped_task_is_told_of_with_code_1(regard: Regard, run: Callable[...
     lines = ended.out.splitlines()
     assert lines[0].split() == ["task", "before", "after", "drop", "interval", "verdict"]
     assert lines[1].split()[:4] == ["Politics", "96.1", "72.1", "24.0"]
-    assert [line.split()[-1] for line in lines[1:4]] == ["dropped", "dropped", "maybe"]
-    assert lines[4:] == ["", "2 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)", MAYBE]
+    assert [line.rstrip().split("  ")[-1] for line in lines[1:4]] == ["dropped", "dropped", "cannot tell"]
+    assert lines[4:] == ["", "2 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)", OPEN.format(1)]
 
 
-def test_with_nothing_dropped_it_ends_with_0(regard: Regard, run: Callable[..., Path]) -> None:
+def test_what_the_intervals_leave_open_is_told_with_code_3(regard: Regard, run: Callable[..., Path]) -> None:
     ended = regard("check", run("prescale"))
+    assert (ended.code, ended.err) == (3, "")
+    assert [line.rstrip().split("  ")[-1] for line in ended.out.splitlines()[1:4]] == ["cannot tell"] * 3
+    told = "\n0 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)\n"
+    assert ended.out.endswith(told + OPEN.format(3) + "\n")
+
+
+def test_where_all_are_kept_it_ends_with_0(regard: Regard, run: Callable[..., Path]) -> None:
+    ended = regard("check", run("prescale"), "--margin", 20)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("\n0 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)\n" + MAYBE + "\n")
+    assert ended.out.endswith("\n0 of 3 old tasks dropped by more than 20 points (TIL, 95 % intervals)\n")
 
 
 def test_the_margin_decides(regard: Regard, run: Callable[..., Path]) -> None:
     folder = run("finetune")
-    assert regard("check", folder, "--margin", 30).code == 0
+    assert regard("check", folder, "--margin", 30).code == 3
+    assert regard("check", folder, "--margin", 50).code == 0
     assert regard("check", folder, "--margin", 0.5, "--scenario", "cil").code == 1
 
 

@@ -15,7 +15,12 @@ from transformers import AutoModelForSeq2SeqLM
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.one_run import majority_score, write_gate_warnings, write_score_warnings
+from regard.commands.learn.one_run import (
+    find_unlearnt,
+    majority_score,
+    write_gate_warnings,
+    write_score_warnings,
+)
 from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import TASK_END, Progress, learn
@@ -207,18 +212,34 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
 
     shares = [majority_score(task.test.labels) for task in tasks.tasks]
     assert shares == [100 * max(map(task.test.labels.count, task.test.labels)) / len(task.test) for task in tasks.tasks]
-    assert write_score_warnings(cells(*(one + 1 for one in shares)), tasks) == []
-    assert write_score_warnings([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
-    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks)
-    worse = (
-        f"scores: no better than the most frequent label right after training: "
-        f"{places[0][0]}, {places[2][0]}. Try more "
-    )
-    assert told == f"{worse}--num-epochs or --learning-rate"
-    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
-    assert told == f"{worse}epochs or another --probing-learning-rate"
-    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks, setting_rate(0.3))
-    assert told == f"{worse}epochs or another --set learning_rate"
+    learnt = cells(*(one + 1 for one in shares))
+    assert find_unlearnt(learnt, tasks) == []
+    assert find_unlearnt([*learnt, *cells(0.0, 0.0, 0.0, after=3)], tasks) == [], "a task that was forgotten was learnt"
+    assert find_unlearnt(cells(0.0, 0.0, 0.0, after=3), tasks) == [name for name, _ in places], "joint: at the end"
+    zero_shot = [{**one, "after_task": one["task_index"] - 1} for one in cells(0.0, 0.0, 0.0)]
+    assert find_unlearnt([*zero_shot, *learnt], tasks) == []
+    assert find_unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks) == [places[0][0], places[2][0]]
+
+
+def test_a_task_of_answers_that_are_labels_may_be_unlearnt() -> None:
+    """Half of the rows of animals and colours have each label; moves has free answers."""
+    tasks = small_text_tasks.stream()
+    rows = [
+        {"scenario": "til", "task": task.name, "task_index": place, "after_task": place, "score": score}
+        for place, (task, score) in enumerate(zip(tasks.tasks, (50.0, 51.0, 0.0), strict=True), 1)
+    ]
+    assert find_unlearnt(rows, tasks) == ["animals"]
+
+
+def test_every_task_that_was_not_learnt_is_named() -> None:
+    names = [f"task {number}" for number in range(9)]
+    worse = f"scores: no better than the most frequent label right after training: {', '.join(names)}. Try more "
+    assert write_score_warnings(names) == [f"{worse}--num-epochs or --learning-rate"]
+    assert write_score_warnings(names, probing_rate(TrainingBudget())) == [
+        f"{worse}epochs or another --probing-learning-rate"
+    ]
+    assert write_score_warnings(names, setting_rate(0.3)) == [f"{worse}epochs or another --set learning_rate"]
+    assert write_score_warnings([]) == []
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:

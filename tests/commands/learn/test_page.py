@@ -275,6 +275,25 @@ def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     ]
 
 
+def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
+    names = [f"t{number}" for number in range(8)]
+
+    def run(method: str, seed: int, *tasks: str) -> dict[str, Any]:
+        said = ["scores: no better than chance"] if tasks else []
+        return {"method": method, "seed": seed, "not_learnt": list(tasks), "warnings": [*said, "gate: closed"]}
+
+    runs = [run("finetune", 39, *names), run("finetune", 123, *names[1:]), run("joint", 39, "t3"), run("sapt", 39)]
+    notes = write_warnings(TABLES, learned.record(runs=runs))
+    assert notes[-5:] == [
+        "Not learnt, no better than the most frequent label right after training: finetune: t0 (1 of 2 runs), "
+        f"{', '.join(names[1:])}; joint: t3. Try more epochs or another learning rate.",
+        "finetune, seed 39: gate: closed",
+        "finetune, seed 123: gate: closed",
+        "joint, seed 39: gate: closed",
+        "sapt, seed 39: gate: closed",
+    ]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "metrics, told",

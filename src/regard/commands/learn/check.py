@@ -21,8 +21,12 @@ EXAMPLES = """examples:
   regard check runs/db --margin 0.5 --scenario cil
 
 Exits with 1 if an old task dropped by more than the margin, that is, if the
-whole 95 % interval of its drop exceeds it. Exits with 0 otherwise.
+whole 95 % interval of its drop exceeds it. Exits with 3 if none did but some
+interval holds the margin, which more test rows or seeds would narrow. Exits
+with 0 if all intervals are within the margin, and with 2 for a mistake.
 """
+DROPPED, CANNOT_TELL = 1, 3
+"""Exit codes."""
 WIDTH = 120
 """Width of the table without a terminal."""
 
@@ -37,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how much every old task dropped. Returns 1 if one dropped by more than the margin, else 0."""
+    """Print how much every old task dropped.
+
+    Returns:
+        `DROPPED` if one dropped by more than the margin, else `CANNOT_TELL` if that is open for one, else 0.
+    """
     from rich.console import Console
 
     from regard.commands.learn.result import LearnResult
@@ -56,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         console.print(explain_nothing_to_check(scores, scenario=args.scenario), soft_wrap=True)
         return 0
     console.print(_table(drops))
-    num_dropped = sum(drop.verdict == "dropped" for drop in drops)
+    num_dropped, num_open = (sum(drop.verdict == verdict for drop in drops) for verdict in ("dropped", "cannot tell"))
     count = f"{num_dropped} of {len(drops)} old tasks" if len(drops) > 1 else f"{num_dropped} of 1 old task"
     console.print(f"\n{count} dropped by more than {margin:g} points ({args.scenario.upper()}, 95 % intervals)")
-    if any(drop.verdict == "maybe" for drop in drops):
-        console.print("maybe: dropped by more than the margin, but the interval includes smaller drops", soft_wrap=True)
-    return int(num_dropped > 0)
+    if num_open:
+        console.print(f"cannot tell: {num_open}, whose interval has drops on both sides of the margin", soft_wrap=True)
+    return DROPPED if num_dropped else CANNOT_TELL if num_open else 0
 
 
 def _table(drops: Sequence[ForgottenTask]) -> Table:

@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stream",
         nargs="?",
         metavar="STREAM",
-        help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text and "
-        "label, or folder with a folder per task",
+        help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text, label "
+        "(or answer) and optionally instruction, or folder with a folder per task",
     )
     parser.add_argument(
         "--seeds", metavar="A,B,…", help="seeds of sampling, task order, initialization and batches (default: 508)"
@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> None:
 def describe_progress(on_progress: OnProgress, now: Callable[[], float] = time.monotonic) -> Callable[[Progress], None]:
     """Return a callback that reports a comparison's events as text, as in "run 2 of 6, prescale, seed 39: task 3 of 7".
 
-    The protocols' differences become a note. The time left is estimated from the tasks finished since the first report.
+    The protocols' differences, and what is said of lengths, become notes. The time left is estimated from the tasks
+    finished since the first report.
     """
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
     from regard.data.splits import format_protocol_differences
@@ -121,6 +122,9 @@ def describe_progress(on_progress: OnProgress, now: Callable[[], float] = time.m
         if event.phase == PROTOCOLS:
             note = format_protocol_differences(event.metrics)
             on_progress(ProgressEvent(phase="reading the stream", note=note))
+            return
+        if event.note:
+            on_progress(ProgressEvent(phase="reading the texts", note=event.note))
             return
         start = start or (now(), num_finished)
         run = f"run {progress.run} of {progress.runs}, {progress.method}, seed {progress.seed}"

@@ -26,7 +26,7 @@ _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "mul
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"samples_per_class": 60, "max_eval_samples": 100, "length": 32, "target_length": 16},
+        **{"samples_per_class": 60, "max_eval_samples": 100, "length": None, "target_length": 16},
         **{"batch_size": 16, "max_steps": None},
         **{"num_epochs": 3, "learning_rate": 1e-4, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
@@ -42,7 +42,7 @@ SCALES: dict[str, dict[str, Any]] = {
 `paper` and `paper-roberta`: BERT and RoBERTa in arXiv 2410.05648, but RTE is cut at 128 tokens instead of 512.
 `sapt-…`: T5 and LLaMA-2 on `superni` and `long-sequence` in arXiv 2401.08295; its ranks and λ are fields of the method,
 and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
-seven tasks.
+seven tasks of short texts; without a length, one is fitted to the texts (`regard.continual.text_lengths`).
 """
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
@@ -57,7 +57,9 @@ class LearnConfig(Config):
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
 
     stream: str = config_field("stdlib-split", "name of a stream, or your own table or folder")
-    method: str = config_field("prescale", "name of a method, or several separated by commas (default: prescale)")
+    method: str = config_field(
+        "prescale", "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)"
+    )
     model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")
     adapter: str | None = config_field(None, "adapter of PEFT (folder or hub id), merged into the model at the start")
     data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
@@ -80,10 +82,14 @@ class LearnConfig(Config):
         "auto", "classification, generation (of answers), or auto (the first that the stream supports)"
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
-    instructions: bool = config_field(False, "prepend the task's definition to each text, in classification")
+    instructions: bool = config_field(
+        False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
+    )
     samples_per_class: int | None = config_field(None, "maximum training rows per class")
     max_eval_samples: int | None = config_field(None, "maximum test rows per task, and maximum dev rows")
-    length: int | None = config_field(None, "maximum tokens per text", minimum=4)
+    length: int | None = config_field(
+        None, "maximum tokens per text (laptop: fitted to 95% of each task's training texts, at most 128)", minimum=4
+    )
     target_length: int | None = config_field(None, "maximum tokens per generated answer")
     batch_size: int | None = config_field(None, "rows per update")
     micro_batch_size: int | None = config_field(None, "rows per forward pass (default: all)")
@@ -109,6 +115,9 @@ class LearnConfig(Config):
         None, "labels: compare a text's state with those of the label words; none: the method's head"
     )
     lora_rank: int | None = config_field(None, "train LoRA adapters of this rank instead of the model")
+    references: Literal["auto", "lora", "model"] = config_field(
+        "auto", "what joint and separate train: the whole model, lora, or auto (LoRA as the first method that has it)"
+    )
     set: tuple[str, ...] = config_field((), "field of the method, as NAME=VALUE", repeated=True)
     diagnostic_samples: int = config_field(
         32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0
@@ -162,11 +171,12 @@ class LearnConfig(Config):
         return " ".join([self.method, *self.set])
 
     def budget(self, rate: float | None = None) -> TrainingBudget:
-        """Return the training budget of a task."""
+        """Return the training budget of a task; a length that is still to be fitted stays `TrainingBudget`'s."""
         from regard.continual.training_phase import TrainingBudget
 
         names = {item.name for item in fields(TrainingBudget)} & {item.name for item in fields(self)}
-        values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"}}
+        unset = {"length"} if self.length is None else set[str]()
+        values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"} - unset}
         return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
 
     def unused_rate(self) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.tables import list_first
+from regard.commands.learn.lengths import describe_lengths
+from regard.commands.learn.references import LORA, describe_references
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
@@ -26,9 +27,10 @@ from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
+from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
 from regard.data.splits import check_disjoint, describe_protocol_differences
-from regard.data.stream import ClassificationTask, Stream
+from regard.data.stream import ClassificationTask, Stream, TextTask
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
 from regard.models.model_files import eval_mode
@@ -41,10 +43,10 @@ TASK_END = "learnt"
 """Phase reported when a task is done and saved."""
 PROTOCOLS = "protocols"
 """Phase reported before the first task if the protocols differ; `metrics` holds the differences."""
+NOTE = "note"
+"""Phase reported before the first task if there is something to say; `note` says it."""
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
-MAX_NAMED_TASKS = 5
-"""Tasks named in a warning, at most."""
 Row = dict[str, Any]
 
 
@@ -55,22 +57,30 @@ def run_method(
     *,
     states: Path,
     models: Path | None,
+    fitted: bool = False,
+    lora: Mapping[str, Any] | None = None,
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
     """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
     The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
-    with progress, first with phase `PROTOCOLS` if the stream's protocols differ.
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `NOTE`. `fitted`: whether the
+    length was fitted to the texts; `lora`: adapters that a reference trains, see `choose_reference_lora`.
     """
     start = time.perf_counter()
     method = config.make_method()
     method_rate = method.own_learning_rate(config.budget())
-    budget, search = _budget(config, stream, loaded) if method_rate is None else (config.budget(), [])
-    learner = _make_learner(config, stream, method, loaded, budget)
+    budget, search = _budget(config, stream, loaded, lora) if method_rate is None else (config.budget(), [])
+    learner = _make_learner(config, stream, method, loaded, budget, lora)
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
         tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
+    lengths = {name: getattr(budget, name) for name in ("length", "target_length")}
+    lengths |= {"fitted": fitted, "truncation": measure_truncation(learner)}
+    for note in (describe_lengths([lengths]), describe_references([{"method": config.method, LORA: lora}])):
+        if tell_main is not None and note:
+            tell_main(ProgressEvent(1, stream.tasks[0].name, NOTE, 0, 0, {}, note))
     deltas = TaskDeltas(models) if models is not None and is_main_process() else None
     with processes.raise_on_all_ranks():
         if deltas is not None:
@@ -100,7 +110,7 @@ def run_method(
     )
     pairs += _interference(learner, config, num_tasks=len(stream))
     rows = run_state.rows
-    gate = rows["gate"]
+    gate, not_learnt = rows["gate"], find_unlearnt(rows["matrix"], stream)
     return {
         **rows,
         "interference": pairs,
@@ -114,14 +124,17 @@ def run_method(
         "search": search,
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
+        **lengths,
+        LORA: None if lora is None else dict(lora),
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
-        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(rows["matrix"], stream, method_rate)],
+        "not_learnt": not_learnt,
+        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
     }
 
 
-def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
+def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:
     """Check that a run can begin. Raises UserError."""
-    _make_learner(config, stream, config.make_method(), loaded, config.budget())
+    _make_learner(config, stream, config.make_method(), loaded, config.budget(), lora)
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -152,24 +165,36 @@ def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
     return warnings
 
 
-def write_score_warnings(matrix: Sequence[Row], stream: Stream, rate: MethodLearningRate | None = None) -> list[str]:
-    """Warn about tasks scored no better than their most frequent test label; `rate` is the method's own, if any."""
-    tasks = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
-    scores = {
-        row["task"]: row["score"]
-        for row in matrix
-        if row["scenario"] == "til" and row["after_task"] == row["task_index"] and row["task"] in tasks
-    }
-    names = [task for task, score in scores.items() if score <= majority_score(tasks[task].test.labels)]
-    if not names:
+def find_unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
+    """Find the tasks whose first score once trained is no better than that of their most frequent test label."""
+    scores: dict[str, float] = {}
+    for row in matrix:
+        if row["scenario"] == "til" and row["after_task"] >= row["task_index"]:
+            scores.setdefault(row["task"], row["score"])
+    return [
+        task.name
+        for task in stream.tasks
+        if task.labels and task.name in scores and scores[task.name] <= majority_score(_test_labels(task))
+    ]
+
+
+def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None = None) -> list[str]:
+    """Warn about tasks that were not learnt, as `find_unlearnt` finds them; `rate` is the method's own, if any."""
+    if not tasks:
         return []
-    text = list_first(names, MAX_NAMED_TASKS)
     own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
     hint = own_hint or "more --num-epochs or --learning-rate"
-    return [f"scores: no better than the most frequent label right after training: {text}. Try {hint}"]
+    return [f"scores: no better than the most frequent label right after training: {', '.join(tasks)}. Try {hint}"]
 
 
-def majority_score(labels: Sequence[int]) -> float:
+def _test_labels(task: ClassificationTask | TextTask) -> Sequence[Any]:
+    """Return the label of each test row, or the first answer."""
+    if isinstance(task, TextTask):
+        return [answers[0] for answers in task.test.targets]
+    return task.test.labels
+
+
+def majority_score(labels: Sequence[Any]) -> float:
     """Return the percentage of the most frequent label."""
     return 100 * max(Counter(labels).values()) / len(labels)
 
@@ -198,13 +223,20 @@ def _suggest_preserving(config: Any) -> str:
 
 
 def _make_learner(
-    config: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget
+    config: LearnConfig,
+    stream: Stream,
+    method: Method,
+    loaded: Loaded,
+    budget: TrainingBudget,
+    lora: Mapping[str, Any] | None,
 ) -> Learner:
-    lora = None if config.lora_rank is None else {"rank": config.lora_rank}
+    lora = lora if config.lora_rank is None else {"rank": config.lora_rank}
     return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=config.head)
 
 
-def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
+def _budget(
+    config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None
+) -> tuple[TrainingBudget, list[Row]]:
     """Return the budget, with the learning rate searched on the first task's dev rows if there are several."""
     if len(config.learning_rates) == 1:
         return config.budget(), []
@@ -213,7 +245,7 @@ def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[Traini
     search = []
     for rate in config.learning_rates:
         method = config.make_method()
-        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate))
+        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate), lora)
         run_stream(learner, method)
         search.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(search, key=lambda entry: entry["score"])

@@ -81,7 +81,7 @@ class LearnResult(RunResult):
         return comparison.compare_methods(self.metrics)
 
     def forgotten_tasks(self, margin: float = 1.0) -> list[forgetting.ForgottenTask]:
-        """Return tasks that lost more than a margin, see `regard.continual.forgetting.check`."""
+        """Return tasks that lost more than a margin, perhaps by chance, see `regard.continual.forgetting.check`."""
         return forgetting.check(self.accuracy_matrix, margin=margin)
 
     @property

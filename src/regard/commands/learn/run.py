@@ -10,10 +10,13 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
+from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
+from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
+from regard.continual.text_lengths import fit_length
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
@@ -62,6 +65,8 @@ class _Run:
 
     config: LearnConfig
     stream: Stream
+    fitted: bool = False  # the length to the stream's texts
+    lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
 
     @property
     def key(self) -> str:
@@ -115,6 +120,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     precision: Literal["float32", "bfloat16"] | Unset | None = UNSET,
     head: Literal["labels"] | Unset | None = UNSET,
     lora_rank: int | Unset | None = UNSET,
+    references: Literal["auto", "lora", "model"] | Unset = UNSET,
     set: str | Sequence[str] | Unset = UNSET,
     diagnostic_samples: int | Unset = UNSET,
     save_steps: int | Unset | None = UNSET,
@@ -150,16 +156,27 @@ def learn(  # noqa: D417 - the options are described in the configuration
     processes.join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
-        runs = [_Run(run_config, streams[run_config.seed]) for run_config in configs]
-        loaded = _load_model(config, model, tokenizer, text=runs[0].stream.text)
+        loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
+        lengths = {seed: _choose_length(config, stream, loaded) for seed, stream in streams.items()}
+        lora = choose_reference_lora(by_method, loaded.model)
+        runs = [
+            _Run(
+                replace(run, length=lengths[run.seed]),
+                streams[run.seed],
+                fitted=config.length is None,
+                lora=lora if run.method in REFERENCES else None,
+            )
+            for run in configs
+        ]
         if work.can_resume() and not work.resume:  # `start` deletes its state: check first
             for run in runs[: len(by_method)]:
-                check_method(run.config, run.stream, loaded)
+                check_method(run.config, run.stream, loaded, run.lora)
         work.start(_identity(config, loaded, runs[0].stream))
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:
-                check_same_identity({"tasks": results[run.key]["tasks"]}, {"tasks": task_hashes(run.stream)})
+                before, now = results[run.key], {"tasks": task_hashes(run.stream), LORA: run.lora}
+                check_same_identity({name: before[name] for name in now}, now)
         for number, run in enumerate(runs, 1):
             if run.key not in results:
                 report = _report_run(run, number, len(runs), on_progress)
@@ -189,7 +206,8 @@ def _run_and_keep(
 ) -> Row:
     """Run one method with one seed, write the result to the journal, and delete its states."""
     states, models = work.folder / STATES / run.key, work.folder / MODELS / run.key if save_models else None
-    result = run_method(run.config, run.stream, loaded, states=states, models=models, resume=work.resume, tell=report)
+    options: dict[str, Any] = {"fitted": run.fitted, "lora": run.lora, "resume": work.resume, "tell": report}
+    result = run_method(run.config, run.stream, loaded, states=states, models=models, **options)
     with processes.raise_on_all_ranks():
         result = work.journal.add(run.key, result)
     if is_main_process():
@@ -248,6 +266,14 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
     return stream
 
 
+def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
+    """Return the configuration's length, or one that fits the stream."""
+    if config.length is not None:
+        return config.length
+    assert config.target_length is not None, "filled in by the scale"
+    return fit_length(stream, loaded, config.target_length)
+
+
 def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
@@ -285,6 +311,8 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         **{name: run.columns[name] for name in ("method", "seed", "order")},
         "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+        **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
+        **({LORA: result[LORA]} if result[LORA] else {}),
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
         "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
     }

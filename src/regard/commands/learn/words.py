@@ -1,6 +1,7 @@
 """Sentences and key figures of a report on continual learning, and the summary for a terminal."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import MAX_TASK_PANELS
+from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
+from regard.commands.learn.references import describe_references
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
 from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
@@ -148,14 +151,38 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
+    by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
+    if lengths := describe_lengths(list(by_seed.values())):
+        notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
+    if references := describe_references(metadata.get("runs", [])):
+        notes.append(f"{references}.")
+    notes += _write_unlearnt(metadata.get("runs", []))
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
         for run in metadata.get("runs", [])
         for text in run.get("warnings", [])
+        if not (run.get("not_learnt") and text.startswith("scores: "))  # named above
     ]
     rest = len(warnings) - MAX_WARNINGS
     omitted = [f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else []
     return [*notes, *warnings[:MAX_WARNINGS], *omitted]
+
+
+def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name every method and task that was not learnt, and in how many runs of the method."""
+    counts = Counter(str(run.get("method")) for run in runs)
+    unlearnt: dict[str, Counter[str]] = {}
+    for run in runs:
+        if tasks := run.get("not_learnt"):
+            unlearnt.setdefault(str(run.get("method")), Counter()).update(tasks)
+    if not unlearnt:
+        return []
+    parts = []
+    for method, tasks in unlearnt.items():
+        runs_of = {task: f" ({n} of {counts[method]} runs)" if n < counts[method] else "" for task, n in tasks.items()}
+        parts.append(f"{method}: {', '.join(f'{task}{text}' for task, text in runs_of.items())}")
+    problem = "Not learnt, no better than the most frequent label right after training"
+    return [f"{problem}: {'; '.join(parts)}. Try more epochs or another learning rate."]
 
 
 def _max_runs(matrix: pd.DataFrame) -> int:

@@ -17,6 +17,7 @@ from regard.continual.methods.replay import AGem, DarkExperience, Replay
 from regard.continual.methods.sapt import Sapt, SaptPaper
 from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
+from regard.continual.own_method import SEPARATOR, load_own_method
 from regard.errors import UserError
 
 METHODS: dict[str, type[Method]] = {
@@ -56,7 +57,9 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_named(name: str) -> type[Method]:
-    """Return the method of that name. Raises UserError."""
+    """Return the method of that name, or of one's own as "method.py:Mine". Raises UserError."""
+    if SEPARATOR in name:
+        return load_own_method(name)
     if name not in METHODS:
         if near := suggest_name(name, METHODS):
             raise UserError(f"method: there is no {name!r}{near} `regard learn --help` names all")

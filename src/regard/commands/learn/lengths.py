@@ -1,0 +1,49 @@
+"""A line on the lengths of texts and answers: what was fitted, and what is cut."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.commands.learn.tables import list_first
+from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH
+
+MAX_NAMED_TASKS = 5
+"""Tasks named in the line, at most."""
+
+
+def describe_lengths(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Describe what was fitted and what is cut in one line, from the metadata of one run of each seed.
+
+    Empty if nothing was fitted and nothing is cut.
+    """
+    options = {"length": "texts", "target_length": "answers"}
+    return "; ".join(filter(None, (_describe_option(runs, option, unit) for option, unit in options.items())))
+
+
+def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) -> str:
+    rows = [row for run in runs for row in run.get("truncation", []) if row["option"] == option]
+    is_fitted = option == "length" and any(run.get("fitted") for run in runs)
+    if not rows and not is_fitted:
+        return ""
+    flag, limits = option.replace("_", "-"), sorted({int(run[option]) for run in runs})
+    name = f"{flag} {limits[0]}" if len(limits) == 1 else f"{flag} {limits[0]} to {limits[-1]}"
+    if is_fitted:
+        name += f", fitted to {FITTED_SHARE:.0%} of each task's training texts (at most {MAX_FITTED_LENGTH}),"
+    if not rows:
+        return f"{name} cuts no text"
+    by_task: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_task.setdefault(str(row["task"]), []).append(row)
+    shares = {task: _share(task_rows, "rows") for task, task_rows in by_task.items()}
+    cut = sorted((task for task in shares if shares[task]), key=lambda task: -shares[task])
+    tasks = list_first([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
+    lost = f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens"
+    longest = max(row["longest"] for row in rows)
+    return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more"
+
+
+def _share(rows: Sequence[Mapping[str, Any]], what: str) -> float:
+    return sum(row[what] for row in rows) / sum(row[f"num_{what}"] for row in rows)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "under 1 %"

@@ -1,0 +1,50 @@
+"""A method of one's own, from a file of Python."""
+
+import hashlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from regard.continual.method import Method
+from regard.errors import UserError, describe_error
+
+SEPARATOR = ".py:"
+"""What a name has in it that says a file and a class: "method.py:Mine"."""
+
+
+def load_own_method(name: str) -> type[Method]:
+    """Return the class that a name as "method.py:Mine" says. The file is run, once for each content of it.
+
+    Raises:
+        UserError: There is no such file or class, or the file ends in an error.
+    """
+    path, _, class_name = name.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"method: expected a file and a class of it, as method.py:Mine, there is no file {path}")
+    module = _run_file(str(file.resolve()), hashlib.sha256(file.read_bytes()).hexdigest())
+    found = vars(module).get(class_name)
+    if isinstance(found, type) and issubclass(found, Method):
+        found.source_sha256 = module.__name__.rpartition("_")[2]
+        return found
+    classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
+    own = ", ".join(key for key in classes if vars(module)[key].__module__ == module.__name__)
+    raise UserError(f"method: expected one of the subclasses of Method in {path} ({own or 'none'}), got {class_name!r}")
+
+
+@cache
+def _run_file(path: str, sha256: str) -> ModuleType:
+    """Run a file as a module whose name has the hash of its content."""
+    spec = importlib.util.spec_from_file_location(f"regard_own_{Path(path).stem}_{sha256[:16]}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their types
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise UserError(f"method: {path} ends in an error: {describe_error(error)}") from error
+    return module

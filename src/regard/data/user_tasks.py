@@ -1,0 +1,245 @@
+"""Readers of a user's own tasks: a table of all, or a folder with tables for each; rows have labels or free answers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data import tables
+from regard.data.benchmarks import LONG_SEQUENCE, TaskType
+from regard.data.instructions import format_prompt
+from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_text
+from regard.data.splits import divide_rows
+from regard.data.stream import SPLITS
+from regard.errors import UserError
+
+SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
+"""What a column or a file may call a split, and which split it is."""
+USER_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
+INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
+"""What a column of instructions, and one of free answers, may be called."""
+
+
+class _Record(NamedTuple):
+    """One row as written, by column, and where it is."""
+
+    values: dict[str, Any]
+    location: str
+
+
+class _UserRow(NamedTuple):
+    """One row as read; `answers` are those of a text-to-text row."""
+
+    texts: tuple[str, ...]
+    label: str
+    instruction: str
+    answers: tuple[str, ...]
+    location: str
+
+
+class _Columns(NamedTuple):
+    """Which columns are read, None without one, and whether the tasks are text to text."""
+
+    instruction: str | None
+    answer: str | None
+    is_text: bool
+
+
+def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) -> list[RawTask]:
+    """Read tasks from a table or a folder.
+
+    A table has the columns task, text and label or answer, and optionally text_pair, instruction and split. Without the
+    column split, the seed samples dev and test: a tenth and a fifth of each class. A folder has a folder per task with
+    the tables train, test and optionally dev, with the same columns but task and split.
+
+    Integer classes belong to one task and get its name as a prefix. Other classes with the same name are one class.
+
+    An instruction is the first of two texts, the others are joined as the second. Text-to-text tasks are those without
+    labels, or of the task type "generation", which writes labels where there are no answers; their prompts are those of
+    the Long Sequence benchmark.
+    """
+    if path.is_dir():
+        return _read_folder(path, task_type)
+    records = _read_records(path)
+    columns = _find_columns(records, task_type, str(path))
+    has_splits = any("split" in record.values for record in records)
+    tasks: dict[str, dict[str, list[_UserRow]]] = {}
+    for row, record in zip(_read_rows(records, columns, path, ("task",)), records, strict=True):
+        name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
+        split: Any = record.values.get("split")
+        if has_splits and split not in SPLIT_NAMES:
+            raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
+        tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
+    if has_splits:
+        return [_make_task(name, splits, str(path), columns) for name, splits in tasks.items()]
+    dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
+    source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
+    return [_make_task(name, splits, source, columns, (seed, path)) for name, splits in tasks.items()]
+
+
+def _read_folder(path: Path, task_type: TaskType | None) -> list[RawTask]:
+    files_by_task: dict[str, dict[str, Path]] = {}
+    for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
+        files = files_by_task[folder.name] = _find_split_files(folder)
+        for split in ("train", "test"):
+            if split not in files:
+                file = f"{split} ({tables.list_suffixes()})"
+                raise UserError(f"stream: expected a file {file} in {folder}, there is none")
+    if not files_by_task:
+        raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
+    records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
+    columns = _find_columns([record for rows in records.values() for record in rows], task_type, str(path))
+    return [
+        _make_task(
+            name,
+            {split: _read_rows(records[file], columns, file) for split, file in files.items()},
+            str(path / name),
+            columns,
+        )
+        for name, files in files_by_task.items()
+    ]
+
+
+def _find_split_files(folder: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        split = SPLIT_NAMES.get(file.name.split(".")[0])
+        if split is None or not file.is_file() or not tables.is_table(file.name):
+            continue
+        if split in files:
+            names = f"{files[split].name} and {file.name}"
+            raise UserError(f"stream: expected one file of {split} in {folder}, got {names}")
+        files[split] = file
+    return files
+
+
+def _find_columns(records: Sequence[_Record], task_type: TaskType | None, name: str) -> _Columns:
+    """Find the columns of instructions and answers; tasks without any label are text to text."""
+    names = {column for record in records for column in record.values}
+    found = {choices: [choice for choice in choices if choice in names] for choices in (INSTRUCTION, ANSWER)}
+    is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
+    for choices in (INSTRUCTION, ANSWER)[: 1 + is_text]:
+        if len(found[choices]) > 1:
+            raise UserError(f"stream: expected one of the columns {' and '.join(choices)} in {name}, found both")
+    instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
+    return _Columns(instruction, answer if is_text else None, is_text)
+
+
+def _make_task(
+    name: str,
+    by_split: Mapping[str, Sequence[_UserRow]],
+    source: str,
+    columns: _Columns,
+    division: tuple[int, Path] | None = None,
+) -> RawTask:
+    """Make a task whose classes are those of train: integers by size, then names by alphabet.
+
+    With `division`, a seed and what messages call the table, its rows are divided into splits.
+    """
+    instructions = dict.fromkeys(row.instruction for rows in by_split.values() for row in rows)
+    splits = {
+        split: tuple(_prepare_row(row, columns, in_key=len(instructions) > 1) for row in rows)
+        for split, rows in by_split.items()
+    }
+    if "" in instructions and len(instructions) > 1:
+        location = next(row.location for rows in by_split.values() for row in rows if not row.instruction)
+        raise UserError(f"stream: expected an instruction in each row of {name!r}, or in none, got none in {location}")
+    if division is not None:
+        seed, path = division
+        divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
+        splits = dict(zip(SPLITS, divided, strict=True))
+    labels = sorted({row.label for rows in splits.values() for row in rows})
+    if not columns.is_text and all(label.removeprefix("-").isdecimal() for label in labels):
+        labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
+        for split, rows in splits.items():
+            splits[split] = tuple(row._replace(label=f"{name}/{row.label}") for row in rows)
+    train = splits.get("train", ())
+    train_labels = {row.label for row in train}
+    return RawTask(
+        name,
+        tuple(label for label in labels if label in train_labels),
+        train,
+        splits.get("dev"),
+        splits.get("test", ()),
+        source,
+        has_free_answers=columns.answer is not None,
+        definition=next(iter(instructions)) if columns.is_text and len(instructions) == 1 else "",
+        has_instructions="" not in instructions,
+    )
+
+
+def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRow:
+    """Put the instruction before the texts; it identifies the row as well if the task has several."""
+    key, text = hash_text((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
+    texts = (row.instruction, text) if row.instruction else row.texts
+    if columns.is_text:
+        texts = (format_prompt(LONG_SEQUENCE, row.instruction, text),)
+    return LabeledRow(texts, row.label, key, row.answers)
+
+
+def _read_records(path: Path) -> list[_Record]:
+    unit = "row" if path.suffix == ".parquet" else "line"
+    records = tables.read_records(path, tables.STREAM)
+    rows = [_Record(values, f"{path}, {unit} {number}") for number, values in records]
+    if not rows:
+        raise UserError(f"stream: expected rows in {path}, found none")
+    return rows
+
+
+def _read_rows(
+    records: Sequence[_Record], columns: _Columns, path: Path, extra_columns: tuple[str, ...] = ()
+) -> list[_UserRow]:
+    rows = []
+    for values, location in records:
+        required = (*extra_columns, "text", columns.answer or "label")
+        tables.check_columns(required, values, location, tables.STREAM)
+        answers: tuple[str, ...] = ()
+        if columns.answer is None:
+            label = _parse_name(values["label"], f"a string or a whole number as label in {location}")
+            answers = (label,) if columns.is_text else ()
+        else:
+            label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
+        instruction = _parse_instruction(values, columns.instruction, location)
+        rows.append(_UserRow(_parse_texts(values, location), label, instruction, answers, location))
+    if all(_is_number(row.texts[0]) for row in rows):
+        raise UserError(f"stream: expected text in the column 'text' of {path}, got numbers alone")
+    return rows
+
+
+def _parse_texts(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    """Return one text or two; a text_pair that is null or empty is none."""
+    columns = ["text"] if values.get("text_pair") in (None, "") else ["text", "text_pair"]
+    for column in columns:
+        if not isinstance(values[column], str) or not values[column].strip():
+            raise UserError(f"stream: expected text in the column '{column}' of {location}, got {values[column]!r}")
+    return tuple(values[column] for column in columns)
+
+
+def _parse_instruction(values: Mapping[str, Any], column: str | None, location: str) -> str:
+    """Return the instruction, empty without one."""
+    value = values.get(column) if column else None
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"stream: expected text in the column '{column}' of {location}, got {value!r}")
+    return value.strip()
+
+
+def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
+    """Return the correct answers, of which the first is trained on; one or a list."""
+    answers = value if isinstance(value, list) and value else [value]
+    expected = f"an answer or a list of answers in the column '{column}' of {location}"
+    return tuple(_parse_name(answer, expected) for answer in answers)
+
+
+def _parse_name(value: Any, expected: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise UserError(f"stream: expected {expected}, got {value!r}")
+    return str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

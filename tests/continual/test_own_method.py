@@ -1,0 +1,87 @@
+"""A method from a file: it is found, learns as any does, and is refused in one line where it cannot be had."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.continual import run as running
+from regard.continual.methods import method_named
+from regard.continual.methods.baselines import Finetune
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import collect_tensors
+from regard.errors import UserError
+from tests.continual.small_tasks import BUDGET, loaded, stream
+
+SOURCE = """
+from dataclasses import dataclass
+
+from regard.continual import method
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig(method.MethodConfig):
+    weight: method.NonNegative = 0.0
+
+
+class Mine(method.Method):
+    Config = MineConfig
+
+    def penalties(self, learner):
+        yield self.config.weight * sum(value.square().sum() for value in learner.network.parameters())
+
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+
+
+def written(folder: Path, source: str = SOURCE) -> str:
+    (folder / "mine.py").write_text(source, encoding="utf-8")
+    return f"{folder / 'mine.py'}:Mine"
+
+
+def test_a_method_of_one_s_own_learns_as_any_does(tmp_path: Path) -> None:
+    kind, learnt = method_named(written(tmp_path)), []
+    for method in (kind(), Finetune(), kind(kind.Config.parse({"weight": "0.5"}))):
+        learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
+        learnt.append(collect_tensors(run_stream(learner, method).network))
+    plain, expected, penalized = learnt
+    assert all((plain[name] == value).all() for name, value in expected.items())
+    assert any((penalized[name] != value).any() for name, value in expected.items())
+
+
+def test_a_run_goes_on_with_the_same_file_alone(tmp_path: Path) -> None:
+    def learn(name: str, *, resume: bool) -> None:
+        method = method_named(name)()
+        learner = make_learner(stream(2), method, loaded(), replace(BUDGET, num_epochs=1), seed=1)
+        run_stream(learner, method, folder=tmp_path / "run", resume=resume)
+
+    name = written(tmp_path)
+    learn(name, resume=False)
+    learn(name, resume=True)
+    written(tmp_path, SOURCE.replace("sum(", "2 * sum("))
+    with pytest.raises(UserError):
+        learn(name, resume=True)
+
+
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("none.py:Mine", "method: expected a file and a class of it, as method.py:Mine, there is no file none.py"),
+        ("mine.py:Nobody", r"method: expected one of the subclasses of Method in .*mine.py \(Mine\), got 'Nobody'"),
+        ("mine.py:Other", r"method: expected one of the subclasses of Method in .*mine.py \(Mine\), got 'Other'"),
+        ("broken.py:Mine", "method: .*broken.py ends in an error: .*nothing"),
+    ],
+)
+def test_what_is_no_method_is_refused(name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    (tmp_path / "broken.py").write_text("nothing\n", encoding="utf-8")
+    with pytest.raises(UserError, match=problem):
+        method_named(name)
