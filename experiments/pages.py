@@ -1,10 +1,10 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks] [--check] [--work DIR [--revision REV]]
+    python -m experiments.pages [papa prescale sapt sinks routing] [--check] [--work DIR [--revision REV]]
 
-Without names all four papers are made, and docs/claims.md. With --work the stored tables of one paper (prescale or
-sapt) are first made anew from the runs in DIR. With --check nothing is written; the exit code is 1 if a page or a table
-is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, which is of no paper. With --work the stored
+tables of one of them (prescale, sapt or routing) are first made anew from the runs in DIR. With --check nothing is
+written; the exit code is 1 if a page or a table is out of date.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from experiments.common.papers import Paper, claims_page
 from experiments.common.parts import FIGURES, RESULTS, Page
 from experiments.papa.page import PAPER as PAPA
 from experiments.prescale.page import PAPER as PRESCALE
+from experiments.routing.page import PAPER as ROUTING
 from experiments.sapt.page import PAPER as SAPT
 from experiments.sinks.page import PAPER as SINKS
 from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
+ALL: dict[str, Paper] = {**PAPERS, ROUTING.name: ROUTING}
 DOCS = Path("docs")
 
 
 def make_pages(papers: Sequence[Paper], folder: Path = RESULTS) -> list[Page]:
     """Make the pages of papers, and that of the claims if all papers are among them."""
     pages = [paper.page(folder) for paper in papers]
-    if len(papers) == len(PAPERS):
-        pages.append(claims_page({paper.name: paper.judge(folder) for paper in papers}, papers))
+    published = [paper for paper in papers if paper.name in PAPERS]
+    if len(published) == len(PAPERS):
+        pages.append(claims_page({paper.name: paper.judge(folder) for paper in published}, published))
     return pages
 
 
@@ -52,7 +55,7 @@ def is_current(path: Path, text: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write pages, tables and figures, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(PAPERS)} (default: all)")
+    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(ALL)} (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is out of date")
     parser.add_argument("--work", type=Path, help="make the stored tables anew from the runs in this folder")
     parser.add_argument("--revision", help="the revision of the code that made the runs, for the record")
@@ -65,13 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    unknown = [name for name in options.papers if name not in PAPERS]
+    unknown = [name for name in options.papers if name not in ALL]
     if unknown:
-        raise UserError(f"There is no paper {unknown[0]!r}. Choose from {', '.join(PAPERS)}.")
-    papers = [PAPERS[name] for name in options.papers or PAPERS]
+        raise UserError(f"There is no paper {unknown[0]!r}. Choose from {', '.join(ALL)}.")
+    papers = [ALL[name] for name in options.papers or ALL]
     if options.work is not None and not options.check:
         if len(papers) != 1 or papers[0].gather is None:
-            raise UserError("--work needs one paper, prescale or sapt. Name it.")
+            raise UserError("--work needs one paper, prescale or sapt, or routing. Name it.")
         papers[0].gather(options.work, options.revision, RESULTS)
     pages = make_pages(papers)
     files = {path: text for page in pages for path, text in page_files(page).items()}

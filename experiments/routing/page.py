@@ -1,0 +1,259 @@
+"""Tables and text of docs/routing.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from experiments.common.claims import DASH, HOLDS, UNDECIDED, Part, at_least, at_most, format_interval
+from experiments.common.comparison import mean_of, where
+from experiments.common.papers import Paper
+from experiments.common.parts import Page, Table, join_words
+from experiments.routing.routers import CASES, DEFAULT
+from experiments.routing.run import JOINT, LEARNT, REPLAY, ROWS, SAPT
+from experiments.routing.streams import STREAMS, TRAINED
+from experiments.routing.tables import SCORES, WEIGHTS, Tables
+
+NOT_HELD = "does not hold"
+NO_RUNS = "not run"
+LEAST = 4
+"""Tasks that the page names: those with the least own weight."""
+
+
+class Rule(NamedTuple):
+    """A rule of decision: what is measured by seed, and the bound that its interval must keep."""
+
+    text: str
+    streams: Sequence[str]
+    values: Callable[[Tables, str], Mapping[int, float]]
+    decide: Callable[[Any, float], Part]
+    bound: float
+    digits: int = 1
+
+
+RULES = (
+    Rule(
+        "AP at least that of replay with 50 texts: difference at least 0",
+        TRAINED,
+        lambda tables, stream: tables.margins(stream, SAPT, REPLAY),
+        at_least,
+        0.0,
+    ),
+    Rule(
+        "AP at least .95 of that of joint training: AP minus .95 of it at least 0",
+        TRAINED,
+        lambda tables, stream: tables.margins(stream, SAPT, JOINT, 0.95),
+        at_least,
+        0.0,
+    ),
+    Rule("F.Ra at most 2", TRAINED, lambda tables, stream: tables.by_seed(stream, SAPT, "F.Ra"), at_most, 2.0),
+    Rule(
+        "own weight at least .9",
+        TRAINED,
+        lambda tables, stream: tables.by_seed(stream, SAPT, "own_weight"),
+        at_least,
+        0.9,
+        2,
+    ),
+    Rule(
+        "own weight at least .8 with fifty tasks, the router alone",
+        ("fifty",),
+        lambda tables, stream: tables.by_router(stream, DEFAULT, "own_weight"),
+        at_least,
+        0.8,
+        2,
+    ),
+)
+"""Fixed before the runs."""
+
+
+def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
+    """Return the page of the experiment."""
+    rules, scores, routers = rule_table(tables), score_table(tables), router_table(tables)
+    files = [
+        ("routing-runs.csv", "all runs"),
+        ("routing-tasks.csv", "all tasks of all runs: accuracy when learnt and at the end, own weight"),
+        ("routing-routers.csv", "all routers alone"),
+        ("routing.json", "tasks, settings and versions"),
+    ]
+    learnt = " ".join(f"`{name}={value}`" for name, value in LEARNT.items())
+    return Page(
+        "routing",
+        "Routing texts without instructions",
+        [
+            "Does `sapt` know whose task a text is when no instruction says so, and does it then forget less than "
+            "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
+            f"frozen model, which is not trained; `sapt, learnt router` is the default until now ({learnt}: the "
+            "router that the paper trains, on the maxima of the input embeddings).",
+            describe_answer(tables, rules),
+            "## Rules, fixed before the runs",
+            rules,
+            "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
+            f"and does not if the whole interval is beyond it; else it *{UNDECIDED}*. Runs are paired by seed, which "
+            "draws the rows and, in `mixed`, the order of tasks.",
+            "## Whole runs",
+            scores,
+            "AP: accuracy after the last task among the labels of all tasks, no task named; F.Ra: loss since each "
+            "task's best; own AP: among a task's own labels. Own weight: mean weight of a task's own adapter over its "
+            "test rows; routed right: test rows whose largest weight is that. s: seconds of the whole run on a shared "
+            "core; kept: what a method keeps besides the model, MiB and texts. Means over seeds ± half the 95 % "
+            "interval.",
+            describe_least(tables),
+            "## Routers alone",
+            routers,
+            "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
+            "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
+            "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
+            "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
+            "training of adapters, which goes on teaching them, is left out. s: seconds for the second and the last "
+            "task, without reading the vectors.",
+            "## Setting",
+            describe_setting(tables),
+            "## Not tried",
+            describe_missing(tables),
+        ],
+        (rules, scores, routers),
+        (),
+        files,
+    )
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def describe_answer(tables: Tables, rules: Table) -> str:
+    """Return the AP of the rows that the rules compare, and how many rules hold."""
+    sentences = []
+    for stream in TRAINED:
+        means = {row: tables.mean(stream, row, "AP") for row in (SAPT, f"{SAPT}, learnt router", REPLAY, JOINT)}
+        named = [f"`{row}` {mean.mean:.1f}" for row, mean in means.items() if mean is not None]
+        sentences += [f"AP in `{stream}`: {join_words(named)}."] if named else []
+    counts = Counter(line[-1] for line in rules.rows)
+    verdicts = join_words(f"{count} *{word}*" for word, count in counts.items())
+    return f"{' '.join(sentences)} Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
+
+
+def describe_least(tables: Tables) -> str:
+    """Return the tasks whose adapters get the least weight under the default router."""
+    sentences = []
+    for stream in TRAINED:
+        rows = where(tables.tasks, stream=stream, row=SAPT).dropna(subset="own_weight")
+        means = rows.groupby("task")["own_weight"].mean().sort_values()[:LEAST]
+        if len(means):
+            named = join_words(f"{task} {value:.2f}" for task, value in means.items())
+            sentences.append(f"Least own weights of `sapt` in `{stream}`: {named}.")
+    return " ".join(sentences)
+
+
+def describe_setting(tables: Tables) -> str:
+    """Return model, streams, budget and versions."""
+    record, budget = tables.record, tables.record["budget"]
+    streams = record["streams"]
+    named = {
+        "long": "tasks of Long Sequence in order 3, without their instructions",
+        "mixed": "tasks of other files, in an order drawn by the seed",
+        "fifty": "tasks: both, DBpedia and novels in more parts, SuperNI without definitions, Python's documentation",
+    }
+    parts = [f"`{name}`: {len(streams[name])} {named[name]}." for name in STREAMS if name in streams]
+    parts += [f"Tasks of `mixed`: {', '.join(streams['mixed'])}."] if "mixed" in streams else []
+    versions = join_words(
+        sorted({f"torch {one['torch']}, transformers {one['transformers']}" for one in record["versions"]})
+    )
+    revision = f" Revision {record['revision']}." if record["revision"] else ""
+    return (
+        f"`{record['model']}`, frozen, label-text head; {' '.join(parts)} At most 120 training and 40 test rows a "
+        f"task, {budget['length']} tokens, adapters of rank 8 on queries and values, {budget['num_epochs']} epochs at "
+        f"{budget['learning_rate']:g} in batches of {budget['batch_size']}, {budget['precision']}. `joint` trains "
+        f"adapters of the same rank on all tasks at once. Regard {join_words(record['regard'])}, {versions}.{revision}"
+    )
+
+
+def describe_missing(tables: Tables) -> str:
+    """Return which rows have few runs or none, and what else was not tried."""
+    sentences = []
+    for stream in TRAINED:
+        counts = {row: len(tables.by_seed(stream, row, "AP")) for row in ROWS}
+        absent = [f"`{row}`" for row, count in counts.items() if not count]
+        few = [f"`{row}` ({count})" for row, count in counts.items() if 0 < count < 3]
+        sentences += [f"`{stream}`, without any run: {join_words(absent)}."] if absent else []
+        sentences += [f"`{stream}`, with fewer than three seeds: {join_words(few)}."] if few else []
+    return " ".join(
+        (
+            *sentences,
+            "Texts with instructions and the new default, text-to-text tasks, decoders and T5, whole runs of fifty "
+            "tasks, other lengths, budgets and rates, adapters above the query's layers alone, and other encoders "
+            "were not run.",
+        )
+    )
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def rule_table(tables: Tables) -> Table:
+    """Each rule with what was measured and its verdict, stream by stream."""
+    lines = []
+    for rule in RULES:
+        for stream in rule.streams:
+            values = rule.values(tables, stream)
+            mean = mean_of(values)
+            by_seed = ", ".join(f"{value:.{rule.digits}f}" for _, value in sorted(values.items())) or DASH
+            lines.append([rule.text, stream, by_seed, format_interval(mean, rule.digits), judge(rule, values)])
+    head = ("rule", "stream", "by seed", "mean", "verdict")
+    return Table("routing-rules", "the rules and their verdicts", head, lines)
+
+
+def judge(rule: Rule, values: Mapping[int, float]) -> str:
+    """Return the verdict of a rule on what was measured by seed."""
+    if not values:
+        return NO_RUNS
+    part = rule.decide(mean_of(values), rule.bound)
+    return UNDECIDED if part is None else HOLDS if part else NOT_HELD
+
+
+def score_table(tables: Tables) -> Table:
+    """Scores, weights and cost of all rows by stream."""
+    lines = []
+    for stream in TRAINED:
+        for row in tables.rows(stream):
+            mean, runs = tables.mean, where(tables.runs, stream=stream, row=row)
+            cells = [format_interval(mean(stream, row, name), 1) for name in SCORES]
+            cells.append(format_interval(mean(stream, row, "own_weight"), 2))
+            cells.append(format_interval(mean(stream, row, "own_largest"), 2))
+            kept = f"{runs['kept_bytes'].mean() / 2**20:.2f}, {runs['kept_examples'].mean():.0f}"
+            lines.append([stream, row, str(len(runs)), *cells, f"{runs['run_s'].median():.0f}", kept])
+    head = ("stream", "row", "runs", *SCORES, "own weight", "routed right", "s", "kept")
+    return Table("routing-scores", "scores, weights and cost of the rows", head, lines)
+
+
+def router_table(tables: Tables) -> Table:
+    """Routers alone, by stream: weights and seconds."""
+    lines = []
+    for stream in STREAMS:
+        for name in CASES:
+            values = {column: tables.by_router(stream, name, column) for column in tables.routers.columns[3:]}
+            if values["own_weight"]:
+                weights = [format_interval(mean_of(values[column]), 2) for column in (*WEIGHTS, "same_source")]
+                seconds = [f"{median(values[column].values()):.3f}" for column in ("second_s", "last_s")]
+                lines.append([stream, name, str(len(values["own_weight"])), *weights, *seconds])
+    head = ("stream", "router", "seeds", "own weight", "routed right", "same source", "s, second", "s, last")
+    return Table("routing-alone", "routers alone", head, lines)
+
+
+def gather(work: Path, revision: str | None, folder: Path) -> None:
+    """Make the stored tables anew from the runs in a folder."""
+    Tables.gather(work, revision).save(folder)
+
+
+PAPER = Paper(
+    "routing",
+    "Routing texts without instructions",
+    "python -m experiments.routing.run --data DIR",
+    (),
+    Tables.load,
+    make_page,
+    gather,
+)

@@ -1,0 +1,123 @@
+"""SAPT with its router in closed form against replay and joint training, on texts without instructions.
+
+    python -m experiments.routing.run --data DIR [--streams long,mixed] [--rows "sapt;joint"] [--seeds 42,1,2]
+        [--work DIR]
+
+The model and the settings are those of `experiments.sapt.run` (MiniLM-L6, label-text head, at most 120 training and 40
+test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a text, in float32. A run takes four to
+eight minutes on one core. Finished runs are kept in `--work` and not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.common.runs import Case, make_missing
+from experiments.routing.streams import TRAINED, describe_stream, read_named
+from experiments.sapt.run import BUDGET as LONGER
+from experiments.sapt.run import SEEDS, Row, describe_scores, run_row
+from regard.continual.learner import Learner
+from regard.continual.methods.sapt import SaptNetwork
+from regard.continual.training_phase import ExampleRef
+from regard.data.stream import Stream
+from regard.models.pretrained import Loaded, load
+from regard.runs.provenance import library_versions, regard_version
+
+SAPT, REPLAY, JOINT = "sapt", "replay-lora", "joint"
+BUDGET = dataclasses.replace(LONGER, length=32, precision="float32")
+LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
+"""The router that SAPT trains, with adapters that begin as the last one: the default until now."""
+ROWS: dict[str, Row] = {
+    SAPT: Row("sapt"),
+    "sapt, begun at the best": Row("sapt", {"init": "best"}),
+    "sapt, begun at the last": Row("sapt", {"init": "last"}),
+    "sapt, learnt router": Row("sapt", LEARNT),
+    REPLAY: Row("replay-lora", {"memory_size": 50}),
+    "epi": Row("epi"),
+    JOINT: Row("joint", lora=True),
+}
+
+
+def measure_routing(learner: Learner) -> list[dict[str, Any]]:
+    """Return for each task the mean weight of its own adapter over its test rows, and where that is the largest."""
+    if not isinstance(learner.network, SaptNetwork):
+        return []
+    network, rows = learner.network, []
+    for task in range(len(learner.stream)):
+        items = [ExampleRef(task, row) for row in range(len(learner.encoded[task, "test"]))]
+        with learner.evaluation_mode(), torch.no_grad():
+            batches = learner.iterate_batches(items, "test")
+            weights = torch.cat([network.router(network.vectors(batch)) for batch in batches])
+        own = network.adapter_of(task)
+        largest = (weights.argmax(1) == own).float().mean()
+        name = learner.stream.tasks[task].name
+        rows.append({"task": name, "own_weight": float(weights[:, own].mean()), "own_largest": float(largest)})
+    return rows
+
+
+def make_run(
+    stream: str, row: str, seed: int, tasks: Stream, loaded: Loaded, data: str, budget: Any = BUDGET
+) -> dict[str, Any]:
+    """Run a row and return the content of its file."""
+    start = time.perf_counter()
+    run = run_row(ROWS[row], tasks, seed, loaded, data, budget, looked_at=0)
+    return {
+        "stream": stream,
+        "row": row,
+        "seed": seed,
+        "tasks": describe_stream(tasks),
+        "matrix": run.rows["matrix"],
+        "cost": run.rows["cost"],
+        "routing": measure_routing(run.learner),
+        "regard": regard_version(),
+        "versions": library_versions(),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
+    """Return the file of a run."""
+    return work / f"run-{stream}" / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the missing runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of published files")
+    parser.add_argument("--streams", default=",".join(TRAINED))
+    parser.add_argument("--rows", default=";".join(ROWS), help="rows, apart by semicolons (default: all)")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
+    options = parser.parse_args(arguments)
+
+    def cases() -> Iterator[Case]:
+        loaded = load("minilm")
+        for seed in map(int, options.seeds.split(",")):
+            for stream in options.streams.split(","):
+                tasks = read_named(stream, seed, options.data)
+                for row in options.rows.split(";"):
+                    yield Case(
+                        run_path(options.work, stream, row, seed),
+                        partial(make_run, stream, row, seed, tasks, loaded, options.data),
+                        partial(_describe_run, f"{stream}, {row}, {seed}"),
+                    )
+
+    make_missing(cases)
+
+
+def _describe_run(name: str, run: Mapping[str, Any]) -> str:
+    weights = [task["own_weight"] for task in run["routing"]]
+    own = f", own weight {sum(weights) / len(weights):.2f}" if weights else ""
+    return f"{name}: {run['seconds']} s, {describe_scores(run['matrix'])}{own}"
+
+
+if __name__ == "__main__":
+    main()
