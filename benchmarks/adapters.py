@@ -8,7 +8,7 @@ layer alone (base). Before the clock runs, all outputs are checked to be the sam
 
 Writing: a Llama of 8 layers of width 512 with random weights, 8 rows, 64 tokens more, greedy; blocks beside queries and
 values. `SharedAdapters.generate` with 16 blocks, which weighs them by each row's prompt (routed); the same blocks with
-those weights given (regard), so that the ratio of both is what the attention and its hooks cost; one block (one); and
+those weights given (regard), so that the ratio of both is what the router and its hooks cost; one block (one); and
 one LoRA in peft. Before the clock runs, the first two are checked to write the same.
 
     python -m benchmarks.adapters [--quick] [--threads N] [--ranks 4,8,16] [--blocks 1,4,16,64,128] [--budget SECONDS]
@@ -185,10 +185,13 @@ def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
 
 
 def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
-    """The blocks of such a pool, all frozen, under the attention that weighs them."""
+    """The blocks of such a pool, all frozen, under the default router, fitted to a few rows for each."""
     adapters = SharedAdapters(model, r=rank, lora_alpha=ALPHA)
+    random = torch.Generator().manual_seed(2)
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
+        ids = torch.randint(3, 4096, (4, 32), generator=random).to(device())
+        adapters.fit_router(f"task{number}", [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
     adapters.freeze()
     fill(layer.adapters for layer in adapters.layers("fill").values())
     return adapters.eval()
