@@ -17,7 +17,7 @@ LEVELS = (
     {"adapters", "training"},
     {"continual"},
     {"commands.measure", "commands.replace", "commands.pretrain", "commands.learn"},
-    {"commands.sweep"},
+    {"commands.sweep", "commands.compare"},
     {"cli", "__init__", "__main__", "commands"},
 )
 """Rooms by level, lowest first: each may import rooms of lower levels, and none of its own level but itself."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from regard.commands.compare import cli as compare
 from regard.commands.learn import check, rollback
 from regard.commands.learn import cli as learn
 from regard.commands.measure import cli as measure
-from regard.commands.measure import compare
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep

@@ -71,7 +71,7 @@ def test_handlers_are_as_they_were(tmp_path: Path) -> None:
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As under nohup."""
     from regard.cli import main
-    from regard.commands.measure import compare
+    from regard.commands.compare import cli as compare
 
     seen: list[object] = []
     monkeypatch.setattr(compare, "run", lambda _: seen.extend(map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM))))

@@ -40,6 +40,10 @@ class RunResult(ABC):
     def summary(self) -> RenderableType:
         """Return the few lines that a terminal shows, for rich's `print`."""
 
+    def main_figures(self) -> dict[str, float]:
+        """Return the figures by which runs are compared, by name."""
+        return {}
+
     def write_artifacts(self, folder: Path) -> None:  # noqa: B027 - most results have nothing more
         """Write what the folder holds beside tables, metadata and page."""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MODELS = "models"
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
 _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
+MAIN_METRICS = ("average_performance", "forgetting_rate", "bwt")
+"""Metrics by which runs are compared."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
     "cost": (
@@ -100,6 +102,12 @@ class LearnResult(RunResult):
     def _all_tables(self) -> dict[str, pd.DataFrame]:
         tables = {file: getattr(self, name) for name, file in self.tables.items()}
         return {**tables, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
+
+    def main_figures(self) -> dict[str, float]:
+        """Return the means over runs of average performance, forgetting and backward transfer, by method."""
+        rows = self.summary_table[self.summary_table["metric"].isin(MAIN_METRICS)]
+        names = rows["method"] + ", " + rows["metric"] + " " + rows["scenario"]
+        return dict(zip(names, map(float, rows["mean"]), strict=True))
 
     def summary(self) -> RenderableType:
         return learn_summary(self._all_tables, self.metadata)

@@ -47,6 +47,10 @@ class PretrainResult(RunResult):
         numbers = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
         return f"PretrainResult({len(self.history)} rows, {numbers})"
 
+    def main_figures(self) -> dict[str, float]:
+        """Return the last values of losses and sinks."""
+        return {name: float(value) for name, value in self.final.items() if value is not None}
+
     def summary(self) -> RenderableType:
         return pretrain_summary(self.history, self.sinks, self.metadata)
 

@@ -91,6 +91,12 @@ class ReplaceResult(RunResult):
             raise UserError(f"there are no {kind} to draw: expected {needed}")
         return _lines(panels)
 
+    def main_figures(self) -> dict[str, float]:
+        """Return the mean score over seeds of each task, source of constants, order of heads and fraction."""
+        keys = ["task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
+        means = self.scores.groupby(keys, sort=False, dropna=False)["score"].mean()
+        return {", ".join(map(str, key)): float(value) for key, value in means.items()}
+
     def summary(self) -> RenderableType:
         return replace_summary(self.scores, self.heads, self.cost, self.metadata)
 

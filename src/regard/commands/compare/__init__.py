@@ -1,0 +1,1 @@
+"""`regard compare`: what differs between runs of one command."""

@@ -1,0 +1,114 @@
+"""What differs between runs of learn, replace or pretrain: their settings, and their main figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import rich.table
+from rich.text import Text
+
+from regard.commands.learn.result import LearnResult
+from regard.commands.measure.result import MeasureResult
+from regard.commands.pretrain.result import PretrainResult
+from regard.commands.replace.result import ReplaceResult
+from regard.report import page
+from regard.runs.output_dir import RESULTS, read_json
+from regard.runs.result import RunResult
+
+KINDS: dict[str, type[RunResult]] = {
+    kind.command: kind for kind in (MeasureResult, ReplaceResult, PretrainResult, LearnResult)
+}
+COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
+"""Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""
+MAX_SETTINGS = 60
+"""Settings that are shown."""
+HASH = 12
+"""Characters shown of a hash, which has at least thrice as many."""
+
+
+def result_class(folder: Path) -> type[RunResult]:
+    """Return the class of the result in a folder; that of `measure` without one, whose error names the folder."""
+    path = folder / RESULTS
+    command = read_json(path).get("command") if path.is_file() else None
+    return KINDS.get(str(command), MeasureResult)
+
+
+def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
+    """Return the settings that differ, a row each with a column per run; "–" where a run has none of it."""
+    flat = {name: dict(_flatten(run.metadata)) for name, run in runs.items()}
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
+    rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
+    different = [row for row in rows if len({row[name] for name in runs}) > 1]
+    return pd.DataFrame(different, columns=["setting", *runs])
+
+
+def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the main figures, a row each with a column per run, and the difference of two runs."""
+    figures = {name: run.main_figures() for name, run in runs.items()}
+    keys = dict.fromkeys(key for by_name in figures.values() for key in by_name)
+    table = pd.DataFrame([{"figure": key, **{name: figures[name].get(key, math.nan) for name in runs}} for key in keys])
+    if len(runs) == 2 and len(table):
+        first, second = runs
+        table["difference"] = table[second] - table[first]
+    return table
+
+
+def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
+    """Say how many settings are not shown, and that figures of runs of several seeds are means."""
+    more = len(settings) - MAX_SETTINGS
+    notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
+    if not len(settings):
+        notes.append("no setting differs")
+    return [*notes, "figures are means over seeds, without intervals; the pages of the runs have them"]
+
+
+def terminal_table(table: pd.DataFrame) -> rich.table.Table:
+    """Return a table as a terminal shows it: numbers in four digits, texts as they are."""
+    shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    for index, column in enumerate(table.columns):
+        shown.add_column(Text(str(column)), justify="right" if index else "left", overflow="fold")
+    for row in table.head(MAX_SETTINGS).itertuples(index=False):
+        shown.add_row(*(Text(_format(value)) for value in row))
+    return shown
+
+
+def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
+    """Return the comparison as one HTML file that loads nothing."""
+    sections = [
+        page.Section("figures", "Main figures", [_page_table(figures)]),
+        page.Section("settings", "Settings that differ", [_page_table(settings)]),
+    ]
+    ledes = [f"{name}: regard {run.command}, version {run.metadata.get('version')}" for name, run in runs.items()]
+    return page.Page("Regard · comparison", " against ".join(runs), ledes, sections).html()
+
+
+def _page_table(table: pd.DataFrame) -> page.Table:
+    rows = [(_format(row[0]), "", [_format(value) for value in row[1:]]) for row in table.itertuples(index=False)]
+    return page.Table(rows, [str(column) for column in table.columns], str(table.columns[0]) if len(table) else "")
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.4g}"
+    return str(value)
+
+
+def _flatten(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a run by their path, as texts; hashes are shortened."""
+    pending = [(name, metadata[name]) for name in COMPARED if name in metadata]
+    while pending:
+        path, value = pending.pop(0)
+        if isinstance(value, Mapping):
+            pending[:0] = [(f"{path}.{name}", part) for name, part in value.items()]
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            names = [str(part.get("name", index)) for index, part in enumerate(value)]
+            pending[:0] = [(f"{path}.{name}", part) for name, part in zip(names, value, strict=True)]
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            is_hash = len(text) >= 3 * HASH and all(letter in "0123456789abcdef" for letter in text)
+            yield path.removeprefix("config."), text[:HASH] if is_hash else text
