@@ -33,7 +33,8 @@ def data(family: str, seed: int = 1, many: int = 8) -> Dataset:
 
 def learner(family: str, *, fitted: bool = True, **options: Any) -> SharedAdapters:
     """An older adapter that does something, and an open one, with dropout and a head that trains as well."""
-    adapters = SharedAdapters(made(family), r=4, dropout=0.1, **options)
+    blocks = {} if "adapter_type" in options else {"r": 4, "dropout": 0.1}
+    adapters = SharedAdapters(made(family), **blocks, **options)
     for number, name in enumerate(("old", "new")):
         adapters.add_adapter(name)
         if fitted:
@@ -180,10 +181,11 @@ def test_plain_texts_train_with_the_standard_collator(family: str, tmp_path: Pat
 
 
 def options(kind: str) -> dict[str, Any]:
-    return {} if kind == "fitted" else {"fitted": False, **LEARNT}
+    prompt = {"adapter_type": "prompt", "encoder_hidden_size": 8}
+    return {"fitted": {}, "prompt": prompt, "learnt": {"fitted": False, **LEARNT}}[kind]
 
 
-@pytest.mark.parametrize("kind", ["fitted", "learnt"])
+@pytest.mark.parametrize("kind", ["fitted", "prompt", "learnt"])
 @pytest.mark.parametrize("family", LEARNERS)
 def test_a_resumed_run_equals_the_whole(family: str, kind: str, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
