@@ -4,8 +4,8 @@
         [--work DIR]
 
 The model and the settings are those of `experiments.sapt.run` (MiniLM-L6, label-text head, at most 120 training and 40
-test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a text, in float32. A run takes four to
-eight minutes on one core. Finished runs are kept in `--work` and not made again.
+test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a text without instruction, in float32. A
+run takes four to eight minutes on one core. Finished runs are kept in `--work` and not made again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from regard.runs.provenance import library_versions, regard_version
 
 SAPT, REPLAY, JOINT = "sapt", "replay-lora", "joint"
 BUDGET = dataclasses.replace(LONGER, length=32, precision="float32")
+LENGTHS = {"instructed": LONGER.length}
+"""Tokens of texts in streams that need more."""
 LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
 """The router that SAPT trains, with adapters that begin as the last one: the default until now."""
 ROWS: dict[str, Row] = {
@@ -68,6 +70,7 @@ def make_run(
 ) -> dict[str, Any]:
     """Run a row and return the content of its file."""
     start = time.perf_counter()
+    budget = dataclasses.replace(budget, length=LENGTHS.get(stream, budget.length))
     run = run_row(ROWS[row], tasks, seed, loaded, data, budget, looked_at=0)
     return {
         "stream": stream,

@@ -85,6 +85,11 @@ def read_long(seed: int, data: str) -> Stream:
     return read_tasks(ORDER, seed, data, instructions=False)
 
 
+def read_instructed(seed: int, data: str) -> Stream:
+    """Read the same tasks, each text behind its instruction."""
+    return read_tasks(ORDER, seed, data)
+
+
 def read_mixed(seed: int, data: str) -> Stream:
     """Read twelve tasks of other files."""
     raw = [*_read_glue(data), _read_news(data), *_read_dbpedia(data, (5, 5, 4)), _read_entities(data)]
@@ -103,8 +108,15 @@ def read_fifty(seed: int, data: str) -> Stream:
     return _shuffle("fifty", (*_assemble("fifty", raw, seed).tasks, *others, *stdlib.tasks[:STDLIB_TASKS]), seed)
 
 
-STREAMS: Mapping[str, Callable[[int, str], Stream]] = {"long": read_long, "mixed": read_mixed, "fifty": read_fifty}
-TRAINED = ("long", "mixed")
+STREAMS: Mapping[str, Callable[[int, str], Stream]] = {
+    "long": read_long,
+    "mixed": read_mixed,
+    "instructed": read_instructed,
+    "fifty": read_fifty,
+}
+PLAIN = ("long", "mixed")
+"""The streams of whole runs whose texts have no instructions."""
+TRAINED = (*PLAIN, "instructed")
 """The streams of whole runs."""
 
 

@@ -101,7 +101,7 @@ def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path
     assert "`long`, with fewer than three seeds: `replay-lora` (1)." in text
     assert "`mixed`, without any run: `sapt`" in text
     assert "AP in `long`: `sapt` 71.0 and `replay-lora` 60.0." in text
-    assert "Of 9 rules, counted stream by stream: 1 *cannot be told*, 5 *not run* and 3 *holds*." in text
+    assert "Of 10 rules, counted stream by stream: 1 *cannot be told*, 6 *not run* and 3 *holds*." in text
 
 
 def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_streams_of_files_have_rows_of_each_task_once(name: str, count: int, dat
 
 
 def test_unknown_streams_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^stream: expected one of long, mixed, fifty, got 'short'"):
+    with pytest.raises(UserError, match=r"^stream: expected one of long, mixed, instructed, fifty, got 'short'"):
         streams.read_named("short", 1, ".")
 
 
