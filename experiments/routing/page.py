@@ -162,7 +162,7 @@ def describe_setting(tables: Tables) -> str:
     named = {
         "long": "tasks of Long Sequence in order 3, without their instructions",
         "mixed": "tasks of other files, in an order drawn by the seed",
-        "instructed": f"the same behind their instructions, {LENGTHS['instructed']} tokens",
+        "instructed": f"tasks of `long` behind their instructions, {LENGTHS['instructed']} tokens",
         "fifty": "tasks: both, DBpedia and novels in more parts, SuperNI without definitions, Python's documentation",
     }
     parts = [f"`{name}`: {len(streams[name])} {named[name]}." for name in STREAMS if name in streams]
@@ -170,7 +170,7 @@ def describe_setting(tables: Tables) -> str:
     versions = join_words(
         sorted({f"torch {one['torch']}, transformers {one['transformers']}" for one in record["versions"]})
     )
-    revision = f" Revision {record['revision']}." if record["revision"] else ""
+    revision = f" Last revision {record['revision']}." if record["revision"] else ""
     return (
         f"`{record['model']}`, frozen, label-text head; {' '.join(parts)} At most 120 training and 40 test rows a "
         f"task, {budget['length']} tokens, adapters of rank 8 on queries and values, {budget['num_epochs']} epochs at "
@@ -182,9 +182,9 @@ def describe_setting(tables: Tables) -> str:
 def describe_missing(tables: Tables) -> str:
     """Return which rows have few runs or none, and what else was not tried."""
     sentences = []
-    for stream in PLAIN:
+    for stream in TRAINED:
         counts = {row: len(tables.by_seed(stream, row, "AP")) for row in ROWS}
-        absent = [f"`{row}`" for row, count in counts.items() if not count]
+        absent = [f"`{row}`" for row, count in counts.items() if not count and stream in PLAIN]
         few = [f"`{row}` ({count})" for row, count in counts.items() if 0 < count < 3]
         sentences += [f"`{stream}`, without any run: {join_words(absent)}."] if absent else []
         sentences += [f"`{stream}`, with fewer than three seeds: {join_words(few)}."] if few else []
