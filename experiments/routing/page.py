@@ -13,8 +13,8 @@ from experiments.common.comparison import mean_of, where
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
 from experiments.routing.routers import CASES, DEFAULT
-from experiments.routing.run import JOINT, LEARNT, LENGTHS, REPLAY, ROWS, SAPT
-from experiments.routing.streams import PLAIN, STREAMS, TRAINED
+from experiments.routing.run import BUDGETS, JOINT, LEARNT, REPLAY, ROWS, SAPT
+from experiments.routing.streams import ANSWER_WORDS, PLAIN, STREAMS, TRAINED
 from experiments.routing.tables import SCORES, WEIGHTS, Tables
 
 NOT_HELD = "does not hold"
@@ -103,11 +103,11 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "draws the rows and, in `mixed`, the order of tasks.",
             "## Whole runs",
             scores,
-            "AP: accuracy after the last task among the labels of all tasks, no task named; F.Ra: loss since each "
-            "task's best; own AP: among a task's own labels. Own weight: mean weight of a task's own adapter over its "
-            "test rows; routed right: test rows whose largest weight is that. s: seconds of the whole run on a shared "
-            "core; kept: what a method keeps besides the model, MiB and texts. Means over seeds ± half the 95 % "
-            "interval.",
+            "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
+            "named; F.Ra: loss since each task's best; own AP: among a task's own labels. Own weight: mean weight of "
+            "a task's own adapter over its test rows; routed right: test rows whose largest weight is that. s: "
+            "seconds of the whole run on a shared core; kept: what a method keeps besides the model, MiB and texts. "
+            "Means over seeds ± half the 95 % interval.",
             describe_least(tables),
             "## Routers alone",
             routers,
@@ -162,7 +162,8 @@ def describe_setting(tables: Tables) -> str:
     named = {
         "long": "tasks of Long Sequence in order 3, without their instructions",
         "mixed": "tasks of other files, in an order drawn by the seed",
-        "instructed": f"tasks of `long` behind their instructions, {LENGTHS['instructed']} tokens",
+        "instructed": f"tasks of `long` behind their instructions, {BUDGETS['instructed'].length} tokens",
+        "answers": "tasks of `long` as text to text, without instructions, exact match",
         "fifty": "tasks: both, DBpedia and novels in more parts, SuperNI without definitions, Python's documentation",
     }
     parts = [f"`{name}`: {len(streams[name])} {named[name]}." for name in STREAMS if name in streams]
@@ -175,7 +176,9 @@ def describe_setting(tables: Tables) -> str:
         f"`{record['model']}`, frozen, label-text head; {' '.join(parts)} At most 120 training and 40 test rows a "
         f"task, {budget['length']} tokens, adapters of rank 8 on queries and values, {budget['num_epochs']} epochs at "
         f"{budget['learning_rate']:g} in batches of {budget['batch_size']}, {budget['precision']}. `joint` trains "
-        f"adapters of the same rank on all tasks at once. Regard {join_words(record['regard'])}, {versions}.{revision}"
+        f"adapters of the same rank on all tasks at once. In `answers` the model is a decoder pre-trained on Python's "
+        f"documentation, {BUDGETS['answers'].num_epochs} epochs at {BUDGETS['answers'].learning_rate:g}, the first "
+        f"{ANSWER_WORDS} words of a text. Regard {join_words(record['regard'])}, {versions}.{revision}"
     )
 
 
@@ -191,8 +194,8 @@ def describe_missing(tables: Tables) -> str:
     return " ".join(
         (
             *sentences,
-            "Text-to-text tasks, decoders and T5, whole runs of fifty "
-            "tasks, other lengths, budgets and rates, adapters above the query's layers alone, and other encoders "
+            "T5 and pre-trained decoders, whole runs of fifty tasks, "
+            "other lengths, budgets and rates, adapters above the query's layers alone, and other encoders "
             "were not run.",
         )
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from experiments.common.runs import Case, make_missing
 from experiments.routing.run import BUDGET
-from experiments.routing.streams import STREAMS, describe_stream, read_named
+from experiments.routing.streams import ALONE, describe_stream, read_named
 from experiments.sapt.run import SEEDS
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the missing routers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(STREAMS))
+    parser.add_argument("--streams", default=",".join(ALONE))
     parser.add_argument("--routers", default=";".join(CASES), help="routers, apart by semicolons (default: all)")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "routing")

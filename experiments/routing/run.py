@@ -4,14 +4,16 @@
         [--work DIR]
 
 The model and the settings are those of `experiments.sapt.run` (MiniLM-L6, label-text head, at most 120 training and 40
-test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a text without instruction, in float32. A
-run takes four to eight minutes on one core. Finished runs are kept in `--work` and not made again.
+test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a text without instruction, in float32; in
+`answers` a decoder that is pre-trained here on Python's documentation, with the settings of `experiments.sapt.decoder`.
+A run takes four to eight minutes on one core. Finished runs are kept in `--work` and not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -22,19 +24,22 @@ import torch
 
 from experiments.common.runs import Case, make_missing
 from experiments.routing.streams import TRAINED, describe_stream, read_named
+from experiments.sapt.decoder import DECODER_BUDGET, load_decoder
 from experiments.sapt.run import BUDGET as LONGER
 from experiments.sapt.run import SEEDS, Row, describe_scores, run_row
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import SaptNetwork
-from regard.continual.training_phase import ExampleRef
+from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded, load
 from regard.runs.provenance import library_versions, regard_version
 
 SAPT, REPLAY, JOINT = "sapt", "replay-lora", "joint"
 BUDGET = dataclasses.replace(LONGER, length=32, precision="float32")
-LENGTHS = {"instructed": LONGER.length}
-"""Tokens of texts in streams that need more."""
+BUDGETS = {"instructed": dataclasses.replace(BUDGET, length=LONGER.length), "answers": DECODER_BUDGET}
+"""Budgets of streams that need another."""
+DECODER_SEED = 42
+"""Of the one decoder of all runs."""
 LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
 """The router that SAPT trains, with adapters that begin as the last one: the default until now."""
 ROWS: dict[str, Row] = {
@@ -66,12 +71,11 @@ def measure_routing(learner: Learner) -> list[dict[str, Any]]:
 
 
 def make_run(
-    stream: str, row: str, seed: int, tasks: Stream, loaded: Loaded, data: str, budget: Any = BUDGET
+    stream: str, row: str, seed: int, tasks: Stream, loaded: Loaded, data: str, budget: TrainingBudget | None = None
 ) -> dict[str, Any]:
     """Run a row and return the content of its file."""
     start = time.perf_counter()
-    budget = dataclasses.replace(budget, length=LENGTHS.get(stream, budget.length))
-    run = run_row(ROWS[row], tasks, seed, loaded, data, budget, looked_at=0)
+    run = run_row(ROWS[row], tasks, seed, loaded, data, budget or BUDGETS.get(stream, BUDGET), looked_at=0)
     return {
         "stream": stream,
         "row": row,
@@ -84,6 +88,11 @@ def make_run(
         "versions": library_versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }
+
+
+def load_named(stream: str, work: Path) -> Loaded:
+    """Load the model of a stream; a decoder that is missing in the work folder is pre-trained."""
+    return load_decoder(work, DECODER_SEED) if stream == "answers" else load("minilm")
 
 
 def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
@@ -102,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
-        loaded = load("minilm")
+        load_model = functools.cache(partial(load_named, work=options.work))
         for seed in map(int, options.seeds.split(",")):
             for stream in options.streams.split(","):
                 tasks = read_named(stream, seed, options.data)
                 for row in options.rows.split(";"):
                     yield Case(
                         run_path(options.work, stream, row, seed),
-                        partial(make_run, stream, row, seed, tasks, loaded, options.data),
+                        partial(make_run, stream, row, seed, tasks, load_model(stream), options.data),
                         partial(_describe_run, f"{stream}, {row}, {seed}"),
                     )
 

@@ -1,24 +1,25 @@
 """Streams of tasks whose texts have no instructions, read from a folder of published files.
 
 `long`: the tasks of Long Sequence that are there, in order 3. `mixed`: twelve tasks of other files (GLUE, AG News,
-DBpedia, CoNLL-2003, emotions, novels, speeches), in an order drawn by the seed. `fifty`: fifty tasks for routers alone,
-of which some have no labels.
+DBpedia, CoNLL-2003, emotions, novels, speeches), in an order drawn by the seed. `answers`: the tasks of `long` as text
+to text, for a decoder. `fifty`: fifty tasks for routers alone, of which some have no labels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from experiments.sapt.run import EVALUATED, TRAIN, read_tasks
 from regard.data import tables
 from regard.data.instructions import read_instruction_file
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_rank
 from regard.data.splits import divide_rows
-from regard.data.stream import Stream
+from regard.data.stream import ClassificationTask, Examples, Stream, TextPairs, TextTask
 from regard.data.streams import assemble_stream, read_stream
 from regard.data.tables import Columns
 from regard.errors import UserError
@@ -75,7 +76,7 @@ FREE = (
 """Tasks of SuperNI that are read without labels, for routers alone."""
 IN_BOTH = ("sst2", "rte", "agnews", "dbpedia")
 """Tasks of `long` whose texts are among those of `mixed`."""
-STDLIB_TASKS = 5
+STDLIB_TASKS, ANSWER_WORDS = 5, 40
 Pairs = Iterable[tuple[tuple[str, ...], str]]
 """Texts of rows, and their labels."""
 
@@ -88,6 +89,14 @@ def read_long(seed: int, data: str) -> Stream:
 def read_instructed(seed: int, data: str) -> Stream:
     """Read the same tasks, each text behind its instruction."""
     return read_tasks(ORDER, seed, data)
+
+
+def read_answers(seed: int, data: str) -> Stream:
+    """Read the tasks of `long` as text to text: the first words of a text, and its label as the answer."""
+    stream = read_long(seed, data)
+    return dataclasses.replace(
+        stream, tasks=tuple(_as_answers(cast(ClassificationTask, task)) for task in stream.tasks)
+    )
 
 
 def read_mixed(seed: int, data: str) -> Stream:
@@ -112,12 +121,15 @@ STREAMS: Mapping[str, Callable[[int, str], Stream]] = {
     "long": read_long,
     "mixed": read_mixed,
     "instructed": read_instructed,
+    "answers": read_answers,
     "fifty": read_fifty,
 }
-PLAIN = ("long", "mixed")
+PLAIN = ("long", "mixed", "answers")
 """The streams of whole runs whose texts have no instructions."""
 TRAINED = (*PLAIN, "instructed")
 """The streams of whole runs."""
+ALONE = tuple(name for name in STREAMS if name != "answers")
+"""The streams of routers alone."""
 
 
 def read_named(name: str, seed: int, data: str) -> Stream:
@@ -125,6 +137,16 @@ def read_named(name: str, seed: int, data: str) -> Stream:
     if name not in STREAMS:
         raise UserError(f"stream: expected one of {', '.join(STREAMS)}, got {name!r}")
     return STREAMS[name](seed, data)
+
+
+def _as_answers(task: ClassificationTask) -> TextTask:
+    def convert(examples: Examples) -> TextPairs:
+        texts = [" ".join("\n".join(parts).split()[:ANSWER_WORDS]) for parts in examples.texts]
+        prompts = tuple(f"{text}\nOutput: " for text in texts)
+        return TextPairs(inputs=prompts, targets=tuple((task.labels[label],) for label in examples.labels))
+
+    splits = {split: convert(getattr(task, split)) for split in ("train", "dev", "test")}
+    return TextTask(name=task.name, source=task.source, metric="exact-match", labels=task.labels, **splits)
 
 
 def _assemble(name: str, raw: Sequence[RawTask], seed: int) -> Stream:

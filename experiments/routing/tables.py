@@ -16,7 +16,7 @@ from experiments.common.comparison import ACCURACY, long_scores, mean_of, paired
 from experiments.common.parts import RESULTS
 from experiments.routing.routers import CASES
 from experiments.routing.run import BUDGET, ROWS
-from experiments.routing.streams import STREAMS, TRAINED
+from experiments.routing.streams import ALONE, STREAMS, TRAINED
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from regard.runs.intervals import Interval
@@ -24,6 +24,8 @@ from regard.runs.intervals import Interval
 RECORD = "routing.json"
 SCORES = {"AP": (ACCURACY, "cil"), "F.Ra": ("forgetting_rate", "cil"), "own AP": (ACCURACY, "til")}
 """Columns of scores: metric and scenario."""
+TEXT_SCORES = {"AP": (ACCURACY, "til"), "F.Ra": ("forgetting_rate", "til")}
+"""The same where answers are written: no labels are named, and no task."""
 WEIGHTS = ("own_weight", "own_largest")
 KEY = ("stream", "row", "seed")
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -121,10 +123,11 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     order = "-".join(map(str, range(len(run["tasks"]))))
     metrics = metrics_table(matrix.assign(seed=run["seed"], order=order))
     values = {(one["metric"], one["scenario"]): one["value"] for one in metrics.to_dict("records")}
+    scores = {**SCORES, **({} if _has_classes(run) else TEXT_SCORES)}
     cost = finished.cost_row(run, {})
     return {
         **{name: run[name] for name in KEY},
-        **{name: values.get(key) for name, key in SCORES.items()},
+        **{name: values.get(key) for name, key in scores.items()},
         **{name: _mean(run["routing"], name) for name in WEIGHTS},
         "train_s": cost["seconds"],
         "between_s": sum(task["hook_seconds"] for task in run["cost"]),
@@ -134,13 +137,18 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _has_classes(run: Mapping[str, Any]) -> bool:
+    return any(cell["scenario"] == "cil" for cell in run["matrix"])
+
+
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(row[name] for row in rows) / len(rows) if rows else None
 
 
 def _tasks(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a line a task, with its accuracy among all labels when learnt and at the end."""
-    cells = {(cell["task"], cell["after_task"]): cell for cell in run["matrix"] if cell["scenario"] == "cil"}
+    scenario = "cil" if _has_classes(run) else "til"
+    cells = {(cell["task"], cell["after_task"]): cell for cell in run["matrix"] if cell["scenario"] == scenario}
     weights, last = {row["task"]: row for row in run["routing"]}, max(after for _, after in cells)
     lines = []
     for place, task in enumerate(run["tasks"], 1):
@@ -155,7 +163,7 @@ def _read_routers(work: Path) -> list[dict[str, Any]]:
     for path in sorted(work.glob("routers-*/*.json")):
         try:
             case = json.loads(path.read_text(encoding="utf-8"))
-            known = case["stream"] in STREAMS and case["router"] in CASES and bool(case["routing"])
+            known = case["stream"] in ALONE and case["router"] in CASES and bool(case["routing"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"work: expected cases of experiments.routing.routers, {path} is none: {error!r}"

@@ -82,6 +82,17 @@ def test_a_run_is_measured_by_its_matrix_and_weights(tables: Tables) -> None:
     assert [task["learnt"], task["AP"]] == pytest.approx([71.0, 70.0])
 
 
+def test_written_answers_are_scored_without_labels(tmp_path: Path) -> None:
+    work = work_of(tmp_path / "work", {})
+    run = run_of(SAPT, 1, 70.0, "answers")
+    run["matrix"] = [cell for cell in run["matrix"] if cell["scenario"] == "til"]
+    (work / "run-long" / "x.json").write_text(json.dumps(run))
+    tables = Tables.gather(work)
+    (line,) = tables.runs.to_dict("records")
+    assert [line["AP"], line["F.Ra"]] == pytest.approx([75.0, 1.0])
+    assert tables.tasks["AP"].tolist() == pytest.approx([75.0, 75.0])
+
+
 def test_rules_are_judged_by_their_intervals(tables: Tables) -> None:
     verdicts = {(line[0].split(":")[0], line[1]): line[-1] for line in rule_table(tables).rows}
     assert verdicts["AP at least that of replay with 50 texts", "long"] == HOLDS
@@ -101,7 +112,7 @@ def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path
     assert "`long`, with fewer than three seeds: `replay-lora` (1)." in text
     assert "`mixed`, without any run: `sapt`" in text
     assert "AP in `long`: `sapt` 71.0 and `replay-lora` 60.0." in text
-    assert "Of 10 rules, counted stream by stream: 1 *cannot be told*, 6 *not run* and 3 *holds*." in text
+    assert "Of 14 rules, counted stream by stream: 1 *cannot be told*, 10 *not run* and 3 *holds*." in text
 
 
 def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +204,14 @@ def test_orders_of_tasks_are_drawn_by_the_seed() -> None:
     assert streams._shuffle("name", tasks, 3) == streams._shuffle("name", tasks, 3)
 
 
+def test_answers_are_the_names_of_labels() -> None:
+    task = stream(8).tasks[0]
+    answers = streams._as_answers(task)
+    assert [targets[0] for targets in answers.test.targets] == [task.labels[label] for label in task.test.labels]
+    words = " ".join(task.test.texts[0]).split()[: streams.ANSWER_WORDS]
+    assert answers.test.inputs[0] == " ".join(words) + "\nOutput: "
+
+
 def test_tasks_without_test_rows_hold_some_out() -> None:
     task = streams._make_task("name", [((f"text {label} {n}",), label) for label in ("a", "b") for n in range(20)])
     assert task.labels == ("a", "b")
@@ -219,7 +238,9 @@ def test_streams_of_files_have_rows_of_each_task_once(name: str, count: int, dat
 
 
 def test_unknown_streams_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^stream: expected one of long, mixed, instructed, fifty, got 'short'"):
+    with pytest.raises(
+        UserError, match=r"^stream: expected one of long, mixed, instructed, answers, fifty, got 'short'"
+    ):
         streams.read_named("short", 1, ".")
 
 
