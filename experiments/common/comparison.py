@@ -102,8 +102,9 @@ class Comparison:
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:
     """Return a matrix with both scenarios side by side as one score a line, missing ones left out."""
-    index = [name for name in wide if name not in ("til", "cil")]
-    return wide.melt(index, ["til", "cil"], var_name="scenario", value_name="score").dropna(subset="score")
+    scenarios = [name for name in ("til", "cil") if name in wide]
+    index = [name for name in wide if name not in scenarios]
+    return wide.melt(index, scenarios, var_name="scenario", value_name="score").dropna(subset="score")
 
 
 def mean_of(values: Mapping[Any, float]) -> Interval | None:

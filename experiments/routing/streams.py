@@ -145,8 +145,15 @@ def _as_answers(task: ClassificationTask) -> TextTask:
         prompts = tuple(f"{text}\nOutput: " for text in texts)
         return TextPairs(inputs=prompts, targets=tuple((task.labels[label],) for label in examples.labels))
 
-    splits = {split: convert(getattr(task, split)) for split in ("train", "dev", "test")}
-    return TextTask(name=task.name, source=task.source, metric="exact-match", labels=task.labels, **splits)
+    return TextTask(
+        name=task.name,
+        train=convert(task.train),
+        dev=convert(task.dev),
+        test=convert(task.test),
+        source=task.source,
+        metric="exact-match",
+        labels=task.labels,
+    )
 
 
 def _assemble(name: str, raw: Sequence[RawTask], seed: int) -> Stream:

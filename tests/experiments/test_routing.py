@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from experiments.routing.run import BUDGET, JOINT, REPLAY, ROWS, SAPT, make_run
 from experiments.routing.tables import Tables
 from experiments.sapt.run import SEEDS
 from regard.continual.training_phase import TrainingBudget
+from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 from tests.continual.small_tasks import loaded, stream
 
@@ -205,7 +206,7 @@ def test_orders_of_tasks_are_drawn_by_the_seed() -> None:
 
 
 def test_answers_are_the_names_of_labels() -> None:
-    task = stream(8).tasks[0]
+    task = cast(ClassificationTask, stream(8).tasks[0])
     answers = streams._as_answers(task)
     assert [targets[0] for targets in answers.test.targets] == [task.labels[label] for label in task.test.labels]
     words = " ".join(task.test.texts[0]).split()[: streams.ANSWER_WORDS]
