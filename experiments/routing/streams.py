@@ -16,10 +16,11 @@ from typing import Any, cast
 
 from experiments.sapt.run import EVALUATED, TRAIN, read_tasks
 from regard.data import tables
+from regard.data.examples import Examples
 from regard.data.instructions import read_instruction_file
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_rank
 from regard.data.splits import divide_rows
-from regard.data.stream import ClassificationTask, Examples, Stream, TextPairs, TextTask
+from regard.data.stream import ClassificationTask, Stream, TextPairs, TextTask
 from regard.data.streams import assemble_stream, read_stream
 from regard.data.tables import Columns
 from regard.errors import UserError
