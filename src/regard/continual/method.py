@@ -155,6 +155,7 @@ class Method:
         incremental: Whether classes of different tasks can be told apart (CIL).
         supports_text: Whether it learns text-to-text tasks as well.
         loss_classes: Classes that a row is contrasted with, if not those of the head; see `Learner`.
+        default_rate: Learning rate where neither the user nor the scale gives one.
         source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
     """
 
@@ -164,6 +165,7 @@ class Method:
     incremental: ClassVar[bool] = True
     supports_text: ClassVar[bool] = False
     loss_classes: ClassVar[training_phase.LossClasses | None] = None
+    default_rate: ClassVar[float] = training_phase.FULL_RATE
     source_sha256: ClassVar[str] = ""
 
     def __init__(self, config: MethodConfig | None = None) -> None:

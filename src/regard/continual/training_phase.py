@@ -40,6 +40,10 @@ class TrainingBudget:
     max_steps: Mapping[str, int] = field(default_factory=dict)
 
 
+FULL_RATE, ADAPTER_RATE = 1e-4, 1e-3
+"""Peak learning rates at the scale of a laptop, of a whole model and of adapters alone (docs/learn.md has runs)."""
+
+
 class MethodLearningRate(NamedTuple):
     """A learning rate that is not the budget's, and the `option` that sets it, with what stands behind it."""
 

@@ -14,7 +14,7 @@ from regard.commands.learn.config import (
     split_methods,
 )
 from regard.continual.methods import METHODS
-from regard.continual.training_phase import TrainingBudget
+from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 from regard.errors import UserError
 
 
@@ -129,12 +129,37 @@ def test_rates() -> None:
             LearnConfig(search_learning_rates=wrong)
 
 
+@pytest.mark.parametrize(
+    "fields, rate",
+    [
+        ({"method": "finetune"}, 1e-4),
+        ({"method": "sapt"}, 1e-3),
+        ({"method": "replay-lora"}, 1e-3),
+        ({"method": "seekr"}, 1e-3),
+        ({"method": "finetune", "lora_rank": 2}, 1e-3),
+        ({"method": "sapt", "learning_rate": 0.5}, 0.5),
+        ({"method": "sapt", "scale": "sapt-t5-long"}, 3e-4),
+        ({"method": "sapt", "search_learning_rates": "0.25,0.5"}, 0.25),
+    ],
+)
+def test_the_rate_of_a_laptop_is_that_of_what_is_trained(fields: dict[str, Any], rate: float) -> None:
+    config = LearnConfig(**fields)
+    assert config.budget().learning_rate == rate
+    assert LearnConfig.from_dict(config.to_dict()).budget().learning_rate == rate  # as a run's record gives it
+
+
+def test_joint_training_of_adapters_has_their_rate() -> None:
+    assert LearnConfig(method="joint").budget(lora={"rank": 2}).learning_rate == ADAPTER_RATE
+    assert LearnConfig(method="joint").budget().learning_rate == FULL_RATE
+
+
 def test_several_methods_with_one_budget() -> None:
     course = LearnConfig(method="finetune, prescale", set=("scaling=uniform",), num_epochs=4)
     first, second = split_methods(course)
     assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
     assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
-    assert first.budget() == second.budget() == course.budget()
+    assert first.budget() == second.budget()
+    assert first.budget().num_epochs == 4
     assert second.make_method().config.scaling == "uniform"
     assert second.make_method().head == "uniform"
 

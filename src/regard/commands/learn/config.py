@@ -9,6 +9,8 @@ from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regard.continual.method import Method
     from regard.continual.training_phase import TrainingBudget
     from regard.data.stream import Stream
@@ -28,7 +30,7 @@ SCALES: dict[str, dict[str, Any]] = {
         **_FALLING,
         **{"samples_per_class": 60, "max_eval_samples": 100, "length": None, "target_length": 16},
         **{"batch_size": 16, "max_steps": None},
-        **{"num_epochs": 3, "learning_rate": 1e-4, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
+        **{"num_epochs": 3, "learning_rate": None, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
     "paper": {**_PAPER, "num_epochs": 3, "learning_rate": 2e-5},
     "paper-roberta": {**_PAPER, "num_epochs": 5, "learning_rate": 1e-5},
@@ -42,7 +44,8 @@ SCALES: dict[str, dict[str, Any]] = {
 `paper` and `paper-roberta`: BERT and RoBERTa in arXiv 2410.05648, but RTE is cut at 128 tokens instead of 512.
 `sapt-…`: T5 and LLaMA-2 on `superni` and `long-sequence` in arXiv 2401.08295; its ranks and λ are fields of the method,
 and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
-seven tasks of short texts; without a length, one is fitted to the texts (`regard.continual.text_lengths`).
+seven tasks of short texts; without a length, one is fitted to the texts (`regard.continual.text_lengths`), and without
+a learning rate each method has that of what it trains (`Method.default_rate`).
 """
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
@@ -97,7 +100,9 @@ class LearnConfig(Config):
     max_steps: tuple[str, ...] | None = config_field(
         None, "maximum steps of a phase on a task's rows, each TASK=STEPS; or none", repeated=True, none_word=""
     )
-    learning_rate: float | None = config_field(None, "peak learning rate of full training", exclusive_minimum=0)
+    learning_rate: float | None = config_field(
+        None, "peak learning rate (laptop: 1e-4; 1e-3 where adapters alone are trained)", exclusive_minimum=0
+    )
     lr_scheduler_type: Literal["linear", "constant"] | None = config_field(
         None, "learning rate after warm-up: linear (to 0) or constant"
     )
@@ -140,9 +145,11 @@ class LearnConfig(Config):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Learning rates to choose from."""
+        """Learning rates to choose from; none if each method has that of what it trains."""
+        if self.search_learning_rates is None:
+            return () if self.learning_rate is None else (self.learning_rate,)
         try:
-            rates = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
+            rates = tuple(float(part) for part in self.search_learning_rates.split(","))
         except ValueError:
             rates = ()
         if not rates or not all(0 < rate < float("inf") for rate in rates):
@@ -170,14 +177,23 @@ class LearnConfig(Config):
         """Name of the method in tables, with its settings."""
         return " ".join([self.method, *self.set])
 
-    def budget(self, rate: float | None = None) -> TrainingBudget:
-        """Return the training budget of a task; a length that is still to be fitted stays `TrainingBudget`'s."""
-        from regard.continual.training_phase import TrainingBudget
+    def budget(self, rate: float | None = None, lora: Mapping[str, Any] | None = None) -> TrainingBudget:
+        """Return the training budget of a task; a length that is still to be fitted stays `TrainingBudget`'s.
+
+        Args:
+            rate: The learning rate, if not the first one given, or else that of what the method trains.
+            lora: Adapters that the method trains although it has none of its own.
+        """
+        from regard.continual.training_phase import ADAPTER_RATE, TrainingBudget
 
         names = {item.name for item in fields(TrainingBudget)} & {item.name for item in fields(self)}
         unset = {"length"} if self.length is None else set[str]()
         values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"} - unset}
-        return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
+        if rate is None:
+            has_adapters = lora is not None or self.lora_rank is not None
+            default = ADAPTER_RATE if has_adapters else self.make_method().default_rate
+            rate = next(iter(self.learning_rates), default)
+        return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate)
 
     def unused_rate(self) -> list[str]:
         """Warn about a learning rate that the method does not use."""

@@ -71,7 +71,7 @@ def run_method(
     start = time.perf_counter()
     method = config.make_method()
     method_rate = method.own_learning_rate(config.budget())
-    budget, search = _budget(config, stream, loaded, lora) if method_rate is None else (config.budget(), [])
+    budget, search = _budget(config, stream, loaded, lora) if method_rate is None else (config.budget(lora=lora), [])
     learner = _make_learner(config, stream, method, loaded, budget, lora)
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
@@ -134,7 +134,7 @@ def run_method(
 
 def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:
     """Check that a run can begin. Raises UserError."""
-    _make_learner(config, stream, config.make_method(), loaded, config.budget(), lora)
+    _make_learner(config, stream, config.make_method(), loaded, config.budget(lora=lora), lora)
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -238,8 +238,8 @@ def _budget(
     config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None
 ) -> tuple[TrainingBudget, list[Row]]:
     """Return the budget, with the learning rate searched on the first task's dev rows if there are several."""
-    if len(config.learning_rates) == 1:
-        return config.budget(), []
+    if len(config.learning_rates) <= 1:
+        return config.budget(lora=lora), []
     first_stream = replace(stream, tasks=stream.tasks[:1], order=(0,))
     check_disjoint(first_stream.tasks[0])
     search = []

@@ -156,6 +156,7 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
     if references := describe_references(metadata.get("runs", [])):
         notes.append(f"{references}.")
+    notes += _write_rates(metadata.get("runs", []))
     notes += _write_unlearnt(metadata.get("runs", []))
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
@@ -166,6 +167,16 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     rest = len(warnings) - MAX_WARNINGS
     omitted = [f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else []
     return [*notes, *warnings[:MAX_WARNINGS], *omitted]
+
+
+def _write_rates(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the learning rates of methods that had different ones."""
+    methods: dict[float, dict[str, None]] = {}
+    for run in runs:
+        if run.get("learning_rate"):
+            methods.setdefault(run["learning_rate"], {})[str(run.get("method"))] = None
+    rates = [f"{rate:g} ({', '.join(names)})" for rate, names in sorted(methods.items())]
+    return [f"Learning rates: {'; '.join(rates)}. --learning-rate gives all the same."] if rates[1:] else []
 
 
 def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Which learning rate suits adapters at the scale of a laptop."""

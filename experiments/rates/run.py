@@ -1,0 +1,82 @@
+"""Which learning rate suits adapters at the scale `laptop`: runs of `regard learn` that differ in it alone.
+
+    python -m experiments.rates.run --data DIR [--work DIR]
+
+`stdlib-split` and the first six tasks of `mixed` (`experiments.routing.streams`), MiniLM, defaults otherwise (linear
+head, three epochs) but 48 tokens a text, no diagnostics. Finished runs are kept in `--work` and not made
+again; all take an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import regard
+from experiments.common.runs import Case, make_missing
+from experiments.routing.streams import read_mixed
+from regard.data.stream import Stream
+from regard.runs.provenance import library_versions, regard_version
+
+RATES = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3)
+METHODS = ("sapt", "replay-lora", "incremental-lora")
+STREAMS = ("mixed", "stdlib-split")
+SEED, TASKS, LENGTH = 1, 6, 48
+
+
+def read_tasks(name: str, data: str) -> str | Stream:
+    """Return a stream of `STREAMS`: a name, or its tasks."""
+    if name != "mixed":
+        return name
+    stream = read_mixed(SEED, data)
+    return dataclasses.replace(stream, tasks=stream.tasks[:TASKS], order=tuple(range(TASKS)))
+
+
+def make_run(stream: str, method: str, rate: float, data: str) -> dict[str, Any]:
+    """Run a method at a rate and return the content of its file."""
+    options: dict[str, Any] = {"diagnostic_samples": 0, "save_models": False, "seeds": [SEED]}
+    result = regard.learn(
+        read_tasks(stream, data), method, model="minilm", learning_rate=rate, length=LENGTH, **options
+    )
+    matrix = result.accuracy_matrix
+    last = matrix[matrix["after_task"] == matrix["after_task"].max()]
+    scores = {f"AP {scenario}": float(rows["score"].mean()) for scenario, rows in last.groupby("scenario")}
+    return {
+        **{"stream": stream, "method": method, "rate": rate, "seed": SEED},
+        **scores,
+        **{"tasks": int(last["task"].nunique()), "regard": regard_version(), "versions": library_versions()},
+    }
+
+
+def run_path(work: Path, stream: str, method: str, rate: float) -> Path:
+    """Return the file of a run."""
+    return work / stream / f"{method}-{rate:g}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the missing runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of published files")
+    parser.add_argument("--work", type=Path, default=Path("runs") / "rates")
+    options = parser.parse_args(arguments)
+
+    def cases() -> Iterator[Case]:
+        for stream in STREAMS:
+            for method in METHODS:
+                for rate in RATES:
+                    path = run_path(options.work, stream, method, rate)
+                    yield Case(path, partial(make_run, stream, method, rate, options.data), _describe)
+
+    make_missing(cases)
+
+
+def _describe(run: Mapping[str, Any]) -> str:
+    return f"{run['stream']}, {run['method']}, {run['rate']:g}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}"
+
+
+if __name__ == "__main__":
+    main()
