@@ -99,7 +99,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
     encoded = learner.encoded[task, split]
     local_rows = processes.local_shard(encoded.attention_mask.sum(1).argsort(stable=True)).tolist()
     task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
-    num_correct = torch.zeros(2, device=learner.device)
+    num_correct = torch.zeros(2, dtype=torch.int64, device=learner.device)
     with learner.evaluation_mode() as network, torch.no_grad():
         for rows in learner.iterate_batches([ExampleRef(task, row) for row in local_rows], split):
             logits = network(rows).float()
@@ -108,7 +108,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
                 num_correct[index] += (predictions == rows["labels"]).sum()
     if processes.world_size() > 1:
         dist.all_reduce(num_correct)
-    til, cil = (100 * num_correct / len(encoded)).tolist()
+    til, cil = (100 * count / len(encoded) for count in num_correct.tolist())
     return Score(til, cil, len(encoded))
 
 
