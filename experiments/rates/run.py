@@ -22,8 +22,8 @@ from experiments.routing.streams import read_mixed
 from regard.data.stream import Stream
 from regard.runs.provenance import library_versions, regard_version
 
-RATES = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3)
-METHODS = ("sapt", "replay-lora", "incremental-lora")
+RATES = {"sapt": (3e-4, 1e-3, 2e-3, 5e-3), "replay-lora": (3e-4, 1e-3, 2e-3, 5e-3), "incremental-lora": (2.5e-4, 1e-3)}
+"""Learning rates by method."""
 STREAMS = ("mixed", "stdlib-split")
 SEED, TASKS, LENGTH = 1, 6, 48
 
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def cases() -> Iterator[Case]:
         for stream in STREAMS:
-            for method in METHODS:
-                for rate in RATES:
+            for method, rates in RATES.items():
+                for rate in rates:
                     path = run_path(options.work, stream, method, rate)
                     yield Case(path, partial(make_run, stream, method, rate, options.data), _describe)
 

@@ -44,7 +44,7 @@ LEARNT = {"router": "attention", "query": "embeddings", "init": "last"}
 """The router that SAPT trains, with adapters that begin as the last one: the default until now."""
 ROWS: dict[str, Row] = {
     SAPT: Row("sapt"),
-    "sapt, begun at the best": Row("sapt", {"init": "best"}),
+    "sapt, begun at nothing": Row("sapt", {"init": "nothing"}),
     "sapt, begun at the last": Row("sapt", {"init": "last"}),
     "sapt, learnt router": Row("sapt", LEARNT),
     REPLAY: Row("replay-lora", {"memory_size": 50}),

@@ -59,6 +59,7 @@ class SaptConfig(adapter_network.LoraConfig):
         router: "discriminant" is fitted to the training rows of each task, "attention" is SAPT's, which is trained.
         query: What the router reads of a row: mean "states" of the frozen model, or maxima of its "embeddings".
         query_layers: After which layers, from 1, commas between; "auto": after a quarter and half of them.
+        init: A new adapter begins as the "last", as the "best" of all (which may be none), or as "nothing".
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
         router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
@@ -85,7 +86,7 @@ class SaptConfig(adapter_network.LoraConfig):
     key_lr_multiplier: method.NonNegative = 1.0
     projection_lr_multiplier: method.NonNegative = 1.0
     gate: Gate = "open"
-    init: Begins = "nothing"
+    init: Begins = "best"
     init_samples: method.PositiveInt = 64
     router_warmup_steps: method.NonNegativeInt = 300
     router_warmup_lr: method.NonNegative = 2e-3
