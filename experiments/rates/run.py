@@ -1,9 +1,9 @@
-"""Which learning rate suits adapters at the scale `laptop`: runs of `regard learn` that differ in it alone.
+"""Which learning rate and head suit adapters at the scale `laptop`: runs of `regard learn` that differ in them alone.
 
-    python -m experiments.rates.run --data DIR [--work DIR]
+    python -m experiments.rates.run --data DIR [--heads linear,labels] [--work DIR]
 
-`stdlib-split` and the first six tasks of `mixed` (`experiments.routing.streams`), MiniLM, defaults otherwise (linear
-head, three epochs) but 48 tokens a text, no diagnostics. Finished runs are kept in `--work` and not made
+`stdlib-split` and the first six tasks of `mixed` (`experiments.routing.streams`), MiniLM, defaults otherwise (three
+epochs) but 48 tokens a text, no diagnostics. Finished runs are kept in `--work` and not made
 again; all take an hour on one core.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ from experiments.routing.streams import read_mixed
 from regard.data.stream import Stream
 from regard.runs.provenance import library_versions, regard_version
 
+LINEAR, LABELS = "linear", "labels"
 RATES = {"sapt": (3e-4, 1e-3, 2e-3, 5e-3), "replay-lora": (3e-4, 1e-3, 2e-3, 5e-3), "incremental-lora": (2.5e-4, 1e-3)}
 """Learning rates by method."""
 STREAMS = ("mixed", "stdlib-split")
+HEADS = (LINEAR, LABELS)
+AT_LABELS = (1e-3, 2e-3)
+"""The rates with the label-text head."""
 SEED, TASKS, LENGTH = 1, 6, 48
 
 
@@ -36,9 +41,14 @@ def read_tasks(name: str, data: str) -> str | Stream:
     return dataclasses.replace(stream, tasks=stream.tasks[:TASKS], order=tuple(range(TASKS)))
 
 
-def make_run(stream: str, method: str, rate: float, data: str) -> dict[str, Any]:
+def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dict[str, Any]:
     """Run a method at a rate and return the content of its file."""
-    options: dict[str, Any] = {"diagnostic_samples": 0, "save_models": False, "seeds": [SEED]}
+    options: dict[str, Any] = {
+        "head": None if head == LINEAR else head,
+        "diagnostic_samples": 0,
+        "save_models": False,
+        "seeds": [SEED],
+    }
     result = regard.learn(
         read_tasks(stream, data), method, model="minilm", learning_rate=rate, length=LENGTH, **options
     )
@@ -46,36 +56,38 @@ def make_run(stream: str, method: str, rate: float, data: str) -> dict[str, Any]
     last = matrix[matrix["after_task"] == matrix["after_task"].max()]
     scores = {f"AP {scenario}": float(rows["score"].mean()) for scenario, rows in last.groupby("scenario")}
     return {
-        **{"stream": stream, "method": method, "rate": rate, "seed": SEED},
+        **{"stream": stream, "method": method, "rate": rate, "head": head, "seed": SEED},
         **scores,
         **{"tasks": int(last["task"].nunique()), "regard": regard_version(), "versions": library_versions()},
     }
 
 
-def run_path(work: Path, stream: str, method: str, rate: float) -> Path:
+def run_path(work: Path, stream: str, method: str, rate: float, head: str) -> Path:
     """Return the file of a run."""
-    return work / stream / f"{method}-{rate:g}.json"
+    return work / stream / f"{method}-{head}-{rate:g}.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of published files")
+    parser.add_argument("--heads", default=",".join(HEADS))
     parser.add_argument("--work", type=Path, default=Path("runs") / "rates")
     options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
-        for stream in STREAMS:
+        for head, stream in product(options.heads.split(","), STREAMS):
             for method, rates in RATES.items():
-                for rate in rates:
-                    path = run_path(options.work, stream, method, rate)
-                    yield Case(path, partial(make_run, stream, method, rate, options.data), _describe)
+                for rate in (rate for rate in rates if head == LINEAR or rate in AT_LABELS):
+                    path = run_path(options.work, stream, method, rate, head)
+                    yield Case(path, partial(make_run, stream, method, rate, head, options.data), _describe)
 
     make_missing(cases)
 
 
 def _describe(run: Mapping[str, Any]) -> str:
-    return f"{run['stream']}, {run['method']}, {run['rate']:g}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}"
+    name = f"{run['stream']}, {run['method']}, {run['head']}, {run['rate']:g}"
+    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}"
 
 
 if __name__ == "__main__":

@@ -155,7 +155,8 @@ class Method:
         incremental: Whether classes of different tasks can be told apart (CIL).
         supports_text: Whether it learns text-to-text tasks as well.
         loss_classes: Classes that a row is contrasted with, if not those of the head; see `Learner`.
-        default_rate: Learning rate where neither the user nor the scale gives one.
+        trains_adapters: Whether it trains adapters, of a frozen model: they want a higher learning rate.
+        allows_label_head: Whether it does without weights in the head, as that of the labels' words has none.
         source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
     """
 
@@ -165,7 +166,8 @@ class Method:
     incremental: ClassVar[bool] = True
     supports_text: ClassVar[bool] = False
     loss_classes: ClassVar[training_phase.LossClasses | None] = None
-    default_rate: ClassVar[float] = training_phase.FULL_RATE
+    trains_adapters: ClassVar[bool] = False
+    allows_label_head: ClassVar[bool] = True
     source_sha256: ClassVar[str] = ""
 
     def __init__(self, config: MethodConfig | None = None) -> None:

@@ -272,14 +272,19 @@ def _hidden_size(config: Any) -> int:
     return size
 
 
+def reads_to_the_right(config: Any) -> bool:
+    """Whether a model with this configuration is causal: a token sees the ones before it alone."""
+    name = config.model_type
+    return name == "regard" or getattr(config, "is_decoder", False) or (name in CAUSAL and name not in MASKED)
+
+
 def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
     if config.pooling != _AUTO:
         return cast(Pooling, config.pooling)
     if base_config.is_encoder_decoder:
         return "mean"
-    name = base_config.model_type
-    if name == "regard" or getattr(base_config, "is_decoder", False) or (name in CAUSAL and name not in MASKED):
-        return "last"  # reads from left to right
+    if reads_to_the_right(base_config):
+        return "last"
     return "mean" if config.head == "labels" else "first"
 
 

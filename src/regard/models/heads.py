@@ -187,6 +187,13 @@ def resolve_label_texts(classes: Sequence[str], texts: Mapping[str, str]) -> dic
     return resolved
 
 
+def are_distinct_words(classes: Sequence[str], tokenizer: Any) -> bool:
+    """Whether all class names have letters, and no two are the same tokens."""
+    words = [split_label(name) for name in classes]
+    ids: list[list[int]] = tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"]
+    return all(re.search(r"[^\W\d_]", name) for name in words) and len(set(map(tuple, ids))) == len(classes)
+
+
 def sample_background_words(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
     """Sample words of the vocabulary that are in none of the texts, always the same ones.
 

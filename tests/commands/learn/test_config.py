@@ -204,7 +204,7 @@ def test_several_methods_with_one_budget() -> None:
         ({"method": "prescale", "set": ("scaling",)}, "set: expected NAME=VALUE, got 'scaling'"),
         (
             {"method": "finetune,prescale", "head": "labels"},
-            "head: expected none with prescale, whose own head is full, got 'labels'",
+            "head: expected method with prescale, whose own head is full, got 'labels'",
         ),
         ({"method": "nothing"}, "method: expected one of finetune, "),
         ({"method": "probe,probe"}, "method: expected names apart by commas, each once, got 'probe,probe'"),
@@ -221,7 +221,7 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
     "said, told",
     [
         ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
-        ({"head": "linear"}, "head: expected one of labels or none, got 'linear'"),
+        ({"head": "linear"}, "head: expected one of auto, labels, method, got 'linear'"),
         ({"task_type": "words"}, "task-type: expected one of auto, classification, generation, got 'words'"),
         ({"task_type": None}, "task-type: expected one of auto, classification, generation, got None"),
         ({"missing_tasks": "ignore"}, "missing-tasks: expected one of refuse, skip, got 'ignore'"),
@@ -287,7 +287,7 @@ def test_to_a_file_and_back(tmp_path: Path) -> None:
         ("order", "2-0-1", "2-0-1"),
         ("order", "3", "3"),
         ("head", "labels", "labels"),
-        ("head", "none", None),
+        ("head", "method", "method"),
         ("instructions", "true", True),
         ("warmup_ratio", "0", 0.0),
     ],

@@ -276,7 +276,7 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
     assert gated.metadata["config"]["head"] == "labels"
     fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnostic_samples": 0}
-    plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
+    plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in ("method", "labels"))
     scores = gated.accuracy_matrix[gated.accuracy_matrix["method"] == "finetune"]["score"]
     assert ours.accuracy_matrix["score"].tolist() == scores.tolist() != plain.accuracy_matrix["score"].tolist()
     assert plain.metadata["model"]["parameters"] - ours.metadata["model"]["parameters"] == 7 * 17
@@ -293,7 +293,7 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
             {"set": ("adaptation_scope=head",)},
             "head: expected linear with adaptation_scope=head of mbpa++, got labels",
         ),
-        ("prescale", {}, "head: expected none with prescale, whose own head is full, got 'labels'"),
+        ("prescale", {}, "head: expected method with prescale, whose own head is full, got 'labels'"),
     ],
 )
 def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], told: str) -> None:

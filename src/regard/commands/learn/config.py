@@ -45,7 +45,7 @@ SCALES: dict[str, dict[str, Any]] = {
 `sapt-…`: T5 and LLaMA-2 on `superni` and `long-sequence` in arXiv 2401.08295; its ranks and λ are fields of the method,
 and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
 seven tasks of short texts; without a length, one is fitted to the texts (`regard.continual.text_lengths`), and without
-a learning rate each method has that of what it trains (`Method.default_rate`).
+a learning rate each method has that of what it trains.
 """
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
@@ -116,8 +116,10 @@ class LearnConfig(Config):
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
     probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", exclusive_minimum=0)
     precision: Literal["float32", "bfloat16"] | None = config_field(None, "float32, or bfloat16 (autocast)")
-    head: Literal["labels"] | None = config_field(
-        None, "labels: compare a text's state with those of the label words; none: the method's head"
+    head: Literal["auto", "labels", "method"] = config_field(
+        "auto",
+        "labels: compare a text's state with those of the label words; method: the method's own; auto: labels for "
+        "encoders with adapters where all methods can have it",
     )
     lora_rank: int | None = config_field(None, "train LoRA adapters of this rank instead of the model")
     references: Literal["auto", "lora", "model"] = config_field(
@@ -184,15 +186,14 @@ class LearnConfig(Config):
             rate: The learning rate, if not the first one given, or else that of what the method trains.
             lora: Adapters that the method trains although it has none of its own.
         """
-        from regard.continual.training_phase import ADAPTER_RATE, TrainingBudget
+        from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 
         names = {item.name for item in fields(TrainingBudget)} & {item.name for item in fields(self)}
         unset = {"length"} if self.length is None else set[str]()
         values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"} - unset}
         if rate is None:
-            has_adapters = lora is not None or self.lora_rank is not None
-            default = ADAPTER_RATE if has_adapters else self.make_method().default_rate
-            rate = next(iter(self.learning_rates), default)
+            has_adapters = lora is not None or self.lora_rank is not None or self.make_method().trains_adapters
+            rate = next(iter(self.learning_rates), ADAPTER_RATE if has_adapters else FULL_RATE)
         return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate)
 
     def unused_rate(self) -> list[str]:
@@ -269,8 +270,8 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
         values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
         configs.append(replace(config, method=name, set=values))
         head = configs[-1].make_method().head  # which checks the settings
-        if config.head is not None and head != "linear":
-            raise UserError(f"head: expected none with {name}, whose own head is {head}, got {config.head!r}")
+        if config.head == "labels" and head != "linear":
+            raise UserError(f"head: expected method with {name}, whose own head is {head}, got {config.head!r}")
     return configs
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.heads import HEAD, chosen_head
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.references import LORA, describe_references
 from regard.continual.adapter_network import AdapterNetwork
@@ -126,6 +127,7 @@ def run_method(
         "truncated": sum(split.truncated for split in learner.encoded.values()),
         **lengths,
         LORA: None if lora is None else dict(lora),
+        HEAD: chosen_head(config),
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
         "not_learnt": not_learnt,
         "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
@@ -231,7 +233,7 @@ def _make_learner(
     lora: Mapping[str, Any] | None,
 ) -> Learner:
     lora = lora if config.lora_rank is None else {"rank": config.lora_rank}
-    return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=config.head)
+    return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=chosen_head(config))
 
 
 def _budget(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
+from regard.commands.learn.heads import HEAD, choose_head, chosen_head
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.references import LORA, choose_reference_lora
@@ -118,7 +119,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     num_probing_epochs: int | Unset | None = UNSET,
     probing_learning_rate: float | Unset | None = UNSET,
     precision: Literal["float32", "bfloat16"] | Unset | None = UNSET,
-    head: Literal["labels"] | Unset | None = UNSET,
+    head: Literal["auto", "labels", "method"] | Unset = UNSET,
     lora_rank: int | Unset | None = UNSET,
     references: Literal["auto", "lora", "model"] | Unset = UNSET,
     set: str | Sequence[str] | Unset = UNSET,
@@ -159,9 +160,10 @@ def learn(  # noqa: D417 - the options are described in the configuration
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
         lengths = {seed: _choose_length(config, stream, loaded) for seed, stream in streams.items()}
         lora = choose_reference_lora(by_method, loaded.model)
+        heads = {seed: choose_head(by_method, stream, loaded) for seed, stream in streams.items()}
         runs = [
             _Run(
-                replace(run, length=lengths[run.seed]),
+                replace(run, length=lengths[run.seed], head=heads[run.seed]),
                 streams[run.seed],
                 fitted=config.length is None,
                 lora=lora if run.method in REFERENCES else None,
@@ -175,7 +177,10 @@ def learn(  # noqa: D417 - the options are described in the configuration
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:
-                before, now = results[run.key], {"tasks": task_hashes(run.stream), LORA: run.lora}
+                before, now = (
+                    results[run.key],
+                    {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)},
+                )
                 check_same_identity({name: before[name] for name in now}, now)
         for number, run in enumerate(runs, 1):
             if run.key not in results:
@@ -313,6 +318,7 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
         **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
         **({LORA: result[LORA]} if result[LORA] else {}),
+        **({HEAD: result[HEAD]} if result[HEAD] else {}),
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
         "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
     }

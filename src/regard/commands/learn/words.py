@@ -12,6 +12,7 @@ from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import MAX_TASK_PANELS
+from regard.commands.learn.heads import describe_head
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
@@ -156,6 +157,8 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
     if references := describe_references(metadata.get("runs", [])):
         notes.append(f"{references}.")
+    if head := describe_head(metadata.get("runs", []), str(labels.section(metadata, "config").get("head"))):
+        notes.append(f"{head[0].upper()}{head[1:]}.")
     notes += _write_rates(metadata.get("runs", []))
     notes += _write_unlearnt(metadata.get("runs", []))
     warnings = [

@@ -59,6 +59,7 @@ class Ctr(method.Method):
     test, and the task's own capsule is always let in; capsules are squashed once.
     """
 
+    allows_label_head = False
     Config = CtrConfig
     Network = CtrNetwork
     incremental = False

@@ -142,6 +142,7 @@ class Idbr(method.Method):
     on the dev split are not looked for.
     """
 
+    allows_label_head = False
     Config = IdbrConfig
     Network = IdbrNetwork
 

@@ -16,7 +16,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import replay
 from regard.continual.network import as_float32
-from regard.continual.training_phase import ADAPTER_RATE, Batches, TrainingPhase
+from regard.continual.training_phase import Batches, TrainingPhase
 from regard.errors import UserError
 from regard.training.placement import Rows
 
@@ -27,7 +27,7 @@ class LoraMethod(Method):
     Config = LoraConfig
     Network = PoolNetwork
     supports_text = True
-    default_rate = ADAPTER_RATE
+    trains_adapters = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         learner.network_as(PoolNetwork).start_adapter(task)

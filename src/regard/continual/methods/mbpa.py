@@ -163,6 +163,7 @@ class MbPA(memory.MemoryMethod):
     small as those of other methods. At the paper's `replay_interval`, short runs replay nothing.
     """
 
+    allows_label_head = False
     Config = MbPAConfig
     Network = AdaptingNetwork
 

@@ -16,7 +16,7 @@ from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig, parse_layers
 from regard.continual.network import INPUTS
 from regard.continual.pseudo import stored
-from regard.continual.training_phase import ADAPTER_RATE, Batches, ExampleRef, TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.models.classifier import Classifier
 from regard.training.placement import Rows
 
@@ -114,7 +114,7 @@ class Sapt(method.Method):
     Config = SaptConfig
     Network = SaptNetwork
     supports_text = True
-    default_rate = ADAPTER_RATE
+    trains_adapters = True
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)

@@ -16,7 +16,7 @@ from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.method import MethodState
 from regard.continual.methods.lora import SharedAdapterNetwork
 from regard.continual.network import as_float32
-from regard.continual.training_phase import ADAPTER_RATE, Batches, ExampleRef, TrainingPhase
+from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
@@ -94,7 +94,7 @@ class Seekr(memory.MemoryMethod):
 
     Config = SeekrConfig
     Network = SeekrNetwork
-    default_rate = ADAPTER_RATE
+    trains_adapters = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         learner.network_as(SeekrNetwork).start_adapter(0)

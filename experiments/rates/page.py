@@ -1,0 +1,119 @@
+"""Table and text of docs/rates.md, from docs/results/rates-runs.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.common import runs as finished
+from experiments.common.papers import Paper
+from experiments.common.parts import RESULTS, Page, Table
+from experiments.rates.run import HEADS, LENGTH, RATES, SEED, STREAMS, TASKS
+from regard.continual.training_phase import ADAPTER_RATE
+
+RECORD = "rates.json"
+COLUMNS = {"runs": ("stream", "method", "head", "rate", "AP til", "AP cil")}
+FLOATS = ("rate", "AP til", "AP cil")
+CHOSEN = ("sapt", "replay-lora")
+"""The methods that decide."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The runs, a line each, and the record of versions."""
+
+    runs: pd.DataFrame
+    record: Mapping[str, Any]
+
+    @classmethod
+    def gather(cls, work: Path, revision: str | None) -> Tables:
+        """Make the table from the runs in a folder. Raises UserError."""
+        runs = finished.read_runs(work, "experiments.rates.run", lambda run: run["method"] in RATES, _sort_key)
+        table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
+        record = {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)}
+        return cls(table, record)
+
+    @classmethod
+    def load(cls, folder: Path = RESULTS) -> Tables:
+        """Load the table of a folder. Raises UserError if it is missing."""
+        tables, record = finished.load_tables(folder, "rates", RECORD, COLUMNS, FLOATS)
+        return cls(tables["runs"], record)
+
+    def mean(self, head: str, rate: float, column: str) -> float | None:
+        """Return the mean over streams and the methods that decide; None unless all were run."""
+        rows = self.runs[(self.runs["head"] == head) & self.runs["method"].isin(CHOSEN) & (self.runs["rate"] == rate)]
+        return float(rows[column].mean()) if len(rows) == len(CHOSEN) * len(STREAMS) else None
+
+
+def _sort_key(run: Mapping[str, Any]) -> tuple[int, int, int, float]:
+    return STREAMS.index(run["stream"]), list(RATES).index(run["method"]), HEADS.index(run["head"]), run["rate"]
+
+
+def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
+    """Return the page."""
+    runs, means = run_table(tables), mean_table(tables)
+    return Page(
+        "rates",
+        "Learning rate and head of adapters",
+        [
+            f"`regard learn` without `--learning-rate` trains adapters at {ADAPTER_RATE:g}, and encoders with adapters "
+            "have the label-text head by default. Both were chosen by these runs.",
+            "## Rules, fixed before the runs",
+            "* **Rate**: of 3e-4, 1e-3, 2e-3 and 5e-3 with the linear head the one with the highest mean AP, with the "
+            "task known (TIL), of `sapt` and `replay-lora` over both streams; but 1e-3, ten times the rate of whole "
+            "models, if it is within 1 point of that.\n"
+            "* **Head**: the label-text head if at 1e-3 the mean AP among the classes of all tasks (CIL) is at least "
+            "10 points above that of the linear head, and that with the task known at most 2 below.",
+            "## Means of `sapt` and `replay-lora` over both streams",
+            means,
+            "## Runs",
+            runs,
+            f"AP in per cent. `stdlib-split` and {TASKS} tasks of `mixed` ([routing.md](routing.md)), MiniLM, seed "
+            f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text. One seed and one small encoder: "
+            "larger models and longer training may want lower rates; `--search-learning-rates` finds them.",
+        ],
+        (runs, means),
+        (),
+        [("rates-runs.csv", "all runs"), (RECORD, "versions")],
+    )
+
+
+def mean_table(tables: Tables) -> Table:
+    """Means over streams and the methods that decide, by head and rate."""
+    lines = []
+    for head in HEADS:
+        for rate in RATES[CHOSEN[0]]:
+            til, cil = (tables.mean(head, rate, column) for column in ("AP til", "AP cil"))
+            if til is not None and cil is not None:
+                lines.append([head, f"{rate:g}", f"{til:.1f}", f"{cil:.1f}"])
+    return Table("rates-means", "means by head and rate", ("head", "rate", "AP TIL", "AP CIL"), lines)
+
+
+def run_table(tables: Tables) -> Table:
+    """All runs: a line for each stream, method and head."""
+    lines = [
+        [run["stream"], run["method"], run["head"], f"{run['rate']:g}", f"{run['AP til']:.1f}", f"{run['AP cil']:.1f}"]
+        for run in tables.runs.to_dict("records")
+    ]
+    return Table("rates-all", "all runs", ("stream", "method", "head", "rate", "AP TIL", "AP CIL"), lines)
+
+
+def gather(work: Path, revision: str | None, folder: Path) -> None:
+    """Make the stored table anew from the runs in a folder."""
+    tables = Tables.gather(work, revision)
+    finished.save_tables(folder, "rates", RECORD, {"runs": tables.runs}, tables.record)
+
+
+PAPER = Paper(
+    "rates",
+    "Learning rate and head of adapters",
+    "python -m experiments.rates.run --data DIR",
+    (),
+    Tables.load,
+    make_page,
+    gather,
+)

@@ -1,0 +1,54 @@
+"""Which head the methods of a comparison have: their own, or that of the labels' words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from regard.commands.learn.config import LearnConfig
+    from regard.data.stream import Stream
+    from regard.models.heads import HeadName
+    from regard.models.pretrained import Loaded
+
+HEAD = "head"
+"""Key of the head in a run's metadata."""
+Head = Literal["labels", "method"]
+
+
+def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) -> Head:
+    """Choose the head of all compared methods: that of the "labels", or that of each "method".
+
+    By default it is "labels" on an encoder where a method trains adapters, none needs weights in its head, and all
+    labels are words that differ: a linear head is trained on one task after another and tells classes of different
+    tasks apart badly (docs/rates.md).
+
+    Args:
+        configs: The configuration of each method.
+        stream: The tasks.
+        loaded: The model that all of them begin with.
+    """
+    from regard.models.classifier import reads_to_the_right
+    from regard.models.heads import are_distinct_words
+
+    first, methods = configs[0], [config.make_method() for config in configs]
+    if first.head != "auto" or stream.text:
+        return "labels" if first.head == "labels" else "method"
+    has_adapters = first.lora_rank is not None or any(method.trains_adapters for method in methods)
+    is_allowed = all(method.allows_label_head and method.head == "linear" for method in methods)
+    model = loaded.model.config
+    is_encoder = not model.is_encoder_decoder and not reads_to_the_right(model)
+    is_chosen = has_adapters and is_allowed and is_encoder and are_distinct_words(stream.classes, loaded.tokenizer)
+    return "labels" if is_chosen else "method"
+
+
+def chosen_head(config: LearnConfig) -> HeadName | None:
+    """Return the head that a run has in the place of its method's."""
+    return "labels" if config.head == "labels" else None
+
+
+def describe_head(runs: Sequence[Mapping[str, Any]], asked: str) -> str:
+    """Say that methods were given the head of the labels' words without being asked; empty if not."""
+    if asked != "auto" or not any(run.get(HEAD) for run in runs):
+        return ""
+    return "all methods compare texts with the words of the labels (--head labels); --head method: a linear head"

@@ -1,0 +1,62 @@
+"""The head that methods have where none is asked for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regard.commands.learn.config import LearnConfig, split_methods
+from regard.commands.learn.heads import choose_head
+from regard.commands.learn.run import learn
+from regard.data.stream import Stream
+from regard.models.pretrained import Loaded
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import loaded, stream
+
+
+def chosen(method: str, tasks: Stream | None = None, model: Loaded | None = None, **said: Any) -> str:
+    configs = split_methods(LearnConfig(method=method, **said))
+    return choose_head(configs, tasks or stream(), model or loaded())
+
+
+@pytest.mark.parametrize(
+    "method, said, head",
+    [
+        ("sapt", {}, "labels"),
+        ("finetune,replay-lora,joint", {}, "labels"),
+        ("finetune", {"lora_rank": 2}, "labels"),
+        ("finetune,replay", {}, "method"),
+        ("sapt,prescale", {}, "method"),
+        ("sapt,probe", {}, "method"),
+        ("sapt,ctr", {}, "method"),
+        ("sapt", {"head": "method"}, "method"),
+        ("finetune", {"head": "labels"}, "labels"),
+    ],
+)
+def test_labels_are_read_where_adapters_are_compared_and_all_methods_can(
+    method: str, said: dict[str, Any], head: str
+) -> None:
+    assert chosen(method, **said) == head
+
+
+def test_texts_have_no_head_of_classes() -> None:
+    assert chosen("sapt", small_text_tasks.stream(1), small_text_tasks.loaded()) == "method"
+
+
+def test_classes_that_are_no_words_keep_their_linear_head() -> None:
+    tasks = stream()
+    numbers = iter(range(100))
+    named = [replace(task, labels=tuple(str(next(numbers)) for _ in task.labels)) for task in tasks.tasks]
+    assert chosen("sapt", replace(tasks, tasks=tuple(named))) == "method"
+
+
+def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "num_epochs": 1}
+    found = learn(stream(4), "sequential-lora", loaded(), **fields)
+    assert [run["head"] for run in found.metadata["runs"]] == ["labels"] * len(found.metadata["runs"])
+    assert found.metadata["config"]["head"] == "auto"
+    assert "All methods compare texts with the words of the labels" in found.page()
+    asked = learn(stream(4), "sequential-lora", loaded(), **fields, head="method")
+    assert all("head" not in run for run in asked.metadata["runs"])
+    assert "with the words of the labels" not in asked.page()
