@@ -1,7 +1,7 @@
 """Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ def measure_gate(
     *,
     rows: int = 100,
     scored_tasks: Collection[int] | None = None,
+    routed_scores: Mapping[int, float] | None = None,
 ) -> list[Row]:
     """Return what the gate gives after `tasks_trained` tasks, on at most `rows` dev rows of each.
 
@@ -36,6 +37,7 @@ def measure_gate(
     - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
     - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
       the task's own adapter alone, and with the newest adapter of another task; of `scored_tasks`, None: of all.
+      `routed_scores` are those with the gate's weights, by task, where they are known.
     """
     if not isinstance(learner.network, SaptNetwork):
         return []
@@ -45,7 +47,7 @@ def measure_gate(
         if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
             values.append(("strength", None, method.reflection_strength(task)))
         if scored_tasks is None or task in scored_tasks:
-            values += _score_adapters(learner, task, tasks_trained)
+            values += _score_adapters(learner, task, tasks_trained, (routed_scores or {}).get(task))
         columns = {"after_task": tasks_trained, **learner.task_columns(task)}
         table += [{**columns, "statistic": name, "adapter": index, "value": value} for name, index, value in values]
     return table
@@ -86,11 +88,13 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
     return values
 
 
-def _score_adapters(learner: Learner, task: int, tasks_trained: int) -> list[GateValue]:
+def _score_adapters(learner: Learner, task: int, tasks_trained: int, routed: float | None) -> list[GateValue]:
     network = learner.network_as(SaptNetwork)
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
-    scores: list[GateValue] = [("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)]
+    if routed is None:
+        routed = score_task(learner, task, tasks_trained=tasks_trained).til
+    scores: list[GateValue] = [("routed_score", None, routed)]
     alone = [("own_adapter_score", own_adapter)]
     alone += [("last_adapter_score", adapter) for adapter in others[:1]]
     for name, adapter in alone:

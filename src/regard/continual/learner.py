@@ -175,7 +175,7 @@ class Learner:
         examples, batch_size = list(items), size or self.budget.eval_batch_size
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
-            yield {name: value.to(self.device) for name, value in rows.items()}
+            yield self.network.annotate({name: value.to(self.device) for name, value in rows.items()}, split)
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

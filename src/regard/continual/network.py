@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from regard.data.stream import Split
 from regard.models.classifier import Classifier
 from regard.models.generator import Generator
 from regard.models.heads import pool_states
@@ -55,6 +56,10 @@ class Network(nn.Module):
     def kept_tensors(self) -> list[Tensor]:
         """Return what the network knows of the data beside its weights, which costs memory as stored examples do."""
         return []
+
+    def annotate(self, rows: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
+        """Return rows of a split with what the network knows of them; they are on its device."""
+        return rows
 
     def is_head_parameter(self, name: str) -> bool:
         """Return whether a parameter belongs to the head, which phases that train the `head` train."""

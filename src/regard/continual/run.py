@@ -117,7 +117,7 @@ def run_stream(
         task_peak = peak_memory(learner.device)
         _evaluate_after(run, cost, diagnose)
         if gated:
-            run.rows["gate"] += cost.time("diagnostics_seconds", _measure_gate, learner, method, gated)
+            run.rows["gate"] += cost.time("diagnostics_seconds", _measure_gate, run, gated)
         row = {**learner.task_columns(task), **cost.row(), "peak_memory_mib": task_peak}
         run.rows["cost"].append({**row, **measure_memory(learner, method)})
         saving = time.perf_counter()
@@ -236,9 +236,13 @@ def _make_training_config(
     )
 
 
-def _measure_gate(learner: Learner, method: Method, rows: int) -> list[Row]:
-    scored_tasks = None if learner.task + 1 == len(learner.stream) else (learner.task,)
-    return measure_gate(learner, method, learner.task + 1, rows=rows, scored_tasks=scored_tasks)
+def _measure_gate(run: RunState, rows: int) -> list[Row]:
+    learner, tasks_trained = run.learner, run.learner.task + 1
+    scored_tasks = None if tasks_trained == len(learner.stream) else (learner.task,)
+    scores = [row for row in run.rows["matrix"] if row["after_task"] == tasks_trained and row["scenario"] == "til"]
+    routed = {row["task_index"] - 1: row["score"] for row in scores}
+    options: dict[str, Any] = {"rows": rows, "scored_tasks": scored_tasks, "routed_scores": routed}
+    return measure_gate(learner, run.method, tasks_trained, **options)
 
 
 def _evaluate_after(run: RunState, cost: TaskCost, diagnose: Diagnose | None) -> None:

@@ -21,6 +21,7 @@ from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.text_learner import make_text_learner
+from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
@@ -201,3 +202,28 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any], problem: st
 def test_layers_are_chosen_by_number() -> None:
     _, _, network = begun(query_layers="1,2")
     assert network.router.width == 32
+
+
+def test_rows_that_are_scored_again_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, method, network = begun()
+    place(learner, method, 0)
+    calls: list[int] = []
+    read = network.vectors
+    monkeypatch.setattr(network, "vectors", lambda rows: (calls.append(1), read(rows))[1])
+    items = [ExampleRef(0, row) for row in range(3)]
+    with learner.evaluation_mode():
+        first = [batch[QUERY] for batch in learner.iterate_batches(items, "test")]
+        again = [batch[QUERY] for batch in learner.iterate_batches(reversed(items), "test", size=1)]
+        other = [batch[QUERY] for batch in learner.iterate_batches(items, "dev")]
+    assert len(calls) == 2  # of test and dev rows
+    assert torch.equal(torch.cat(again).flip(0), torch.cat(first))
+    assert not torch.equal(torch.cat(other), torch.cat(first))
+    learner.network.train()
+    assert not any(QUERY in batch for batch in learner.iterate_batches(items, "test"))  # dropout may change them
+
+
+def test_a_score_that_is_known_is_not_computed_for_the_gate() -> None:
+    learner, method, _ = begun()
+    place(learner, method, 0)
+    rows = measure_gate(learner, method, 1, routed_scores={0: 12.5})
+    assert [row["value"] for row in rows if row["statistic"] == "routed_score"] == [12.5]

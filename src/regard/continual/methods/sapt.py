@@ -17,6 +17,7 @@ from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig, pa
 from regard.continual.network import INPUTS
 from regard.continual.pseudo import stored
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
+from regard.data.stream import Split
 from regard.models.classifier import Classifier
 from regard.training.placement import Rows
 
@@ -52,6 +53,7 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.config = config
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
+        self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
 
     def adapter_of(self, task: int) -> int:
         return task
@@ -68,6 +70,15 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.router.use(adapter + 1)
         self.router.set_trainable(adapter)
         self.current_adapter = adapter
+
+    def annotate(self, rows: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
+        """Return rows with their query vectors, which are read once of each row that is looked at time and again."""
+        if split == "train" or self.training:
+            return rows
+        keys = [(split, *numbers) for numbers in torch.stack([rows["tasks"], rows["rows"]], 1).tolist()]
+        if any(key not in self.known_vectors for key in keys):
+            self.known_vectors.update(zip(keys, self.vectors(rows), strict=True))
+        return {**rows, QUERY: torch.stack([self.known_vectors[key] for key in keys])}
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
         """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
