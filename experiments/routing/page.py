@@ -19,6 +19,8 @@ from experiments.routing.tables import SCORES, WEIGHTS, Tables
 
 NOT_HELD = "does not hold"
 NO_RUNS = "not run"
+BEGUN = ("long", "mixed", "instructed")
+"""Streams on which it was measured where an adapter should begin."""
 LEAST = 4
 """Tasks that the page names: those with the least own weight."""
 
@@ -94,7 +96,9 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "Does `sapt` know whose task a text is when no instruction says so, and does it then forget less than "
             "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
             f"frozen model, which is not trained; `sapt, learnt router` is the default until now ({learnt}: the "
-            "router that the paper trains, on the maxima of the input embeddings).",
+            "router that the paper trains, on the maxima of the input embeddings). A new adapter begins where the loss "
+            f"is least: that was to be the default if its mean AP over {join_words(BEGUN)} is above that of adapters "
+            f"begun at nothing, and on none more than 1 below; the differences are {describe_begun(tables)}.",
             describe_answer(tables, rules),
             "## Rules, fixed before the runs",
             rules,
@@ -141,6 +145,12 @@ def describe_answer(tables: Tables, rules: Table) -> str:
     counts = Counter(line[-1] for line in rules.rows)
     verdicts = join_words(f"{count} *{word}*" for word, count in counts.items())
     return f"{' '.join(sentences)} Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
+
+
+def describe_begun(tables: Tables) -> str:
+    """Return by how much adapters begun at the best surpass those begun at nothing, by stream."""
+    differences = {stream: tables.difference(stream, SAPT, f"{SAPT}, begun at nothing") for stream in BEGUN}
+    return join_words(f"{format_interval(mean, 1)} ({stream})" for stream, mean in differences.items())
 
 
 def describe_least(tables: Tables) -> str:
