@@ -25,6 +25,9 @@ class Saying(nn.Module):
         assert not self.training
         return self.logits[rows["tasks"], rows["rows"]]
 
+    def annotate(self, rows: dict[str, Tensor], split: str) -> dict[str, Tensor]:
+        return rows
+
 
 @pytest.fixture
 def learner() -> Any:

@@ -109,9 +109,15 @@ def test_a_comparison_tells_what_its_references_train(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_trained_the_model_is_not_gone_on_with_beside_adapters(tmp_path: Path) -> None:
-    learn(stream(), ["finetune", "joint"], loaded(), work_dir=tmp_path, **SMALL)
+    learn(stream(), ["finetune", "joint"], loaded(), work_dir=tmp_path, head="method", **SMALL)
     with pytest.raises(UserError, match=r"cannot resume: reference_lora\..* was null when the run started"):
-        learn(stream(), ["sapt", "joint"], loaded(), work_dir=tmp_path, resume=True, **SMALL)
+        learn(stream(), ["sapt", "joint"], loaded(), work_dir=tmp_path, head="method", resume=True, **SMALL)
+
+
+def test_a_method_with_another_head_is_not_gone_on_with_beside_adapters(tmp_path: Path) -> None:
+    learn(stream(), ["finetune"], loaded(), work_dir=tmp_path, **SMALL)
+    with pytest.raises(UserError, match='cannot resume: head was null when the run started and is "labels" now'):
+        learn(stream(), ["finetune", "sequential-lora"], loaded(), work_dir=tmp_path, resume=True, **SMALL)
 
 
 def test_several_references_are_told_in_one_line() -> None:
