@@ -14,7 +14,7 @@ from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossCla
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
-from regard.models.heads import LabelTextHead
+from regard.models.heads import ClassVectorHead, LabelTextHead
 from regard.models.model_files import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
@@ -46,6 +46,19 @@ class Learner:
         self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for task in range(0 if self.stream.text else len(self.stream)):
             self.task_classes[task, list(self.stream.class_indices(task))] = True
+
+    @torch.no_grad()
+    def reset_unseen_classes(self) -> None:
+        """Give the classes of this and later tasks that no earlier one has what they had in the head at the start.
+
+        Weight decay has moved them, by how much depends on what was learnt before; a run that goes on has not had them.
+        """
+        head = getattr(self.network.classifier, "head", None)
+        unseen = ~self.task_classes[: self.task].any(0)
+        for name in ("vectors", "bias") if isinstance(head, ClassVectorHead) else ():
+            parameter, start = getattr(head, name), self.start[f"classifier.head.{name}"]
+            rows = unseen.to(parameter.device)
+            parameter[rows] = start.to(parameter)[rows]
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"

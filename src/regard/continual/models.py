@@ -63,7 +63,7 @@ class TaskDeltas:
         before = self._before
         if not before:  # a run that goes on
             before = {name: value.cpu() for name, value in learner.start.items()}
-            before |= _read_deltas(self.folder, tasks_trained - 1)
+            before |= read_deltas(self.folder, tasks_trained - 1)
         now = collect_tensors(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
         path = delta_path(self.folder, tasks_trained)
@@ -89,10 +89,10 @@ def _checksums(folder: Path) -> dict[str, str]:
     return dict(index["files"])
 
 
-def _read_deltas(folder: Path, tasks_trained: int) -> dict[str, Tensor]:
-    """Return what the tasks have changed, each file checked against its checksum."""
+def read_deltas(folder: Path, tasks_trained: int, *, first: int = 1) -> dict[str, Tensor]:
+    """Return what the tasks have changed, from the `first` on, each file checked against its checksum."""
     weights: dict[str, Tensor] = {}
-    for path in (delta_path(folder, task) for task in range(1, tasks_trained + 1)):
+    for path in (delta_path(folder, task) for task in range(first, tasks_trained + 1)):
         weights |= _read_tensors(path)
         if _checksums(folder).get(path.name) != sha256_of_file(path):
             raise UserError(f"models: {path} is damaged, it is not as written")
@@ -129,7 +129,7 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
         )
     classifier = _build_classifier(loaded, metadata)
     network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
-    load_tensors(network, _read_deltas(folder, tasks_trained))
+    load_tensors(network, read_deltas(folder, tasks_trained))
     tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
     classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
     return network.eval(), metadata

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard import training
 from regard.continual.costs import TaskCost, count_examples, measure_flops, measure_memory, trim_padding
+from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
@@ -79,6 +80,7 @@ def run_stream(
     *,
     folder: str | Path | None = None,
     resume: bool = False,
+    earlier: EarlierTasks | None = None,
     checkpoint_every: int | None = None,
     diagnose: Diagnose | None = None,
     gated: int = 0,
@@ -89,22 +91,27 @@ def run_stream(
     """Train a method on a stream, task after task.
 
     `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
-    same numbers. Within a task there is a checkpoint every `checkpoint_every` steps, by default none. On `gated` dev
-    rows of each task the gate is measured. `on_task` is called after each task in every process before its state is
+    same numbers. `earlier` are tasks of a finished run, which the stream begins with: they are not trained again.
+    Within a task there is a checkpoint every `checkpoint_every` steps, by default none. On `gated` dev rows of each
+    task the gate is measured. `on_task` is called after each task in every process before its state is
     written (perhaps again in a resumed run), `on_kept` when it is written.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
+    restored = None
     if checkpoint_dir is not None and resume:
         restored = restore_state(checkpoint_dir, learner.network, fingerprint)
-        if restored is not None:
-            tasks_trained, method.state, rows = restored
-            run.rows = {name: rows.get(name, []) for name in run.rows}
     elif checkpoint_dir is not None:
         _remove_checkpoints(checkpoint_dir)
+    if restored is None and earlier is not None:
+        restored = earlier.restore(learner)
+    if restored is not None:
+        tasks_trained, method.state, rows = restored
+        run.rows = {name: rows.get(name, []) for name in run.rows}
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
         learner.task, cost = task, TaskCost()
+        learner.reset_unseen_classes()
         reset_peak(learner.device)
         cost.time("hook_seconds", method.before_task, learner, task)
         if method.evaluation_scope == "seen":

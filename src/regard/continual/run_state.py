@@ -1,7 +1,7 @@
 """How far a run is and what it has given so far, and its state on disk between two tasks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,22 @@ def restore_state(
         tensors = load_file(path / METHOD)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot resume: {path} cannot be read: {describe_error(error)}") from error
+    open_parameters(network, record["trained"])
+    return snapshots.index_of(path), method_state(record, tensors), rows
+
+
+def open_parameters(network: nn.Module, names: Collection[str]) -> None:
+    """Let these parameters train, and no others."""
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in record["trained"])
+        parameter.requires_grad_(name in names)
     for module in network.modules():
         if isinstance(module, LoraAdapters):
             module.reopen()
-    state = MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
-    return snapshots.index_of(path), state, rows
+
+
+def method_state(record: Mapping[str, Any], tensors: dict[str, Tensor]) -> MethodState:
+    """Return what a method keeps, from its record and its tensors."""
+    return MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
 
 
 def collect_tensors(network: nn.Module) -> dict[str, Tensor]:

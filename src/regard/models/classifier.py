@@ -155,6 +155,7 @@ class Classifier(PreTrainedModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, encoder)
+            torch.manual_seed(seed)  # whatever was drawn before: with more classes the first begin as with fewer
             model._init_weights(model.head)
         if isinstance(model.head, LabelTextHead):
             model.head.vectors = heads.encode_labels(loaded, encoder, texts, model.head.pooling)

@@ -1,7 +1,7 @@
 """Classification heads on hidden states: linear, pre-scaling (which weights tokens), and by the labels' words."""
 
+import hashlib
 import math
-import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -195,15 +195,16 @@ def are_distinct_words(classes: Sequence[str], tokenizer: Any) -> bool:
 
 
 def sample_background_words(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
-    """Sample words of the vocabulary that are in none of the texts, always the same ones.
+    """Return words of the vocabulary that are in none of the texts, always the same ones, whatever else is there.
 
     There may be fewer than `count`, since words within a longer text are excluded after sampling.
     """
     labels = {text.casefold() for text in texts}
     label_words = {word for text in labels for word in re.findall(r"\w+", text)}
     vocabulary = {token.lstrip(_SPACE_MARKS).casefold() for token in tokenizer.get_vocab()}
-    words = sorted(word for word in vocabulary if word.isalpha() and len(word) >= _MIN_LETTERS and word not in labels)
-    return [word for word in random.Random(0).sample(words, min(count, len(words))) if word not in label_words]
+    words = [word for word in vocabulary if word.isalpha() and len(word) >= _MIN_LETTERS and word not in labels]
+    words.sort(key=lambda word: hashlib.sha256(word.encode()).digest())
+    return [word for word in words[:count] if word not in label_words]
 
 
 def encode_labels(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], pooling: Pooling) -> Tensor:

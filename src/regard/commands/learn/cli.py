@@ -7,9 +7,10 @@ import datetime
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.commands.learn.config import LearnConfig, split_methods
+from regard.errors import UserError
 from regard.runs.arguments import add_config_options, add_run_options, file_slug, parse_config_options, parse_seeds
 from regard.runs.config import read_results
 from regard.runs.progress import ProgressEvent
@@ -44,6 +45,7 @@ examples:
   regard learn stdlib-split --method sapt,replay-lora,joint --head labels
   regard learn reviews.jsonl --model bert-base-uncased --scale paper
   regard learn --config runs/db --method joint --out runs/joint
+  regard learn --continue runs/db reviews.jsonl --out runs/db-reviews
   regard sweep learn --vary method=finetune,prescale --seeds 508,39 --out runs/s
 
 With several methods, each method and seed is run in turn in one process.
@@ -65,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", metavar="A,B,…", help="seeds of sampling, task order, initialization and batches (default: 508)"
     )
+    parser.add_argument(
+        "--continue", dest="after", metavar="RUN", help="go on with a finished run: STREAM has the new tasks"
+    )
     add_run_options(parser, "runs/learn-STREAM-METHOD")
     parser.add_argument(
         "--no-save-models", action="store_true", help="do not save the model after each task, for rollback"
@@ -85,23 +90,34 @@ def parse_config(args: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
     return config, list(dict.fromkeys(int(run["seed"]) for run in runs)) or [config.seed]
 
 
+def _parse_run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Return the arguments of `learn`, and the name of the run. Raises UserError."""
+    if args.after is None:
+        config, seeds = parse_config(args)
+        return {"stream": config, "seeds": seeds}, f"{file_slug(Path(config.stream).stem)}-{file_slug(config.method)}"
+    if args.stream is None:
+        raise UserError("continue: expected a stream with the new tasks, got none")
+    if args.seeds is not None or args.config is not None:
+        raise UserError(f"{'seeds' if args.seeds else 'config'}: expected none with --continue, whose run has its own")
+    name = f"{file_slug(Path(args.stream).stem)}-after-{file_slug(Path(args.after).name)}"
+    return {"stream": args.stream, "after": args.after, **parse_config_options(args, LearnConfig)}, name
+
+
 def run(args: argparse.Namespace) -> None:
     """Train, save and print; check the configuration before the model is loaded."""
-    config, seeds = parse_config(args)
+    arguments, name = _parse_run(args)
     from regard.commands.learn.run import PARTS, learn
     from regard.runs.command_line import run_command
 
     def run_learn(work_dir: Path, on_progress: OnProgress) -> LearnResult:
         return learn(
-            config,
-            seeds=seeds,
+            **arguments,
             work_dir=work_dir,
             resume=args.resume,
             save_models=not args.no_save_models,
             on_progress=describe_progress(on_progress),
         )
 
-    name = f"{file_slug(Path(config.stream).stem)}-{file_slug(config.method)}"
     run_command(args, "learn", args.out or Path("runs") / f"learn-{name}", run_learn, parts=PARTS)
 
 

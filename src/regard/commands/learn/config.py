@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError
@@ -59,7 +60,9 @@ class LearnConfig(Config):
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
 
-    stream: str = config_field("stdlib-split", "name of a stream, or your own table or folder")
+    stream: str = config_field(
+        "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
+    )
     method: str = config_field(
         "prescale", "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)"
     )
@@ -216,13 +219,28 @@ class LearnConfig(Config):
 
     def read(self, folder: str | None = None) -> Stream:
         """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
+        from regard.data.joined_streams import join_streams
+
+        return join_streams([self._read_part(part, folder, alone=len(self.parts) == 1) for part in self.parts])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The streams that are joined, in order."""
+        if "," not in self.stream or Path(self.stream).exists():
+            return (self.stream,)
+        return tuple(part.strip() for part in self.stream.split(","))
+
+    def _read_part(self, part: str, folder: str | None, *, alone: bool) -> Stream:
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
         names = ("samples_per_class", "max_eval_samples", "order", "seed", "protocol", "missing_tasks", "instructions")
+        if not alone and self.order not in ("random", "paper"):
+            raise UserError(f"order: expected random or paper with several streams, got {self.order!r}")
+        data = self.data if alone or part in STREAMS else None
         return read_stream(
-            self.stream,
-            None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
+            part,
+            None if part == STDLIB else data or (folder if part in STREAMS else None),
             task_type=None if self.task_type == "auto" else self.task_type,
             **{name: getattr(self, name) for name in names},
         )

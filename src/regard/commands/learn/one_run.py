@@ -18,11 +18,12 @@ from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.references import LORA, describe_references
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
+from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
 from regard.continual.gradient_interference import compute_gradients, make_interference_table
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
-from regard.continual.models import TaskDeltas
+from regard.continual.models import INDEX, TaskDeltas
 from regard.continual.network import INPUTS
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
@@ -60,6 +61,7 @@ def run_method(
     models: Path | None,
     fitted: bool = False,
     lora: Mapping[str, Any] | None = None,
+    earlier: EarlierTasks | None = None,
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
@@ -67,7 +69,8 @@ def run_method(
 
     The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
     with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `NOTE`. `fitted`: whether the
-    length was fitted to the texts; `lora`: adapters that a reference trains, see `choose_reference_lora`.
+    length was fitted to the texts; `lora`: adapters that a reference trains, see `choose_reference_lora`; `earlier`:
+    tasks of a finished run.
     """
     start = time.perf_counter()
     method = config.make_method()
@@ -86,6 +89,8 @@ def run_method(
     with processes.raise_on_all_ranks():
         if deltas is not None:
             deltas.begin(learner, method, config.method)
+            if earlier is not None and not (deltas.folder / INDEX).exists():
+                earlier.copy_deltas(learner, deltas.folder)
     pairs: list[Row] = _interference(learner, config, num_tasks=0)
 
     def save_task(learner: Learner, num_tasks: int) -> None:
@@ -102,6 +107,7 @@ def run_method(
         method,
         folder=states,
         resume=resume,
+        earlier=earlier,
         checkpoint_every=config.save_steps,
         diagnose=_make_diagnostics(config, loaded) if config.diagnostic_samples else None,
         gated=config.diagnostic_samples,
@@ -109,6 +115,8 @@ def run_method(
         on_task=save_task,
         on_kept=report_task,
     )
+    if deltas is not None:
+        keep_method_state(deltas.folder, learner, method.state)
     pairs += _interference(learner, config, num_tasks=len(stream))
     rows = run_state.rows
     gate, not_learnt = rows["gate"], find_unlearnt(rows["matrix"], stream)

@@ -10,14 +10,17 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
+from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, choose_head, chosen_head
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
+from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
 from regard.continual.text_lengths import fit_length
+from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
@@ -68,6 +71,7 @@ class _Run:
     stream: Stream
     fitted: bool = False  # the length to the stream's texts
     lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
+    earlier: EarlierTasks | None = None  # of a finished run
 
     @property
     def key(self) -> str:
@@ -92,6 +96,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     seeds: Sequence[int] | None = None,
     work_dir: str | Path | None = None,
     resume: bool = False,
+    after: str | Path | None = None,
     save_models: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     adapter: str | Unset | None = UNSET,
@@ -139,6 +144,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         seeds: Seeds of sampling, task order, initialization and batches, one run each. None for the configuration's.
         work_dir: Folder of finished runs and of the state of the current one; it is kept. None for a temporary one.
         resume: Resume the comparison interrupted in `work_dir`, if any, with the same results.
+        after: A finished run, its folder: its methods and seeds go on with the tasks of `stream`, which is the new
+            tasks alone if it is named, and all tasks, those of the run first, as a `Stream`.
         save_models: Save the tasks' changes to the model in `work_dir`, for `regard rollback`.
         on_progress: Called with progress.
 
@@ -148,7 +155,11 @@ def learn(  # noqa: D417 - the options are described in the configuration
     Raises:
         UserError: An argument is invalid, or `work_dir` belongs to another run.
     """
-    config = _make_config(stream, method, model, explicit_arguments(locals(), LearnConfig))
+    arguments, finished = explicit_arguments(locals(), LearnConfig), None if after is None else FinishedRun.load(after)
+    if finished is None:
+        config = _make_config(stream, method, model, arguments)
+    else:
+        config, seeds = _continue_config(finished, stream, method, model, seeds, arguments)
     by_method = split_methods(config)
     configs = [replace(run, seed=run_seed) for run_seed in _seeds(seeds, config) for run in by_method]
     own_stream = add_row_hashes(stream) if isinstance(stream, Stream) else None
@@ -158,9 +169,9 @@ def learn(  # noqa: D417 - the options are described in the configuration
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
-        lengths = {seed: _choose_length(config, stream, loaded) for seed, stream in streams.items()}
+        lengths = {seed: _choose_length(config, first_part(stream), loaded) for seed, stream in streams.items()}
         lora = choose_reference_lora(by_method, loaded.model)
-        heads = {seed: choose_head(by_method, stream, loaded) for seed, stream in streams.items()}
+        heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
         runs = [
             _Run(
                 replace(run, length=lengths[run.seed], head=heads[run.seed]),
@@ -170,10 +181,13 @@ def learn(  # noqa: D417 - the options are described in the configuration
             )
             for run in configs
         ]
+        if finished is not None:
+            runs = [_continue_run(run, finished) for run in runs]
         if work.can_resume() and not work.resume:  # `start` deletes its state: check first
             for run in runs[: len(by_method)]:
                 check_method(run.config, run.stream, loaded, run.lora)
-        work.start(_identity(config, loaded, runs[0].stream))
+        continued = [] if finished is None else finished.record()
+        work.start({**_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})})
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:
@@ -192,7 +206,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results),
+            metadata=_describe(config, runs, loaded, results) | ({CONTINUED: continued} if continued else {}),
             models=models if models is not None and models.is_dir() else None,
         )
 
@@ -211,7 +225,8 @@ def _run_and_keep(
 ) -> Row:
     """Run one method with one seed, write the result to the journal, and delete its states."""
     states, models = work.folder / STATES / run.key, work.folder / MODELS / run.key if save_models else None
-    options: dict[str, Any] = {"fitted": run.fitted, "lora": run.lora, "resume": work.resume, "tell": report}
+    options: dict[str, Any] = {"fitted": run.fitted, "lora": run.lora, "earlier": run.earlier}
+    options |= {"resume": work.resume, "tell": report}
     result = run_method(run.config, run.stream, loaded, states=states, models=models, **options)
     with processes.raise_on_all_ranks():
         result = work.journal.add(run.key, result)
@@ -240,6 +255,35 @@ def _make_config(
         if changes.get(name) is not None:
             raise UserError(f"{name.replace('_', '-')} cannot be used with a Stream object, which has its own rows")
     return LearnConfig.from_dict({"stream": stream.name, "order": AS_GIVEN, **changes})
+
+
+def _continue_config(
+    finished: FinishedRun, stream: Any, method: Any, model: Any, seeds: Any, arguments: Mapping[str, Any]
+) -> tuple[LearnConfig, tuple[int, ...]]:
+    """Return the configuration and the seeds of a run that goes on. Raises UserError for what it cannot change."""
+    if method is not None or seeds is not None:
+        given = "method" if method is not None else "seeds"
+        raise UserError(f"{given}: expected none with a run to go on with, which has its own")
+    changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
+    if isinstance(stream, Stream):
+        return replace(finished.config(changes), stream=stream.name, order=AS_GIVEN), finished.seeds
+    if finished.result.metadata["config"]["order"] == AS_GIVEN:
+        raise UserError(f"stream: expected all tasks as one Stream, as {finished.folder} was over a Stream")
+    return finished.config({**changes, "stream": str(stream)}), finished.seeds
+
+
+def _continue_run(run: _Run, finished: FinishedRun) -> _Run:
+    """Return a run as the finished one was begun: its length, its head, its adapters, and its tasks."""
+    chosen, label, seed = finished.choices(run.config.label, run.config.seed), run.config.label, run.config.seed
+    head: Any = chosen.get(HEAD) or "method"
+    config = replace(run.config, length=chosen["length"], head=head)
+    return replace(
+        run,
+        config=config,
+        fitted=chosen["fitted"],
+        lora=finished.lora(label, seed),
+        earlier=finished.earlier_tasks(config),
+    )
 
 
 def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class Ewc(method.Method):
     (arXiv 1805.06370, section 4) has A = γ A + F_t and c = θ*_t.
     """
 
+    can_continue = False
     Config = EwcConfig
     supports_text = True
 

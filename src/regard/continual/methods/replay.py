@@ -64,6 +64,7 @@ class DarkExperience(memory.MemoryMethod):
     evaluation mode.
     """
 
+    can_continue = False
     Config = DarkExperienceConfig
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:

@@ -92,6 +92,7 @@ class Seekr(memory.MemoryMethod):
     its own; here it is one LoRA adapter, and each batch has rows of the memory beside the new ones.
     """
 
+    can_continue = False
     Config = SeekrConfig
     Network = SeekrNetwork
     trains_adapters = True

@@ -1,0 +1,94 @@
+"""A finished run of `regard learn` that another goes on with, by a task or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.references import LORA
+from regard.commands.learn.result import MODELS, LearnResult
+from regard.continual.earlier_tasks import KEPT, EarlierTasks
+from regard.continual.methods import method_named
+from regard.continual.run_state import TABLES
+from regard.errors import UserError
+from regard.runs.config import read_results
+from regard.runs.integrity import SEAL
+
+CONTINUED = "continued"
+"""Key in the metadata: the runs that this one went on with, the first first."""
+_CHANGEABLE = LearnConfig.resumable | {"stream", "model"}
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A run with its folder."""
+
+    folder: Path
+    result: LearnResult
+
+    @classmethod
+    def load(cls, folder: str | Path) -> FinishedRun:
+        """Read the folder. Raises UserError if it has no finished run of `regard learn`."""
+        return cls(Path(folder), LearnResult.load(folder))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(int(run["seed"]) for run in self.result.metadata["runs"]))
+
+    def config(self, changes: Mapping[str, Any]) -> LearnConfig:
+        """Return the run's configuration with the new tasks behind its stream. Raises UserError for other changes."""
+        config = LearnConfig.from_dict(self.result.metadata["config"])
+        for name, value in changes.items():
+            if name not in _CHANGEABLE and value != getattr(config, name):
+                raise UserError(
+                    f"{name.replace('_', '-')}: expected that of {self.folder}, which is gone on with, got {value!r}"
+                )
+        new = {name: value for name, value in changes.items() if name in _CHANGEABLE}
+        if "stream" in new:
+            new["stream"] = f"{config.stream},{new['stream']}"
+        return config.replace(**new)
+
+    def choices(self, method: str, seed: int) -> Mapping[str, Any]:
+        """Return what the run chose for a method and a seed. Raises UserError if it has no such run."""
+        for run in self.result.metadata["runs"]:
+            if (run["method"], int(run["seed"])) == (method, seed):
+                return run
+        raise UserError(f"continue: {self.folder} has no run of {method} with seed {seed}")
+
+    def lora(self, method: str, seed: int) -> Mapping[str, Any] | None:
+        """Return the adapters that a reference trains."""
+        return self.choices(method, seed).get(LORA)
+
+    def earlier_tasks(self, config: LearnConfig) -> EarlierTasks | None:
+        """Return the tasks of one run, None for `joint`, which begins anew. Raises UserError if nothing was kept."""
+        if method_named(config.method).evaluation_scope == "end":
+            return None
+        if not method_named(config.method).can_continue:
+            raise UserError(
+                f"continue: {config.method} keeps values for each class of a run, and cannot go on with more"
+            )
+        run = self.choices(config.label, config.seed)
+        folder = self.folder / MODELS / run["key"]
+        if not (folder / KEPT).is_file():
+            raise UserError(f"continue: {self.folder} has not kept {run['key']}; learn again without --no-save-models")
+        frames = {file: getattr(self.result, name) for name, file in self.result.tables.items()}
+        return EarlierTasks(folder, {name: _rows_of(frames[name], run) for name in TABLES})
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return the runs gone on with: when each was made, by which version, of which tasks."""
+        metadata = read_results(self.folder, "learn")
+        names = [task["name"] for task in metadata["stream"]["tasks"]]
+        own = {"created": metadata["created"], "version": metadata["version"], "tasks": names, SEAL: metadata[SEAL]}
+        return [*metadata.get(CONTINUED, []), own]
+
+
+def _rows_of(table: pd.DataFrame, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a run in a table, without the columns that are of the run."""
+    rows = table[(table["method"] == run["method"]) & (table["seed"] == run["seed"])]
+    records = rows.drop(columns=["stream", "method", "seed", "order"]).to_dict("records")
+    return [{str(name): None if pd.isna(value) else value for name, value in record.items()} for record in records]

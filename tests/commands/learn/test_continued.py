@@ -1,0 +1,145 @@
+"""A finished run goes on with more tasks, to the numbers of a run that had all of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from regard.commands.learn.result import LearnResult
+from regard.commands.learn.run import learn
+from regard.continual.methods import METHODS
+from regard.data.stream import Stream
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import loaded, stream
+from tests.continual.together import SMALL, TEXTS_ALONE
+
+OPTIONS: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
+NUMBERS = ["method", "seed", "after_task", "task", "scenario", "score"]
+
+
+def first(tasks: Stream, count: int) -> Stream:
+    return replace(tasks, tasks=tasks.tasks[:count], order=tuple(range(count)))
+
+
+def run_over(tasks: Stream, folder: Path, method: str = "replay", **options: Any) -> LearnResult:
+    """Learn with a work folder, whose models the result takes along."""
+    model = small_text_tasks.loaded() if tasks.text else loaded()
+    options = {"method": method, **OPTIONS, **options} if "after" not in options else options
+    result = learn(tasks, model=model, work_dir=folder / "work", **options)
+    result.save(folder / "run")
+    return LearnResult.load(folder / "run")
+
+
+def scores(result: LearnResult) -> pd.DataFrame:
+    return result.accuracy_matrix[NUMBERS].sort_values(NUMBERS[:-1]).reset_index(drop=True)
+
+
+def settings(method: str) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in SMALL.get(method, {}).items())
+
+
+OTHER_RANDOM = {"prescale"}
+"""Their dropout has a mask for each class: with more classes the random numbers are others."""
+
+
+@pytest.mark.parametrize(
+    "method", sorted(name for name, kind in METHODS.items() if kind.can_continue and name not in OTHER_RANDOM)
+)
+def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp_path: Path) -> None:
+    """To rounding: products with more classes are rounded otherwise, so weights are not compared bit by bit."""
+    tasks = small_text_tasks.stream(2) if method in TEXTS_ALONE else stream(4)
+    options: dict[str, Any] = {"method": method, "set": settings(method), "seeds": [1], "head": "method"}
+    whole = run_over(tasks, tmp_path / "whole", **options)
+    for count in range(1, len(tasks) + 1):
+        before = {} if count == 1 else {"after": tmp_path / f"part-{count - 1}" / "run"}
+        part = run_over(first(tasks, count), tmp_path / f"part-{count}", **(before or options))
+    pd.testing.assert_frame_equal(scores(part), scores(whole))
+    assert [len(run["tasks"]) for run in part.metadata["continued"]] == list(range(1, len(tasks)))
+    assert len(part.cost) == len(whole.cost)
+
+
+def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:
+    run_over(first(stream(4), 1), tmp_path / "part", "ewc")
+    with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):
+        run_over(stream(4), tmp_path / "more", after=tmp_path / "part" / "run")
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"num_epochs": 5}, "^num-epochs: expected that of .*run, which is gone on with, got 5"),
+        ({"method": "finetune"}, "^method: expected none with a run to go on with"),
+        ({"seeds": [3]}, "^seeds: expected none with a run to go on with"),
+    ],
+)
+def test_a_run_goes_on_as_it_began(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    run_over(first(stream(4), 1), tmp_path / "part")
+    with pytest.raises(UserError, match=told):
+        learn(stream(4), model=loaded(), after=tmp_path / "part" / "run", **changes)
+    assert not (tmp_path / "more").exists()
+
+
+def test_other_rows_models_and_tasks_are_refused(tmp_path: Path) -> None:
+    run_over(first(stream(4), 2), tmp_path / "part")
+    after = tmp_path / "part" / "run"
+    for tasks, told in (
+        (stream(3), "^continue: the dev rows of .* are not those of the run"),
+        (first(stream(4), 1), "^continue: expected the run's tasks first, .* got no task"),
+        (first(stream(4), 2), "^continue: expected a task more than the run has, got none"),
+    ):
+        with pytest.raises(UserError, match=told):
+            learn(tasks, model=loaded(), after=after)
+    with pytest.raises(UserError, match=r"^continue: expected the model that the run began with"):
+        learn(stream(4), model=loaded(seed=5), after=after)
+
+
+def test_a_run_without_models_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    learn(first(stream(4), 1), "finetune", loaded(), **OPTIONS).save(tmp_path / "run")
+    with pytest.raises(UserError, match=r"has not kept finetune-.*; learn again without --no-save-models"):
+        learn(stream(4), model=loaded(), after=tmp_path / "run")
+
+
+def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path) -> None:
+    run_over(first(stream(4), 1), tmp_path / "part")
+    (state,) = (tmp_path / "part" / "run" / "models").glob("*/state.safetensors")
+    state.write_bytes(state.read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"^continue: .*state.json is missing or damaged"):
+        learn(stream(4), model=loaded(), after=tmp_path / "part" / "run")
+
+
+def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
+    run_over(first(stream(4), 1), tmp_path / "part")
+    after, seen = tmp_path / "part" / "run", list[str]()
+
+    def stop(progress: Any) -> None:
+        seen.append(progress.event.task)
+        if progress.event.task_index == 3:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"model": loaded(), "after": after, "work_dir": tmp_path / "work"}
+    with pytest.raises(KeyboardInterrupt):
+        learn(stream(4), **options, on_progress=stop)
+    found = learn(stream(4), **options, resume=True)
+    whole = learn(stream(4), model=loaded(), after=after)
+    pd.testing.assert_frame_equal(scores(found), scores(whole), check_exact=True)
+
+
+def test_new_tasks_in_a_file_stand_behind_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("a", ("cat", "dog")), ("b", ("red", "blue"))):
+        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(20)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options: dict[str, Any] = {**OPTIONS, "order": "paper"}
+    learn("a.jsonl", "finetune", loaded(), work_dir="work", **options).save("run-a")
+    part = learn("b.jsonl", model=loaded(), after="run-a")
+    whole = learn("a.jsonl,b.jsonl", "finetune", loaded(), **options)
+    pd.testing.assert_frame_equal(scores(part), scores(whole))
+    assert part.metadata["config"]["stream"] == "a.jsonl,b.jsonl"
+    assert part.metadata["stream"]["name"] == whole.metadata["stream"]["name"] == "a.jsonl + b.jsonl"

@@ -1,0 +1,54 @@
+"""Streams one behind the other: earlier rows stay, later ones that would leak are dropped."""
+
+from dataclasses import replace
+
+import pytest
+
+from regard.data.examples import Examples
+from regard.data.joined_streams import PARTS, SHARED, first_part, join_streams
+from regard.data.stream import ClassificationTask, Stream
+from regard.errors import UserError
+
+
+def examples(*texts: str) -> Examples:
+    return Examples(texts=tuple((text,) for text in texts), labels=tuple(0 for _ in texts))
+
+
+def stream(name: str, train: str, dev: str, test: str) -> Stream:
+    splits = {"train": examples(*train), "dev": examples(*dev), "test": examples(*test)}
+    task = ClassificationTask(name=name, labels=("x",), sha256={"train": "old", "dev": "old", "test": "old"}, **splits)
+    return Stream(name=name, tasks=(task,), order=(0,), seed=1)
+
+
+def texts(joined: Stream, task: int) -> dict[str, str]:
+    splits = ("train", "dev", "test")
+    return {split: "".join(text for (text,) in getattr(joined.tasks[task], split).texts) for split in splits}
+
+
+def test_rows_that_an_earlier_part_has_in_another_split_are_dropped() -> None:
+    joined = join_streams([stream("a", "abc", "d", "ef"), stream("b", "Eghd", "bi", "jka")])
+    assert texts(joined, 0) == {"train": "abc", "dev": "d", "test": "ef"}
+    assert texts(joined, 1) == {"train": "gh", "dev": "i", "test": "jk"}
+    assert joined.metadata[SHARED] == {"b": {"train": 2, "dev": 1, "test": 1}}
+    assert joined.metadata[PARTS] == [1, 1]
+    assert joined.order == (0, 1)
+    assert joined.tasks[0].sha256["train"] == "old" != joined.tasks[1].sha256["train"]
+    assert first_part(joined).tasks == joined.tasks[:1]
+
+
+def test_published_splits_stay_as_they_are() -> None:
+    parts = [
+        replace(stream(name, train, "d", test), protocol="paper")
+        for name, train, test in (("a", "a", "b"), ("b", "b", "a"))
+    ]
+    assert texts(join_streams(parts), 1) == {"train": "b", "dev": "d", "test": "a"}
+
+
+def test_a_split_of_which_nothing_is_left_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^stream: all test rows of b are in other splits"):
+        join_streams([stream("a", "abc", "d", "ef"), stream("b", "gh", "i", "ab")])
+
+
+def test_tasks_of_the_same_name_are_refused() -> None:
+    with pytest.raises(UserError, match="'a' is there twice"):
+        join_streams([stream("a", "abc", "d", "ef"), stream("a", "gh", "i", "jk")])
