@@ -365,3 +365,16 @@ def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
     read = {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}
     averages = [average_attention(model, [{"input_ids": ids} | more], 6) for more in ({"labels": labels}, read)]
     assert_same(*averages)
+
+
+def test_a_model_is_saved_after_replacing_and_not_inside(tmp_path: Path) -> None:
+    """Inside, a folder would lack the pruned projections, and could not be loaded."""
+    model = bert()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    constants = regard.average_attention(model, [inputs()], LENGTH)
+    with regard.replacing(model, constants), pytest.raises(UserError, match=r"regard\.replaced"):
+        model.save_pretrained(tmp_path / "inside")
+    assert not (tmp_path / "inside").exists()
+    model.save_pretrained(tmp_path / "after")
+    loaded = BertModel.from_pretrained(tmp_path / "after").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in before.items())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
@@ -17,6 +18,7 @@ from regard.hooks.input_projections import prune_projections
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, override_attention
+from regard.hooks.patches import patched
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]
@@ -131,8 +133,19 @@ def _replacing_heads(
     selected = select_heads(sources[0], heads)
     stacks = dict.fromkeys(layer.stack.module for layer in layers)
     with routed(model, [ModuleHook(stack, begin_pass) for stack in stacks]), ExitStack() as undo:
+        if not options.get("gated"):  # projections are pruned
+            saved = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+            undo.enter_context(patched((part, "save_pretrained", _refuse_saving) for part in saved))
         modules = install_constants(layers, sources, selected, undo, **options)
         yield Replacement(sources, selected, modules)
+
+
+def _refuse_saving(*_: Any, **_options: Any) -> None:
+    """Raise a UserError: without the pruned projections the folder could not be loaded."""
+    raise UserError(
+        "cannot save a model inside regard.replacing, which leaves parts of it out; save it after the block, or save "
+        "what regard.replaced returns"
+    )
 
 
 def resolve_constants(constants: ConstantsLike) -> tuple[Constants, ...]:
