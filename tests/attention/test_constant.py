@@ -186,3 +186,23 @@ def test_rows_sum_to_one_or_are_empty_and_scaling_a_row_changes_nothing(lengths:
     scaled = kernel * torch.linspace(0.5, 9, KEYS, dtype=torch.float64)[:, None]
     again = call(key_mask=real, query_mask=real, constant=ConstantHeadsInput(matrices=scaled, heads=(0, 3)))
     torch.testing.assert_close(constant_output(c), constant_output(again))
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("gated", [False, True], ids=["replaced", "mixed"])
+def test_dropout_leaves_out_weights_of_constant_heads(padding: bool, gated: bool) -> None:
+    """Each entry is dropped alone, with the probability p, and those that stay are 1/(1 − p) as large."""
+    gate = torch.tensor([0.3, 0.6], dtype=torch.float64) if gated else None
+    constant = ConstantHeadsInput(matrices=matrices(2), heads=(1, 3), gate=gate)
+    given = {"key_mask": REAL, "query_mask": REAL} if padding else {}
+    identity = torch.eye(KEYS, dtype=torch.float64).expand(BATCH, HEADS, -1, -1)  # so that the output is the weights
+    whole = call(**given, value=identity, constant=constant)
+    expected, _ = attend(whole, ReductionRequest())
+    torch.manual_seed(0)
+    draws = torch.stack([attend(replace(whole, dropout=0.25), ReductionRequest())[0] for _ in range(400)])
+    ratio = draws[:, :, [1, 3]] / expected[:, [1, 3]]
+    seen = expected[:, [1, 3]] > 0
+    kept = ratio[:, seen]
+    assert torch.allclose(kept[kept > 0], torch.tensor(4 / 3, dtype=torch.float64))
+    assert abs(float((kept == 0).double().mean()) - 0.25) < 0.01
+    assert not bool((draws[0, 0, 1] == 0).logical_xor(draws[0, 1, 1] == 0)[expected[0, 1] > 0].sum() == 0)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard.hooks import watching
+from tests.contracts.test_replacing import constants_for, some_heads
 
 pytestmark = pytest.mark.sample(5)
 
@@ -66,3 +68,45 @@ def test_positions_that_start_again_without_packing(
         model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), **cached)
     assert seen.samples == 1
     assert_same(table(seen), table(expected))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Regard"])
+@pytest.mark.parametrize("lengths", [(24,), (10, 24)], ids=str)
+def test_constants_of_packed_sequences_begin_with_each(name: str, lengths: tuple[int, ...], build: Any) -> None:
+    model = build(name, dtype=torch.float64)
+    ids, positions = packed()
+    constants = [constants_for(model, length) for length in lengths[-1:]]
+    constants += [regard.constants.to_length(constants[0], length) for length in lengths[:-1]]
+    with torch.no_grad(), regard.replacing(model, constants, some_heads(constants[0])):
+        together = model(ids, position_ids=positions, use_cache=False).logits
+        apart = [model(part, use_cache=False).logits for part in ids.split(LENGTHS, dim=1)]
+    torch.testing.assert_close(together, torch.cat(apart, dim=1))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bert", "T5"])
+@pytest.mark.parametrize("additive", [False, True])
+def test_constants_begin_with_each_block_of_a_mask(name: str, additive: bool, build: Any, families: Any) -> None:
+    model = build(name, dtype=torch.float64)
+    ids, positions = packed()
+    segments = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    mask = (segments[:, None] == segments)[None, None]
+    mask = mask.tril() if families[name].kind == "causal" else mask
+    if additive:
+        mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    stack = model.encoder if name == "T5" else model
+    with torch.no_grad(), regard.replacing(model, constants_for(model)):
+        given = {} if name == "T5" else {"position_ids": positions}
+        together = stack(input_ids=ids, attention_mask=mask, **given)[0]
+        apart = [stack(input_ids=part)[0] for part in ids.split(LENGTHS, dim=1)]
+    torch.testing.assert_close(together, torch.cat(apart, dim=1))
+
+
+def test_a_mask_of_pairs_with_padding_is_one_block(build: Any, inputs: Any, families: Any) -> None:
+    model = build("Llama", dtype=torch.float64)
+    given = inputs(families["Llama"], "left")
+    real = given["attention_mask"].bool()
+    pairs = (real[:, None, :, None] & real[:, None, None, :]).tril() | torch.eye(real.shape[1], dtype=torch.bool)
+    with torch.no_grad(), regard.replacing(model, constants_for(model)):
+        expected = model(**given).logits
+        output = model(**{**given, "attention_mask": pairs}).logits
+    torch.testing.assert_close(output[real], expected[real])

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,3 +323,53 @@ def test_watching_sees_the_constants(build: Callable, inputs: Callable, families
     assert (fixed == 0).all()
     others = frame[(frame["layer"] == 0) & (frame["head"] == 2)]["value"]
     assert (others > 0).all()
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPTNeoX", "Bert"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_autocast(name: str, padding: str, gradient: bool, build: Callable, inputs: Callable, families: Any) -> None:
+    """Rotary positions leave queries and keys in float32, values in bfloat16."""
+    model, given = build(name), inputs(families[name], padding)
+    constants = constants_for(model)
+    with torch.set_grad_enabled(gradient), regard.replacing(model, constants, some_heads(constants)):
+        expected = model(**given)[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(**given)[0].float()
+    real = given["attention_mask"].bool()
+    assert (output - expected)[real].norm() < 0.1 * expected[real].norm()
+
+
+def paper_constants(model: nn.Module, length: int) -> Constants:
+    """Constants of pairs of texts, with special tokens at the beginning, in the middle and at the end."""
+    origin = Origin(source="average", layout="paper", separators=(0, length // 2, length - 1))
+    return Constants(matrices=constants_for(model, length).matrices, origin=origin)
+
+
+def test_constants_with_fixed_columns_serve_their_own_length_alone(build: Callable, tmp_path: Path) -> None:
+    model = build("Bert")
+    constants = paper_constants(model, 12)
+    ids = torch.randint(3, 99, (2, 12), generator=torch.Generator().manual_seed(0))
+    copy = regard.replaced(model, constants, any_model=True)
+    copy.save_pretrained(tmp_path)
+    for changed in (copy, regard.ReplacedModel.from_pretrained(str(tmp_path))):
+        changed(input_ids=ids)
+        with pytest.raises(regard.UserError, match=r"exactly 12 tokens.*layout paper.*got 9"):
+            changed(input_ids=ids[:, :9])
+    both = [constants, regard.constants.to_length(constants, 9)]
+    with torch.no_grad(), regard.replacing(model, both, any_model=True):
+        shorter = model(input_ids=ids[:, :9])[0]
+        with pytest.raises(regard.UserError, match="exactly 9 or 12 tokens"):
+            model(input_ids=ids[:, :10])
+    with torch.no_grad(), regard.replacing(model, both[1], any_model=True):
+        torch.testing.assert_close(model(input_ids=ids[:, :9])[0], shorter)
+
+
+def test_other_constants_of_that_layout_serve_shorter_inputs(build: Callable) -> None:
+    model = build("Bert")
+    constants = paper_constants(model, 12)
+    ids = torch.full((1, 9), 5)
+    columns = Constants(matrices=constants.matrices, origin=Origin(source="average", layout="paper", separators=(0,)))
+    for other in (make_data_free("toeplitz", constants), columns):
+        with torch.no_grad(), regard.replacing(model, other, any_model=True):
+            model(input_ids=ids)

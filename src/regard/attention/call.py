@@ -28,8 +28,9 @@ class ConstantHeadsInput:
     Attributes:
         matrices: One matrix a constant head. Query i is row `first_query + i`, key j is column `first_key + j`.
         heads: The query heads that use them, in order.
-        query_shift: Column of each sample's first real query; None if all samples begin at 0.
-        key_shift: Column of each sample's first real key; None if all samples begin at 0.
+        query_shift: Column of each sample's first real query; None if all samples begin at 0. Of packed sequences the
+            column of the first query of each query's sequence.
+        key_shift: The same of keys.
         gate: Share g of a head that is attention: the weights are g·A + (1 − g)·C. None: C alone.
         normalised: Every row sums to one, or is zero, over the keys of this call.
         signed: Entries may be negative.
@@ -39,8 +40,8 @@ class ConstantHeadsInput:
     heads: tuple[int, ...]
     first_query: int = 0
     first_key: int = 0
-    query_shift: Int[Tensor, " batch"] | None = None
-    key_shift: Int[Tensor, " batch"] | None = None
+    query_shift: Int[Tensor, " batch"] | Int[Tensor, "batch query"] | None = None
+    key_shift: Int[Tensor, " batch"] | Int[Tensor, "batch key"] | None = None
     gate: Float[Tensor, " constant"] | None = None
     normalised: bool = False
     signed: bool = False

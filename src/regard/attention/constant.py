@@ -31,15 +31,16 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
 
 
 def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant value_width"]:
-    """Return the output of the constant heads, laid out as the host wants it next; differentiable."""
+    """Return the output of the constant heads, laid out as the host wants it next; differentiable, with dropout."""
     assert call.constant is not None
     constant, value = call.constant, call.value
     groups = [head // call.num_key_value_groups for head in constant.heads]
     if groups != list(range(value.shape[1])):
         value = value[:, groups]
     can_move = call.query.shape[2] > MAX_LOOKUP_QUERIES and constant.first_query == constant.first_key == 0
-    if call.hides_pairs or (constant.is_shifted and not can_move):
-        return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
+    if call.hides_pairs or call.dropout or (constant.is_shifted and not can_move):
+        weights = torch.nn.functional.dropout(constant_weights(call), call.dropout)
+        return torch.einsum("bhqk,bhkd->bqhd", weights.to(value.dtype), value)
     if constant.is_shifted:
         return _moved_output(call, constant, value)
     return _product(call, _crop(call, constant), value, constant)
@@ -58,9 +59,9 @@ def _align_matrices(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor
 
 
 def _positions(first: int, count: int, shift: Tensor | None, call: AttentionCall) -> Tensor:
-    """Return the position of each column, counted from a sample's first real one: (batch, column)."""
+    """Return the position of each column, counted from the first real one of its sequence: (batch, column)."""
     columns = torch.arange(first, first + count, device=call.value.device).expand(call.value.shape[0], -1)
-    return columns if shift is None else columns - shift[:, None]
+    return columns if shift is None else columns - (shift[:, None] if shift.ndim == 1 else shift)
 
 
 def _crop(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:

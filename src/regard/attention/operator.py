@@ -130,9 +130,12 @@ def _is_whole_sequence(call: AttentionCall) -> bool:
 def _constant_heads_output(call: AttentionCall) -> Tensor:
     """Return the output of a call some heads of which are constant, or mixed with constants."""
     assert call.constant is not None
-    fixed, heads = constant_output(call), list(call.constant.heads)
+    dtype, heads = call.value.dtype, list(call.constant.heads)  # autocast gives the parts types of their own
+    fixed = constant_output(call).to(dtype)
     if call.constant.gate is not None:
-        attention = compute_output(replace(call, constant=None)).transpose(1, 2)
+        if call.dropout:  # of the mixed weights, which are needed for it
+            return reference.attend(expand_bias(call)).to(dtype)
+        attention = compute_output(replace(call, constant=None)).transpose(1, 2).to(dtype)
         gate = call.constant.gate.to(attention.dtype)[:, None]
         fixed = gate * attention[:, :, heads] + (1 - gate) * fixed
         if len(heads) == attention.shape[2]:
@@ -141,7 +144,7 @@ def _constant_heads_output(call: AttentionCall) -> Tensor:
     others = _dynamic_heads(call)
     if not others:
         return fixed.transpose(1, 2)
-    attention = compute_output(call.select_heads(others)).transpose(1, 2)
+    attention = compute_output(call.select_heads(others)).transpose(1, 2).to(dtype)
     if torch.is_grad_enabled() and (attention.requires_grad or fixed.requires_grad):
         order = torch.tensor([*others, *heads], device=attention.device).argsort()
         return torch.cat([attention, fixed], dim=2).index_select(2, order).transpose(1, 2)

@@ -77,6 +77,12 @@ class Constants:
         return next(iter(self.matrices.values())).shape[-1]
 
     @property
+    def has_fixed_columns(self) -> bool:
+        """Whether they serve inputs of their own length alone: averages with special tokens behind the beginning."""
+        origin = self.origin
+        return origin.layout == "paper" and bool({*origin.separators} - {0}) and origin.source not in SOURCES
+
+    @property
     def layers(self) -> list[Layer]:
         """The layers, sorted by site and index."""
         return sorted(self.matrices)

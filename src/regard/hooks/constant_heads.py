@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.errors import UserError
-from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
@@ -21,13 +22,27 @@ class PassState:
     """The forward that a stack is in, shared by its layers.
 
     A shift is the column of each sample's first real token, None if all begin at 0. `hides_padding_alone` says of each
-    mask so far, by its address, whether it hides nothing but padding.
+    mask so far, by its address, whether it hides nothing but padding, `separates` whether it keeps packed sequences
+    apart.
     """
 
     forward: ForwardContext = field(default_factory=ForwardContext)
     shift: Tensor | None = None
     encoder_shift: Tensor | None = None
     hides_padding_alone: dict[int, bool] = field(default_factory=dict)
+    separates: dict[int, bool] = field(default_factory=dict)
+
+    def packed_starts(self, call: AttentionCall) -> Tensor | None:
+        """Return the column at which the sequence of each token begins, (batch, token); None if rows are whole."""
+        if self.forward.block_starts is not None:
+            return self.forward.block_starts
+        segments = self.forward.segments
+        if segments is None or call.keep is None:
+            return None
+        address = call.keep.data_ptr()
+        if address not in self.separates:
+            self.separates[address] = keeps_apart(call, segments)
+        return segment_starts(segments).expand(len(call.query), -1) if self.separates[address] else None
 
 
 def _find_shift(mask: Tensor | None) -> Tensor | None:
@@ -47,6 +62,7 @@ class ConstantHeads(nn.Module):
         trained: The matrices are trained.
         gated: Constants are mixed with attention, σ(l)·A + (1 − σ(l))·C, with a logit l a head that begins at 0.
         signed: Entries may be negative; None: found out.
+        exact: They serve inputs of their own length alone.
     """
 
     def __init__(
@@ -59,10 +75,11 @@ class ConstantHeads(nn.Module):
         trained: bool = False,
         gated: bool = False,
         signed: bool | None = None,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.heads = tuple(heads)
-        self.causal, self.cross = causal, cross
+        self.causal, self.cross, self.exact = causal, cross, exact
         normalised = [_normalize_rows(matrix.tril() if causal else matrix) for matrix in matrices]
         self.matrices = nn.ParameterList(nn.Parameter(matrix, requires_grad=trained) for matrix in normalised)
         self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
@@ -77,7 +94,15 @@ class ConstantHeads(nn.Module):
         first_key = 0 if self.cross else max(offset + queries - keys, 0)
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
         key_shift = self.during.encoder_shift if self.cross else query_shift
-        matrix = self._matrix_for(max(offset + queries, keys if self.cross else 0), query_shift)
+        starts = self.during.packed_starts(call)
+        tokens = max(offset + queries, keys if self.cross else 0)
+        if starts is not None:
+            if self.cross or self.exact:
+                kind = "of cross-attention" if self.cross else "whose special tokens stand in fixed columns"
+                raise UserError(f"constants {kind} expect one sequence a row, got several packed into one")
+            query_shift = key_shift = starts
+            tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
+        matrix = self._matrix_for(tokens, None if starts is not None else query_shift)
         if self.causal and matrix.requires_grad:
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplify_mask(call, token_mask)
@@ -100,6 +125,8 @@ class ConstantHeads(nn.Module):
 
     def _matrix_for(self, tokens: int, shift: Tensor | None) -> Tensor:
         """Return the matrices of the smallest length that serves so many tokens."""
+        if self.exact:
+            return self._matrix_of(tokens)
         for matrix in self.matrices:
             if tokens <= matrix.shape[-1]:
                 return matrix
@@ -109,6 +136,17 @@ class ConstantHeads(nn.Module):
         raise UserError(
             f"constants: expected an input of at most {longest.shape[-1]} tokens, got {tokens}; average over longer "
             "inputs, or fit them with regard.constants.to_length"
+        )
+
+    def _matrix_of(self, tokens: int) -> Tensor:
+        """Return the matrices of just this length."""
+        lengths = [matrix.shape[-1] for matrix in self.matrices]
+        if tokens in lengths:
+            return self.matrices[lengths.index(tokens)]
+        raise UserError(
+            f"constants: expected an input of exactly {' or '.join(map(str, lengths))} tokens, for their special "
+            f"tokens stand in fixed columns (layout paper); got {tokens}; fit them with regard.constants.to_length, or "
+            "average in the layout natural"
         )
 
     def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None) -> AttentionCall:

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regard.attention.call import AttentionCall
+
 
 @dataclass
 class ForwardContext:
@@ -26,6 +28,7 @@ class ForwardContext:
         encoder_tokens: Tokens of the encoder whose states it is passed.
         has_room: It is passed a cache that may have room for more keys than tokens.
         images: Images that it is passed, one a row; None if it is passed none, or several together.
+        pair_mask: The mask of pairs that it is passed, (batch, 1 or head, query, key), without a cache before it.
     """
 
     offset: int = 0
@@ -36,6 +39,7 @@ class ForwardContext:
     encoder_tokens: int = 0
     has_room: bool = False
     images: int | None = None
+    pair_mask: Tensor | None = None
 
     @classmethod
     def from_arguments(
@@ -72,7 +76,21 @@ class ForwardContext:
             encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
+            pair_mask=_find_pair_mask(mask) if offset == 0 else None,
         )
+
+    @cached_property
+    def block_starts(self) -> Int[Tensor, "batch query"] | None:
+        """Column at which the block of each token begins, of a mask of pairs that keeps blocks of real tokens apart.
+
+        None without such a mask, or if a row is one block.
+        """
+        if self.pair_mask is None:
+            return None
+        starts = _find_blocks(self.pair_mask)
+        real = torch.ones_like(starts, dtype=torch.bool) if self.token_mask is None else self.token_mask
+        first_real = real.int().argmax(-1, keepdim=True)
+        return starts if bool((real & (starts > first_real)).any()) else None
 
     @cached_property
     def token_starts(self) -> tuple[int, ...] | None:
@@ -100,6 +118,21 @@ def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     return dict(bound)
 
 
+def segment_starts(segments: Int[Tensor, "batch query"]) -> Int[Tensor, "batch query"]:
+    """Return the column at which the packed sequence of each token begins."""
+    is_first = torch.nn.functional.pad(segments.diff(dim=-1) != 0, (1, 0))
+    return (torch.arange(segments.shape[1], device=segments.device) * is_first).cummax(-1).values
+
+
+def keeps_apart(call: AttentionCall, segments: Tensor) -> bool:
+    """Return whether the host keeps packed sequences apart: no first token of one sees the last of another."""
+    if call.keep is None:
+        return False
+    is_first = segments.diff(dim=-1) != 0
+    sees_previous = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
+    return not bool((sees_previous & is_first[:, None]).any())
+
+
 def _are_ids(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and value.dtype != torch.bool
 
@@ -124,8 +157,27 @@ def _key_mask(mask: Any) -> Tensor | None:
         return None
     if mask.ndim == 2:
         return mask.bool()
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return visible.any(dim=(1, 2))
+    return _visible_pairs(mask).any(dim=(1, 2))
+
+
+def _visible_pairs(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def _find_pair_mask(mask: Any) -> Tensor | None:
+    """Return the mask of pairs of a forward; of several, by kind of layer, that of full attention."""
+    mask = mask.get("full_attention") if isinstance(mask, dict) else mask
+    return mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
+
+
+def _find_blocks(mask: Tensor) -> Tensor:
+    """Return where the block of each token begins, (batch, query): a block sees no other, and is seen by none."""
+    queries = mask.shape[-2]
+    visible = _visible_pairs(mask)[..., :queries].any(1)
+    column = torch.arange(queries, device=mask.device)
+    earliest = torch.where(visible | visible.mT, column, queries).amin(-1).minimum(column)
+    reached = earliest.flip(-1).cummin(-1).values.flip(-1)  # the earliest column that a token or one behind it meets
+    return (column * (reached == column)).cummax(-1).values
 
 
 def _find_starts(mask: Tensor | None) -> tuple[int, ...] | None:

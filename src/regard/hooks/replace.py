@@ -268,7 +268,8 @@ def _make_constant_heads(
         )
     matrices = [constants.matrices[layer.key][heads].to(weight.device, weight.dtype) for constants in sources]
     cross = layer.site.startswith("cross")
-    return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, **options)
+    exact = any(constants.has_fixed_columns for constants in sources)
+    return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, exact=exact, **options)
 
 
 def _set_submodule(module: nn.Module, name: str, submodule: nn.Module, undo: ExitStack) -> None:

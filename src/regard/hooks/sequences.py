@@ -13,7 +13,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
-from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.forward_pass import ForwardContext, keeps_apart
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
@@ -128,7 +128,7 @@ class Sequences:
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if forward.segments is not None:
             segments = forward.segments.expand(batch, -1) if len(forward.segments) == 1 else forward.segments
-            forward.segments = segments if _separates(call, segments) else None
+            forward.segments = segments if keeps_apart(call, segments) else None
         self._batch = batch
         self._length = forward.offset + queries
         self._check_rows(call)
@@ -291,12 +291,3 @@ class Sequences:
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
-
-
-def _separates(call: AttentionCall, segments: Tensor) -> bool:
-    """Return whether the host separates packed sequences: no first token of one sees the last of another."""
-    if call.keep is None:
-        return False
-    is_first = segments.diff(dim=-1) != 0
-    sees_previous = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
-    return not bool((sees_previous & is_first[:, None]).any())
