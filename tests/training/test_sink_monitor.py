@@ -23,7 +23,9 @@ from transformers import (
 )
 
 import regard.training.sink_monitor
+from regard.attention.spec import AttentionSpec
 from regard.errors import UserError
+from regard.models import RegardConfig, RegardForCausalLM
 from regard.training.sink_monitor import COLUMNS, Emergence, SinkMonitor, ValidationLoss, find_emergence
 
 VOCABULARY, LENGTH, MINIMUM = 50, 16, 8
@@ -132,7 +134,7 @@ def test_rates_are_kept_of_late_positions_which_no_sink_is_looked_for_at(
         return [r._replace(value=100.0 * (r.position == late)) if r.statistic == "sink_rate" else r for r in rate_of]
 
     measured = watch._measure
-    watch._measure = lambda model: (all_look_at_it(measured(model)[0]), False)  # type: ignore[method-assign]
+    watch._measure = lambda model: (all_look_at_it(measured(model)[0]), False, 0.0)  # type: ignore[method-assign]
     found = watch(model, 0)
     assert (found["sink_rate_max"], found["sink_position"]) == (rate, position)
     frame = watch.frame()
@@ -276,8 +278,9 @@ def test_of_uniform_attention_the_first_token_gets_the_uniform_value() -> None:
 
 
 def test_the_uniform_value_is_that_of_the_paper() -> None:
-    assert SinkMonitor(rows(1, 64), every=1).uniform == pytest.approx(0.074, abs=5e-4)
-    assert SinkMonitor(rows(1, 512), every=1).uniform == pytest.approx(0.013, abs=5e-4)
+    for length, value in ((64, 0.074), (512, 0.013)):
+        found = SinkMonitor(rows(1, length), every=1)(llama(), 0)
+        assert found["alpha_uniform"] == pytest.approx(value, abs=5e-4)
 
 
 @pytest.mark.parametrize("watch", [SinkMonitor(rows(), every=2), ValidationLoss({"a": rows()}, every=2)])
@@ -431,7 +434,8 @@ def history(rates: list[float | None], name: str = "sink_rate_max") -> list[dict
     [
         ([], None),
         ([0.0, 4.99], None),
-        ([0.0, 5.0], 10),
+        ([0.0, 5.0], None),  # one look
+        ([0.0, 5.0, 5.0], 10),
         ([0.0, 6.0, 4.0, 7.0, 5.0], 30),
         ([6.0, 7.0], 0),
         ([0.0, 6.0, 4.0], None),
@@ -478,7 +482,7 @@ def test_order_does_not_matter_and_the_step_is_where_the_strong_end_begins(
     first = len(rates) if step is None else step // 10
     assert all(value >= rate for value in rates[first:])
     if step is None:
-        assert not rates or rates[-1] < rate
+        assert len(rates) < 2 or min(rates[-2:]) < rate
     elif first:
         assert rates[first - 1] < rate
 
@@ -487,4 +491,27 @@ def test_order_does_not_matter_and_the_step_is_where_the_strong_end_begins(
 def test_a_weak_measurement_at_the_end_unmakes_it_and_a_strong_one_keeps_it(rates: list[float], rate: float) -> None:
     before = find_emergence(history(rates), rate).step
     assert find_emergence(history([*rates, rate * 0.99]), rate).step is None
-    assert find_emergence(history([*rates, rate]), rate).step == (10 * len(rates) if before is None else before)
+    once = 10 * len(rates) - 10 if rates and rates[-1] >= rate else None
+    assert find_emergence(history([*rates, rate]), rate).step == (once if before is None else before)
+
+
+SPECS = ({}, {"window": 8}, {"prefix": 5}, {"extra": "sink-logit"}, {"extra": "zero"}, {"sink_token": True})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_uniform_attention_is_what_the_watch_calls_uniform(spec: dict[str, Any]) -> None:
+    """A model whose queries are zero attends uniformly to all that it sees."""
+    config = RegardConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=40, attention=AttentionSpec(**spec),
+    )  # fmt: skip
+    model = RegardForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "q_proj" in name:
+            parameter.data.zero_()
+    found = SinkMonitor(rows(length=32), every=1)(model, 0)
+    assert found["alpha_uniform"] == pytest.approx(found["alpha_first"], rel=1e-5)
+    if not spec:
+        assert found["alpha_uniform"] == pytest.approx(sum(1 / n for n in range(1, 33)) / 32)
+    if spec == {"window": 8}:
+        assert found["alpha_uniform"] == pytest.approx(0.0849, abs=5e-5)

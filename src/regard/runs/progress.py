@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,27 @@ def show_progress() -> Iterator[OnProgress]:
         with _bar(console) as callback:
             yield callback
     else:
-        yield PlainProgress(lambda line: console.print(line, soft_wrap=True, markup=False))
+        progress = PlainProgress(lambda line: console.print(line, soft_wrap=True, markup=False))
+        with heartbeat(progress.beat):
+            yield progress
+
+
+@contextlib.contextmanager
+def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
+    """Call `beat` every `PLAIN_INTERVAL` seconds while the block lasts, from a thread of its own."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(PLAIN_INTERVAL):
+            beat()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class PlainProgress:
@@ -67,16 +88,27 @@ class PlainProgress:
         self._write = write
         self._last = time.monotonic()
         self._notes: set[str] = set()
+        self._latest = ProgressEvent(phase="starting")
+        self._started = self._last
 
     def __call__(self, event: ProgressEvent) -> None:
         if event.note and event.note not in self._notes:
             self._notes.add(event.note)
             self._write(event.note)
-        now = time.monotonic()
-        if event.milestone or now - self._last >= PLAIN_INTERVAL:
-            self._last = now
-            count = "" if event.steps is None else f" ({event.step:,} of {event.steps:,})"
-            self._write(f"{event}{count}")
+        self._latest = event
+        if event.milestone or time.monotonic() - self._last >= PLAIN_INTERVAL:
+            self._show(event)
+
+    def beat(self) -> None:
+        """Show the latest event again, with the time since the beginning, if nothing was shown for the interval."""
+        if time.monotonic() - self._last >= PLAIN_INTERVAL:
+            elapsed = datetime.timedelta(seconds=round(time.monotonic() - self._started))
+            self._show(self._latest, f", {elapsed} so far")
+
+    def _show(self, event: ProgressEvent, elapsed: str = "") -> None:
+        self._last = time.monotonic()
+        count = "" if event.steps is None else f" ({event.step:,} of {event.steps:,})"
+        self._write(f"{event}{count}{elapsed}")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, check_int
 from regard.hooks.attention_function import Observer
@@ -47,7 +47,8 @@ class SinkMonitor(_PeriodicMonitor):
     * `sink_rate`: Sink_1^ε in percent.
     * `sink_rate_max`, `sink_position`: Largest Sink_k^ε, and its position k from 0.
     * `alpha_first`: Mean of α_1 over heads.
-    * `alpha_uniform`: α_1 of uniform attention, H_T / T.
+    * `alpha_uniform`: α_1 of attention that is uniform over what each query sees: its window, the prefix, and a sink
+      beside the tokens as one more key; H_T / T of plain causal attention.
     * `norm_ratio`: Largest |h_1| / mean |h_t| of a layer.
     * `virtual_sink_rate`: Percentage of heads × samples in which a sink beside the tokens (a learned logit, a column,
       or a sink token in front) gets more than ε of the mean query. Only of models that have one.
@@ -89,14 +90,9 @@ class SinkMonitor(_PeriodicMonitor):
         self.rows: list[list[Any]] = []
         """Measurements so far, as rows of `COLUMNS` that JSON can hold."""
 
-    @property
-    def uniform(self) -> float:
-        length = self.samples.shape[1]
-        return math.fsum(1 / n for n in range(1, length + 1)) / length
-
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """Return the metrics of a step; its rows replace those of this and later steps."""
-        rows, virtual = self._measure(model)
+        rows, virtual, uniform = self._measure(model)
         by_name: dict[str, list[StatisticRow]] = {}
         for row in rows:
             by_name.setdefault(row.statistic, []).append(row)
@@ -105,7 +101,7 @@ class SinkMonitor(_PeriodicMonitor):
         saved = _select_rows(by_name, virtual)
         self.rows = [row for row in self.rows if row[0] < step]
         self.rows += [[step, row.statistic, row.layer, row.head, row.position, row.epsilon, row.value] for row in saved]
-        return self._metrics(by_name, virtual)
+        return self._metrics(by_name, virtual) | {"alpha_uniform": uniform}
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
         self.rows = [list(row) for row in rows]
@@ -113,8 +109,8 @@ class SinkMonitor(_PeriodicMonitor):
     def frame(self) -> pd.DataFrame:
         return sink_table(self.rows)
 
-    def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool]:
-        """Return rows of all statistics, and whether the model has a sink beside its tokens."""
+    def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool, float]:
+        """Return rows of all statistics, whether there is a sink beside the tokens, and α_1 of uniform attention."""
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         observer = _VirtualSinkObserver(length)
@@ -129,7 +125,7 @@ class SinkMonitor(_PeriodicMonitor):
         ):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **options)
-        return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink
+        return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink, observer.uniform
 
     def _metrics(self, by_name: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> dict[str, float]:
         overall = [row for row in by_name["sink_rate"] if row.layer is None]
@@ -140,7 +136,6 @@ class SinkMonitor(_PeriodicMonitor):
             "sink_rate_max": strongest.value,
             "sink_position": float(strongest.position or 0),
             "alpha_first": _mean(by_name["alpha"]),
-            "alpha_uniform": self.uniform,
             "norm_ratio": max(row.value for row in by_name["hidden_norm_sink_ratio"]),
         }
         if virtual:
@@ -167,16 +162,32 @@ def _mean(rows: Sequence[StatisticRow]) -> float:
 
 
 class _VirtualSinkObserver(Observer):
-    """Records whether a call has a sink beside its keys, or one more token than the sequences."""
+    """Records whether a call has a sink beside its keys, or one more token than the sequences, and uniform α_1."""
 
     def __init__(self, length: int) -> None:
         self.length, self.has_virtual_sink = length, False
+        self._uniform: dict[nn.Module, tuple[float, int]] = {}
+
+    @property
+    def uniform(self) -> float:
+        """Mean over heads of α_1 of attention that is uniform over the visible keys and a column beside them."""
+        heads = math.fsum(count for _, count in self._uniform.values())
+        return math.fsum(alpha * count for alpha, count in self._uniform.values()) / heads
 
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
-        self.has_virtual_sink = self.has_virtual_sink or column or longer or call.sink is not None
+        column = column or call.sink is not None
+        self.has_virtual_sink = self.has_virtual_sink or column or longer
+        if module not in self._uniform and call.query.shape[2] >= self.length:
+            self._uniform[module] = self._uniform_alpha(call, column), call.query.shape[1]
         return None
+
+    def _uniform_alpha(self, call: AttentionCall, column: bool) -> float:
+        visible = visible_mask(call)[0].double()
+        first = call.key.shape[2] - self.length
+        weights = visible / (visible.sum(-1, keepdim=True) + column).clamp(min=1)
+        return float(weights[:, first:, first].sum(-1).mean()) / self.length
 
 
 class ValidationLoss(_PeriodicMonitor):
@@ -270,7 +281,7 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
 
     A sink emerged at the first step from which on all measurements reach the threshold, to the end of the history:
     `sink_rate_max` or `virtual_sink_rate` of at least `rate`, or `alpha_first` above 1.5 × `alpha_uniform`. So a sink
-    that disappeared has not emerged. Rows may have any order; the last of a step counts, steps without metric do not.
+    that disappeared has not emerged, nor has one that a single measurement, the last, has seen. Rows may have any order; the last of a step counts, steps without metric do not.
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")
@@ -289,10 +300,10 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
 
 
 def _first_lasting(reached: pd.Series, values: pd.Series) -> int | None:
-    """Return the first step from which on a threshold is reached in all rows that have a value."""
+    """Return the first step from which on a threshold is reached in all rows that have a value, two at least."""
     measured = reached[values.notna()]
     lasting = measured[measured[::-1].cummin()[::-1]]
-    return int(lasting.index[0]) if len(lasting) else None
+    return int(lasting.index[0]) if len(lasting) > 1 else None
 
 
 def _check_rows(name: str, rows: Tensor) -> None:

@@ -85,9 +85,12 @@ def test_no_emergence_is_said() -> None:
 
 
 def test_a_sink_seen_only_once_at_the_end_is_said() -> None:
-    told = [pretrain_run.record(emergence={"step": step, "rate": 5.0, "alpha_step": None}) for step in (900, 1000)]
-    once = "It was seen in the last measurement alone."
-    assert [once in Parsed(pretrain_page(*RUN[:2], one)).text for one in told] == [False, True]
+    emergence = {"step": None, "rate": 5.0, "alpha_step": None}
+    once = "No sink emerged. The last measurement alone reached the threshold, which does not tell a sink."
+    for last, is_said in ((4.9, False), (5.0, True)):
+        columns = {"sink_rate": [0.0, None, 2.0], "sink_rate_max": [1.0, None, last], "sink_position": [5, None, 2]}
+        page = pretrain_page(by_hand(**columns), NO_SINKS, pretrain_run.record(emergence=emergence))
+        assert (once in Parsed(page).text) == is_said
 
 
 def test_a_virtual_sink_that_took_over_is_said() -> None:

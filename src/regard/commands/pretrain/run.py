@@ -208,7 +208,12 @@ def _result(
             "domains": [domain.metadata() for domain in text.corpus.domains],
             "tokenizer": {"name": config.tokenizer, "size": len(tokenizer), "sha256": sha256},
         },
-        watch={"samples": num_samples, "length": length, "epsilon": config.epsilon, "uniform": sinks.uniform},
+        watch={
+            "samples": num_samples,
+            "length": length,
+            "epsilon": config.epsilon,
+            "uniform": float(history["alpha_uniform"].dropna().iloc[-1]),
+        },
         final=final_metrics(history),
         emergence=vars(find_emergence(history)),
         cost=describe_cost(device, trained.seconds, tokens=int(history["tokens"].iloc[-1])),

@@ -49,18 +49,26 @@ def _write_loss(last: Last) -> str:
 
 
 def _write_sink(history: pd.DataFrame, last: Last, metadata: Mapping[str, Any]) -> str:
-    """Say whether a sink emerged, whether it was seen only in the last measurement, and the rates at the end."""
+    """Say whether a sink emerged, whether the last measurement alone reached the threshold, and the rates at the end."""
     if "sink_rate" not in last:
         return "Sinks were not watched."
     _, sentence = emerged(metadata) or ("", "")
-    monitored_steps = numeric_column(history, "step")[np.isfinite(numeric_column(history, "sink_rate"))]
-    is_late = metadata_number(metadata, "emergence", "step") == monitored_steps[-1]
+    rate = metadata_number(metadata, "emergence", "rate")
+    is_late = labels.section(metadata, "emergence").get("step", 0) is None and rate is not None
+    is_late = is_late and last.get("sink_rate_max", 0.0) >= rate
     position = last.get("sink_position")
     strongest = ""
     if position and "sink_rate_max" in last:
         strongest = f", the strongest position ({position:.0f}) at {labels.number(last['sink_rate_max'], 3)} %"
     ended = f"{symbol(metadata)} ended at {labels.number(last['sink_rate'], 3)} %{strongest}."
-    return join([sentence, "It was seen in the last measurement alone." if is_late else "", ended], " ")
+    return join(
+        [
+            sentence,
+            "The last measurement alone reached the threshold, which does not tell a sink." if is_late else "",
+            ended,
+        ],
+        " ",
+    )
 
 
 def emerged(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
