@@ -375,3 +375,8 @@ def test_an_interrupted_cluster_of_our_own_lets_its_trials_keep_what_they_have(t
     assert (sweeping.returncode, said.decode()) == (2, "")
     assert len(counted(out, "kept")) == 1
     assert not any(map(alive, processes(out, counted(out, "begun"))))
+
+
+def test_the_log_has_what_a_job_prints(tmp_path: Path) -> None:
+    assert errors([job(tmp_path, "print('a summary')")]) == {}
+    assert "a summary" in next(tmp_path.glob("*.log")).read_text()

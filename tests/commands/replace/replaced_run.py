@@ -54,7 +54,9 @@ def matrices(length: int = 8, layers: int = 2, count: int = 3) -> dict[str, Tens
 def cost() -> pd.DataFrame:
     """One forward at each fraction."""
     table = {"dynamic_fraction": [1.0, *FRACTIONS], "latency_ms": [20.0, 18.0, 17.0, 16.0]}
-    return pd.DataFrame({**table, "flops": [2e9, 1.8e9, 1.7e9, 1.6e9]})
+    times = {"relative_time": [1.0, 0.9, 0.85, 0.8], "relative_time_low": [1.0, 0.88, 0.83, 0.78]}
+    times["relative_time_high"] = [1.0, 0.93, 0.87, 0.84]
+    return pd.DataFrame({**table, **times, "flops": [2e9, 1.8e9, 1.7e9, 1.6e9]})
 
 
 def record(**settings: Any) -> dict[str, Any]:

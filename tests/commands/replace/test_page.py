@@ -123,7 +123,11 @@ def test_the_order_is_mapped(parsed: Parsed) -> None:
 def test_patterns_are_counted_over_all_heads(parsed: Parsed) -> None:
     assert pattern_counts(TABLES[1]) == [("broad", 4, 4 / 6), ("diagonal", 2, 2 / 6)]
     assert "66.7 %" in parsed.text
-    assert "87.5 % of the heads show a diagonal, 37.5 % of the heads have most mass on special tokens" in parsed.text
+    assert (
+        "87.5 % of the heads have a diagonal brighter than its neighborhood, 37.5 % of the heads have more "
+        in parsed.text
+    )
+    assert "than half of their mass in the columns of special tokens (a head may do both" in parsed.text
 
 
 def test_sites_get_a_map_each() -> None:
@@ -258,3 +262,13 @@ def test_what_cannot_be_drawn_is_named(kind: Any, message: str) -> None:
     scores = replaced_run.scores(orders=("lambda",))
     with pytest.raises(UserError, match=message):
         ReplaceResult(scores, *TABLES[1:], {}).plot(kind)
+
+
+def test_a_time_that_the_work_does_not_allow_is_left_out() -> None:
+    noise = replaced_run.cost().assign(relative_time=[1.0, 0.9, 0.85, 0.41])
+    tables = (*TABLES[:2], noise, TABLES[3])
+    page = Parsed(replace_page(*tables, {})).text
+    assert "Speed-up" not in page and "% of the time" not in page
+    assert "85.0 % (83.0–87.0)" in page
+    told = Parsed(replace_page(*TABLES, {})).text
+    assert "middle half of the rounds 1.19 to 1.28×" in told

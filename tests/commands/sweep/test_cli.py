@@ -18,6 +18,7 @@ from regard.commands.sweep import cli as command
 from regard.commands.sweep import run as sweeps
 from regard.errors import UserError
 from regard.runs.arguments import parse_config_options
+from regard.runs.launchers import JobEvent
 from tests.commands.sweep.sweeping import FAKE, counted, until
 
 ROOT = Path(__file__).parents[3]
@@ -247,3 +248,19 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     assert chosen == {"stream": "ag-split", "set": ("size=50",), "scale": "paper"}
     whole = verb.complete(chosen | {"method": "replay", "set": []})
     assert (whole["stream"], whole["length"], whole["set"]) == ("ag-split", 128, [])
+
+
+def test_a_log_is_told_how_many_trials_are_at_work(capsys: pytest.CaptureFixture[str]) -> None:
+    watch = command._SweepWatch()
+    watch.beat()
+    trial = sweeps.Trial("a", {"x": 1}, 0, {}, Path())
+    events = (JobEvent("started", "a", 1), JobEvent("started", "b", 1), JobEvent("finished", "a", 1))
+    for event, finished in zip(events, (0, 0, 1), strict=True):
+        watch(sweeps.SweepProgress(event, trial, finished, 3))
+        watch.beat()
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+    assert lines == [
+        "starting",
+        *(f"0 of 3 trials finished, {count} at work" for count in (1, 2)),
+        "1 of 3 trials finished, 1 at work",
+    ]

@@ -4,7 +4,9 @@ A model in its current state is scored by a probe, or by the likelihood it gives
 """
 
 import hashlib
+import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +37,8 @@ from regard.training.probes import IGNORE_INDEX
 from regard.training.probing import only_trainable, optimize
 from regard.training.states import get_encoder, hidden_states
 
-TIMED = 5
+TIMED = 7
+"""Rounds of timing, in each of which every fraction of heads has its turn."""
 EVALUATION_TOKENS = 2048
 """Tokens, including padding, of an evaluation batch."""
 OnProgress = Callable[[int, int, float], None]
@@ -280,14 +283,28 @@ class HeadEvaluation:
         self.evaluator.train(replacement.parameters(), seed, rate, report_epoch)
 
     def cost(self, constants: Constants, order: HeadRanking, fractions: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return (dynamic fraction, milliseconds, FLOPs) of one forward pass, the median of a few."""
+        """Return rows of the table of costs, of one forward pass at each fraction.
+
+        Milliseconds are the median over rounds, in which the fractions take turns. Times relative to the original
+        model's of the same round are the median and the quartiles over rounds; NaN without the fraction 1.
+        """
         model, batch = self.evaluator.model, next(read_batches(self.evaluator.validation_rows))
         inputs = {name: values.to(model.device) for name, values in batch.items()}
-        costs: list[tuple[float, ...]] = []
-        for fraction in fractions:
-            self.step(f"timing {fraction:g} dynamic")
+        flops: dict[float, float] = {}
+        times: dict[float, list[float]] = {fraction: [] for fraction in fractions}
+        for index, fraction in itertools.product(range(TIMED), fractions):
+            if index == 0:
+                self.step(f"timing {fraction:g} dynamic")
             with self._replaced(constants, order.constant(fraction)), eval_mode(model), torch.no_grad():
-                costs.append((fraction, _milliseconds(model, inputs), _flops(model, inputs)))
+                if index == 0:
+                    flops[fraction] = _flops(model, inputs)
+                times[fraction].append(_milliseconds(model, inputs))
+        originals = torch.tensor(times.get(1.0, [math.nan] * TIMED), dtype=torch.float64)
+        costs: list[tuple[float, ...]] = []
+        for fraction, milliseconds in times.items():
+            ratios = torch.tensor(milliseconds, dtype=torch.float64) / originals
+            quartiles = ratios.quantile(torch.tensor([0.5, 0.25, 0.75], dtype=torch.float64)).tolist()
+            costs.append((fraction, statistics.median(milliseconds), *quartiles, flops[fraction]))
         return costs
 
 
@@ -299,14 +316,14 @@ def _key(constants: str, heads: Sequence[Head]) -> str:
 
 
 def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
-    elapsed = []
-    for _ in range(TIMED + 1):
+    """Return the time of one forward pass, after another one."""
+    start = 0.0
+    for _ in range(2):
         start = time.perf_counter()
         model(**inputs)
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-        elapsed.append(time.perf_counter() - start)
-    return 1000 * statistics.median(elapsed[1:])
+    return 1000 * (time.perf_counter() - start)
 
 
 def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:

@@ -126,13 +126,17 @@ def _patterns(heads: pd.DataFrame) -> Table:
 def _both(metadata: Mapping[str, Any]) -> str:
     """Describe the shares of heads with a diagonal and on special tokens, if recorded."""
     patterns = labels.section(metadata, "patterns")
-    texts = {"has_diagonal": "show a diagonal", "on_special": "have most mass on special tokens"}
+    texts = {
+        "has_diagonal": "have a diagonal brighter than its neighborhood",
+        "on_special": "have more than half of their mass in the columns of special tokens",
+    }
     parts = [
         f"{labels.number(100 * float(patterns[key]), 3)} % of the heads {text}"
         for key, text in texts.items()
         if isinstance(patterns.get(key), (int, float))
     ]
-    return f"{', '.join(parts)} (a head may do both)." if parts else ""
+    both = "a head may do both; the table has each head once, by what exceeds a uniform row most"
+    return f"{', '.join(parts)} ({both})." if parts else ""
 
 
 def _cost(cost: pd.DataFrame) -> list[Group]:
@@ -141,7 +145,7 @@ def _cost(cost: pd.DataFrame) -> list[Group]:
     rows = []
     for row in words.relative_cost(cost).to_dict("records"):
         latency, work = labels.number(row["latency_ms"], 3), labels.number(row["flops"] / 1e9, 3)
-        percentages = [f"{labels.number(row[key], 3)} %" for key in ("time", "work")]
+        percentages = [words.time_share(row), f"{labels.number(row['work'], 3)} %"]
         rows.append((fraction_name(row["dynamic_fraction"]), "", [latency, percentages[0], work, percentages[1]]))
     head = ["Dynamic heads", "Milliseconds", "of the original", "GFLOPs", "of the original"]
     table = Table(rows, head, "Time and FLOPs of a forward pass by fraction")
@@ -152,4 +156,8 @@ def _batch(metadata: Mapping[str, Any]) -> str:
     cost = labels.section(metadata, "cost")
     texts = {"batch_size": "batch size {}", "length": "{} tokens", "device": "on {}"}
     parts = [text.format(cost[key]) for key, text in texts.items() if cost.get(key)]
-    return labels.join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "."
+    about = (
+        " Fractions take turns; in brackets the middle half of the rounds. Times that are below the share of the FLOPs "
+    )
+    about += "are noise, and left out."
+    return labels.join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "." + about

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
-COST_COLUMNS = ("dynamic_fraction", "latency_ms", "flops")
+COST_COLUMNS = ("dynamic_fraction", "latency_ms", "relative_time", "relative_time_low", "relative_time_high", "flops")
 ReplaceKind = Literal["fractions", "orders", "constants"]
 __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 

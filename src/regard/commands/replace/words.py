@@ -110,12 +110,24 @@ def _write_costs(cost: pd.DataFrame) -> str:
 
 
 def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
-    """Sort costs from all heads dynamic to the fewest, with `time` and `work` in percent of the original model's."""
+    """Sort costs from all heads dynamic to the fewest, with `time` and `work` in percent of the original model's.
+
+    A time below the share of the FLOPs is not of what was left out: it is null.
+    """
     rows = cost.sort_values("dynamic_fraction", ascending=False, ignore_index=True).astype("float64")
     original = rows[rows["dynamic_fraction"] == 1].head(1)
-    for name, column in (("time", "latency_ms"), ("work", "flops")):
-        rows[name] = 100 * rows[column] / (float(original[column].iloc[0]) if len(original) else math.nan)
-    return rows
+    rows["work"] = 100 * rows["flops"] / (float(original["flops"].iloc[0]) if len(original) else math.nan)
+    time = 100 * rows["relative_time"]
+    return rows.assign(time=time.where(time >= rows["work"] - 1e-9))
+
+
+def time_share(row: Mapping[Any, Any]) -> str:
+    """Format the time of a row of `relative_cost` in percent of the original model's, with its quartiles."""
+    if math.isnan(row["time"]):
+        return "–"
+    low, high = (labels.number(100 * row[f"relative_time_{end}"], 3) for end in ("low", "high"))
+    spread = "" if row["dynamic_fraction"] == 1 else f" ({low}–{high})"
+    return f"{labels.number(row['time'], 3)} %{spread}"
 
 
 def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
@@ -134,7 +146,9 @@ def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
     if len(costs) > 1 and not math.isnan(costs["time"].iloc[-1]):
         fewest = costs.iloc[-1]
         latency = labels.number(float(fewest["latency_ms"]), 3)
-        note = f"{latency} ms, {describe_fraction(float(fewest['dynamic_fraction']))}"
+        slow, fast = (1 / float(fewest[f"relative_time_{end}"]) for end in ("high", "low"))
+        spread = f"middle half of the rounds {slow:.2f} to {fast:.2f}×"
+        note = f"{latency} ms, {describe_fraction(float(fewest['dynamic_fraction']))}; {spread}"
         figures.append(KeyFigure("Speed-up of a forward pass", f"{100 / fewest['time']:.2f}×", note))
     return figures
 
@@ -221,6 +235,6 @@ def _cost(cost: pd.DataFrame) -> list[str]:
     return [
         _line("Forward pass", [fraction_name(row["dynamic_fraction"]) for row in shown]),
         _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in shown]),
-        _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in shown]),
+        _line("  of the original", [time_share(row).partition(" (")[0] for row in shown]),
         _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in shown]),
     ]

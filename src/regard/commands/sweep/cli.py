@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
 from regard.runs.arguments import add_config_options, parse_config_options, parse_seeds
+from regard.runs.progress import heartbeat
 
 if TYPE_CHECKING:
     from regard.commands.sweep.run import SweepProgress, SweepResult
@@ -53,23 +55,44 @@ def run(args: argparse.Namespace) -> None:
     twice = sorted(set(vary) & set(fields))
     if twice:
         raise UserError(f"vary: {twice[0]} is also given as an option; give it once")
+    watch = _SweepWatch()
     try:
-        result = sweep(
-            command,
-            vary,
-            config=command.initial_fields(options.name, options.config) | fields,
-            seeds=None if options.seeds is None else parse_seeds(options.seeds),
-            num_seeds=3 if options.num_seeds is None else options.num_seeds,
-            **{name: getattr(options, name) for name in ("out", "launcher", "address", "workers", "gpus", "retries")},
-            arguments=folder_arguments(command, options),
-            command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
-            on_progress=print_progress,
-        )
+        with contextlib.nullcontext() if sys.stderr.isatty() else heartbeat(watch.beat):
+            result = sweep(
+                command,
+                vary,
+                config=command.initial_fields(options.name, options.config) | fields,
+                seeds=None if options.seeds is None else parse_seeds(options.seeds),
+                num_seeds=3 if options.num_seeds is None else options.num_seeds,
+                **{
+                    name: getattr(options, name)
+                    for name in ("out", "launcher", "address", "workers", "gpus", "retries")
+                },
+                arguments=folder_arguments(command, options),
+                command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
+                on_progress=watch,
+            )
     except KeyboardInterrupt:
         raise UserError(f"interrupted; what is done is kept in {options.out}: the same command goes on") from None
     print_summary(sweep_summary(result.table, result.metadata), result.folder)
     if result.failed:
         raise UserError(_describe_failures(result))
+
+
+class _SweepWatch:
+    """Prints how trials end, and in a log how many are at work, when it is asked to."""
+
+    def __init__(self) -> None:
+        self.line = "starting"
+        self._running: set[str] = set()
+
+    def __call__(self, progress: SweepProgress) -> None:
+        print_progress(progress)
+        (self._running.add if progress.event.kind == "started" else self._running.discard)(progress.event.key)
+        self.line = f"{progress.finished} of {progress.trials} trials finished, {len(self._running)} at work"
+
+    def beat(self) -> None:
+        print(self.line, file=sys.stderr, flush=True)
 
 
 class _Parser(argparse.ArgumentParser):

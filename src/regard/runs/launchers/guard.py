@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         child = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=file,
             stderr=file,
             start_new_session=True,
             preexec_fn=_die_with_guard() if sys.platform == "linux" else None,

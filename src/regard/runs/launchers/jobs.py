@@ -23,7 +23,7 @@ _TAIL = 8192
 
 @dataclass(frozen=True)
 class Job:
-    """What python is to run (its arguments), from which folder, and the file that its complaints go to."""
+    """What python is to run (its arguments), from which folder, and the file that what it prints goes to."""
 
     key: str
     command: tuple[str, ...]
