@@ -281,7 +281,8 @@ def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: fl
 
     A sink emerged at the first step from which on all measurements reach the threshold, to the end of the history:
     `sink_rate_max` or `virtual_sink_rate` of at least `rate`, or `alpha_first` above 1.5 × `alpha_uniform`. So a sink
-    that disappeared has not emerged, nor has one that a single measurement, the last, has seen. Rows may have any order; the last of a step counts, steps without metric do not.
+    that disappeared has not emerged, nor has one that a single measurement, the last, has seen. Rows may have any
+    order; the last of a step counts, steps without metric do not.
     """
     if not 0 < rate <= 100:
         raise UserError(f"rate: expected a percentage above 0, at most 100, got {rate}")

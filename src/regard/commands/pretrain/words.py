@@ -49,13 +49,13 @@ def _write_loss(last: Last) -> str:
 
 
 def _write_sink(history: pd.DataFrame, last: Last, metadata: Mapping[str, Any]) -> str:
-    """Say whether a sink emerged, whether the last measurement alone reached the threshold, and the rates at the end."""
+    """Say whether a sink emerged, whether the last measurement alone reached the threshold, and the last rates."""
     if "sink_rate" not in last:
         return "Sinks were not watched."
     _, sentence = emerged(metadata) or ("", "")
     rate = metadata_number(metadata, "emergence", "rate")
-    is_late = labels.section(metadata, "emergence").get("step", 0) is None and rate is not None
-    is_late = is_late and last.get("sink_rate_max", 0.0) >= rate
+    is_none = labels.section(metadata, "emergence").get("step", 0) is None
+    is_late = is_none and rate is not None and last.get("sink_rate_max", 0.0) >= rate
     position = last.get("sink_position")
     strongest = ""
     if position and "sink_rate_max" in last:
