@@ -3,6 +3,7 @@
 import json
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -122,3 +123,16 @@ def test_one_that_only_follows_writes_nothing(tmp_path: Path) -> None:
     assert journal.add("a", 1) == 1
     assert journal["a"] == 1
     assert not (tmp_path / "j").exists()
+
+
+def test_seconds_go_on_where_a_run_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("regard.runs.journal.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    path = tmp_path / "journal.jsonl"
+    for earlier in (0, 100):
+        journal = Journal(path)
+        now[0] += 100
+        journal.add(f"after {earlier}", 1)
+        now[0] += 5  # lost with a process that is killed
+        assert journal.seconds == earlier + 105
+        now[0] += 1000

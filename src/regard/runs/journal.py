@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ class Journal:
     """Named entries in a file, each written at once and for good.
 
     A line has a checksum over its entry and the checksum before it, so that a changed, missing or reordered line is
-    noticed: UserError. A last line that a crash cut off does not count.
+    noticed: UserError. A last line that a crash cut off does not count. A line also says how long the run had taken.
 
     Processes other than the main one have a journal that is not `writable`: `add` then keeps entries in memory.
     """
@@ -25,6 +26,7 @@ class Journal:
     def __init__(self, path: str | Path, *, writable: bool = True) -> None:
         self.path, self.writable = Path(path), writable
         self._entries: dict[str, Any] = {}
+        self._began, self._earlier = time.perf_counter(), 0.0
         self._checksums = [EMPTY]
         with readable_errors(self.path):
             self._read()
@@ -55,6 +57,7 @@ class Journal:
             return False
         self._entries[name] = value
         self._checksums.append(checksum)
+        self._earlier = float(entry.get("seconds", 0.0))
         return True
 
     def __contains__(self, name: str) -> bool:
@@ -62,6 +65,11 @@ class Journal:
 
     def __getitem__(self, name: str) -> Any:
         return self._entries[name]
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken with this journal, before interruptions too: each up to its last entry."""
+        return self._earlier + time.perf_counter() - self._began
 
     def __len__(self) -> int:
         return len(self._checksums) - 1
@@ -83,7 +91,8 @@ class Journal:
         value = json.loads(json.dumps(value))
         checksum = _checksum(self._checksums[-1], name, value)
         if self.writable:
-            self._append(json.dumps({"name": name, "value": value, "sha256": checksum}) + "\n")
+            entry = {"name": name, "value": value, "sha256": checksum, "seconds": round(self.seconds, 3)}
+            self._append(json.dumps(entry) + "\n")
         self._entries[name] = value
         self._checksums.append(checksum)
         return value

@@ -120,6 +120,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if read.name != LANGUAGE_MODEL:
             evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
+        preparing = time.perf_counter() - start
         evaluation = HeadEvaluation(
             evaluator=evaluator,
             gate_rate=replace_config.GATE_RATE[config.scale],
@@ -140,8 +141,9 @@ def replace(  # noqa: D417 - the options are described in the configuration
             artifact = averages.to_bytes()
             metadata["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
             metadata["patterns"] = pattern_fractions(matrices, averages.origin.separators)
+        seconds = preparing + work.journal.seconds
     metadata["cost"] = {
-        **describe_cost(encoder.device, time.perf_counter() - start),
+        **describe_cost(encoder.device, seconds),
         "batch_size": max(1, EVALUATION_TOKENS // valid.length),
         "length": valid.length,
     }
