@@ -273,3 +273,12 @@ def test_a_time_that_the_work_does_not_allow_is_left_out() -> None:
     assert "85.0 % (83.0–87.0)" in page
     told = Parsed(replace_page(*TABLES, {})).text
     assert "middle half of the rounds 1.19 to 1.28×" in told
+
+
+def test_inputs_that_were_cut_are_said_at_the_top() -> None:
+    for truncated, is_said in ((12, True), (0, False)):
+        record = replaced_run.record() | {
+            "data": {"task": "sst2", "train": 100, "validation": 50, "truncated": truncated}
+        }
+        page = Parsed(replace_page(*TABLES[:3], record, {})).text
+        assert ("3 seeds · 12 of 150 inputs cut to the length · run in 12.3 s" in page) == is_said

@@ -46,9 +46,17 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
     parts = [
         labels.model_size(metadata),
         *(pluralize(outcome.scores[name].nunique(), name) for name in ("task", "seed")),
+        _truncation(metadata),
         run_time(metadata, "run in"),
     ]
     return [join(parts, " · "), join([_write_drops(outcome), _write_costs(cost)], " "), _write_operations(outcome)]
+
+
+def _truncation(metadata: Mapping[str, Any]) -> str:
+    """Say how many inputs were cut to the length; "" if none was."""
+    counts = [labels.metadata_number(metadata, "data", name) for name in ("truncated", "train", "validation")]
+    truncated, train, validation = (int(count or 0) for count in counts)
+    return f"{truncated:,} of {train + validation:,} inputs cut to the length" if truncated else ""
 
 
 def _in_one_unit(drops: pd.DataFrame) -> tuple[pd.DataFrame, str]:
