@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from regard.commands.learn.result import LearnResult as LearnResult
     from regard.commands.learn.rollback import rollback as rollback
     from regard.commands.learn.run import learn as learn
+    from regard.commands.look.config import LookConfig as LookConfig
+    from regard.commands.look.run import LookResult as LookResult
+    from regard.commands.look.run import look as look
+    from regard.commands.look.run import look_at as look_at
     from regard.commands.measure.result import MeasureResult as MeasureResult
     from regard.commands.measure.run import measure as measure
     from regard.commands.pretrain.config import PretrainConfig as PretrainConfig
@@ -50,6 +54,8 @@ _MODULES = {
     "GateCallback": "regard.adapters.gate_callback",
     "LearnConfig": "regard.commands.learn.config",
     "LearnResult": "regard.commands.learn.result",
+    "LookConfig": "regard.commands.look.config",
+    "LookResult": "regard.commands.look.run",
     "MeasureResult": "regard.commands.measure.result",
     "PretrainResult": "regard.commands.pretrain.result",
     "PretrainConfig": "regard.commands.pretrain.config",
@@ -61,6 +67,8 @@ _MODULES = {
     "SinkCallback": "regard.training.callback",
     "average_attention": "regard.hooks",
     "learn": "regard.commands.learn.run",
+    "look": "regard.commands.look.run",
+    "look_at": "regard.commands.look.run",
     "measure": "regard.commands.measure.run",
     "mixing": "regard.hooks",
     "pretrain": "regard.commands.pretrain.run",

@@ -14,6 +14,7 @@ from typing import NoReturn
 from regard.commands.compare import cli as compare
 from regard.commands.learn import check, rollback
 from regard.commands.learn import cli as learn
+from regard.commands.look import cli as look
 from regard.commands.measure import cli as measure
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
@@ -24,6 +25,7 @@ from regard.runs.rank import is_main_process
 
 COMMANDS = {
     "measure": measure,
+    "look": look,
     "compare": compare,
     "replace": replace,
     "pretrain": pretrain,

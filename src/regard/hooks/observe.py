@@ -31,7 +31,7 @@ from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
-from regard.hooks.sequences import Sequences
+from regard.hooks.sequences import Sequences, find_site
 from regard.statistics import Statistic, StatisticRow, select_statistics
 from regard.statistics.columns import Columns, Positions, join_columns, select_positions
 from regard.statistics.modalities import ModalityMass
@@ -114,10 +114,10 @@ class Watch(Observer):
         self._layers = None if layers is None else _check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
-        self._stacks = {stack.path: Sequences(stack) for stack in stacks}
+        self.stacks = {stack.path: Sequences(stack) for stack in stacks}
         located = locate_modules(stacks)
-        self.locations = {module: (self._stacks[stack.path], path) for module, (stack, path) in located.items()}
-        self._latest = CallPosition(0)
+        self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
+        self.latest = CallPosition(0)
         """The position of the latest call."""
 
     def __getitem__(self, name: str) -> Statistic:
@@ -148,22 +148,19 @@ class Watch(Observer):
     @property
     def left_out(self) -> frozenset[str]:
         """Names of the statistics that were left out with a warning, of hidden states that cannot be read."""
-        lacks_hidden = any(sequences.lacks_hidden for sequences in self._stacks.values())
+        lacks_hidden = any(sequences.lacks_hidden for sequences in self.stacks.values())
         lacks_modalities = {ModalityMass.name} if self._modalities is None else set()
         return frozenset(self._of_hidden if lacks_hidden else ()).union(lacks_modalities)
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""
-        for sequences in self._stacks.values():
+        for sequences in self.stacks.values():
             self._finish(sequences)
         self._check_attention()
 
     def _finish(self, sequences: Sequences) -> None:
-        stacks = list(self._stacks.values())
-        role = site = sequences.role or "encoder"
-        if any(other.role == role for other in stacks[: stacks.index(sequences)]):
-            site = f"{role}@{sequences.stack.path}"
-        for observations in sequences.finish(site, self._request.num_first_keys):
+        stacks = list(self.stacks.values())
+        for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
             if self._modalities is not None:
                 classify = self._modalities.classify
                 observations = [
@@ -197,13 +194,13 @@ class Watch(Observer):
         """Return the hooks on stacks and blocks."""
         root, hooks = self._root, []
         if root.root is not None and all(
-            root.root is not sequences.stack.module for sequences in self._stacks.values()
+            root.root is not sequences.stack.module for sequences in self.stacks.values()
         ):
             hooks = [
                 ModuleHook(root.root, root.begin),
                 ModuleHook(root.root, root.end, is_after=True, also_failed=True),
             ]
-        for sequences in self._stacks.values():
+        for sequences in self.stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
@@ -219,7 +216,7 @@ class Watch(Observer):
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last, root_tokens)
         if forward.offset == 0:
             self._finish(sequences)
-            others = [other for other in self._stacks.values() if other is not sequences and other.offered is not None]
+            others = [other for other in self.stacks.values() if other is not sequences and other.offered is not None]
             sequences.encoder_tokens = others[0].offered if others else None
             if others:
                 others[0].offered = None
@@ -233,7 +230,7 @@ class Watch(Observer):
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
         self._called_stacks.add(sequences.stack.path)
-        if len(self._called_stacks) == len(self._stacks):
+        if len(self._called_stacks) == len(self.stacks):
             self._check_attention()
         self.projection_inputs.check()
 
@@ -277,7 +274,7 @@ class Watch(Observer):
             return None
         kind = attention_kind(path, module)
         is_first = kind == "self" and not sequences.lengths
-        position = self._latest = sequences.locate(module, kind, call)
+        position = self.latest = sequences.locate(module, kind, call)
         self._calls += 1
         self._layers_with_attention.add(position.layer)
         if is_first:
@@ -306,7 +303,7 @@ class Watch(Observer):
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:
         sequences, path = self.locations[module]
-        kind, position = attention_kind(path, module), self._latest
+        kind, position = attention_kind(path, module), self.latest
         layer = sequences.layer(kind, position.layer, position.part)
         output = output.detach()
         if position.is_repeat:  # add the same call with all of its values instead

@@ -1,7 +1,7 @@
 """The sequences that a stack works on, over as many forwards as a cache strings together."""
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import NoReturn
 
 import torch
@@ -291,3 +291,11 @@ class Sequences:
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
+
+
+def find_site(sequences: Sequences, stacks: Iterable[Sequences], kind: str = "self") -> str:
+    """Return the site of a stack's attention of a kind: its role, with its path if an earlier stack has this role."""
+    role = site = sequences.role or "encoder"
+    if any(other.role == role for other in takewhile(lambda other: other is not sequences, stacks)):
+        site = f"{role}@{sequences.stack.path}"
+    return cross_site(site) if kind == "cross" else site

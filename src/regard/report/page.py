@@ -127,6 +127,8 @@ class Box(Part):
     keys: Sequence[str]
     controls: Sequence[Select] = ()
     css: str = "lines"
+    beside: str = "the files beside this page"
+    """Where the numbers are without JavaScript."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,10 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page; `data` and `script` are for charts beside `Panels` and `Maps`, `record` is for the footer."""
+    """A report page; `data`, `script` and `style` are for charts beside `Panels` and `Maps`, `record` is for the footer.
+
+    Without charts of Vega (`has_charts`) the page leaves out its libraries.
+    """
 
     eyebrow: str
     title: str
@@ -184,6 +189,8 @@ class Page:
     record: Mapping[str, Any] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     script: str = ""
+    style: str = ""
+    has_charts: bool = True
 
     @property
     def cards(self) -> dict[str, list[KeyFigure]]:
@@ -203,10 +210,10 @@ class Page:
         return _template().render(
             page=self,
             policy=POLICY,
-            css=read_asset("page.css"),
+            css=read_asset("page.css") + self.style,
             series=colors.SERIES,
             data=script_safe(self.payload),
-            libraries=libraries(),
+            libraries=libraries() if self.has_charts else "",
             script=read_asset("page.js") + self.script,
         )
 

@@ -22,6 +22,7 @@ from regard.errors import UserError, describe_error
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
+from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
 from regard.models.processors import image_inputs, with_processor
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
@@ -237,7 +238,7 @@ def _make_batches(
         if isinstance(samples, Images):
             inputs = image_inputs(loaded, [samples.read(index) for index in indices.tolist()], config.prompt)
         else:
-            inputs = _model_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
+            inputs = text_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
         yield inputs, len(indices)
 
 
@@ -269,26 +270,6 @@ def _run_batches(
         done += size
         if on_progress is not None:
             on_progress(ProgressEvent(phase="measuring", step=done, steps=num_samples))
-
-
-def _model_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
-    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-    if model.config.is_encoder_decoder:
-        start = input_ids.new_full((len(input_ids), 1), _decoder_start(model))
-        inputs["decoder_input_ids"] = torch.cat([start, input_ids[:, :-1]], dim=1)
-    if hasattr(model.config, "use_cache"):
-        inputs["use_cache"] = False
-    return inputs
-
-
-def _decoder_start(model: Any) -> int:
-    """Return the decoder's start token, else the padding token, as in T5."""
-    generation_config = getattr(model, "generation_config", None)
-    candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, generation_config)]
-    for token in (*candidates, getattr(model.config, "pad_token_id", None)):
-        if token is not None:
-            return int(token)
-    raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")
 
 
 def _num_layers(model: Any) -> int | None:

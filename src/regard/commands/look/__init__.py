@@ -1,0 +1,1 @@
+"""Look at one text, token by token."""

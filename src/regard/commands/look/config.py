@@ -1,0 +1,47 @@
+"""What a look at a text depends on."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from regard.runs.config import Config, config_field
+
+
+def parse_heads(text: str) -> tuple[str, ...]:
+    """Return the heads that a text lists as LAYER.HEAD, such as 3.5,4.0. Raises ValueError."""
+    heads = [part.strip() for part in text.split(",")]
+    if not all(head.count(".") == 1 and head.replace(".", "").isdecimal() for head in heads):
+        raise ValueError(text)
+    return tuple(f"{int(layer)}.{int(head)}" for layer, head in (head.split(".") for head in heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookConfig(Config):
+    """Everything that a page of `regard look` depends on beside models and texts."""
+
+    command: ClassVar[str] = "look"
+
+    length: int = config_field(2048, "tokens of a text that are read; the page says if it has more", maximum=65_535)
+    epsilon: float = config_field(
+        0.3, "a sink draws more of the attention than this", exclusive_minimum=0, exclusive_maximum=1
+    )
+    minimum_queries: int = config_field(8, "queries that must be able to see a key before it counts as a sink")
+    heads: tuple[str, ...] = config_field(
+        (), "heads as LAYER.HEAD whose rows a long text keeps first", parser=parse_heads, syntax="heads such as 3.5,4.0"
+    )
+    megabytes: float = config_field(4.8, "weight of a page; what does not fit is kept in less detail", minimum=0.5)
+    prompt: str = config_field("Describe the image.", "text beside an image, for models that read both")
+    skip_verification: bool = config_field(
+        False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
+    )
+
+    def check(self) -> None:
+        for head in self.heads:
+            try:
+                parse_heads(head)
+            except ValueError:
+                from regard.errors import UserError
+
+                raise UserError(f"heads: expected each as LAYER.HEAD, such as 3.5; got {head!r}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "heads": list(self.heads)}

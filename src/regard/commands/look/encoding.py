@@ -1,0 +1,148 @@
+"""Numbers as text in a page, and how much of a text's matrices fits it."""
+
+import base64
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.hooks.matrices import Block
+
+FLOOR = 1e-5
+"""Weights below it are 0 in one byte."""
+STEPS = 254
+LOG_ERROR = math.expm1(-math.log(FLOOR) / STEPS / 2)
+"""Largest relative error of a weight in one byte: 2.3 %."""
+FLOAT_ERROR = 2.0**-8
+"""Largest relative error of a number in two bytes (bfloat16): 0.4 %."""
+TILES, TOP = 24, 8
+"""Tiles on each side of a matrix, and strongest keys of each of its rows, where the whole does not fit."""
+BASE64 = 4 / 3
+FIXED = 150_000
+"""Bytes of a page without numbers and tokens."""
+
+
+def encode_log(weights: Tensor) -> dict[str, str]:
+    """Return weights in [0, 1] as one byte each: 255 for 1, in equal steps of the logarithm down to 1 for `FLOOR`."""
+    steps = 255 + weights.double().clamp(min=FLOOR, max=1).log() * (STEPS / -math.log(FLOOR))
+    return _encode("log", steps.round().masked_fill(weights < FLOOR, 0).to(torch.uint8))
+
+
+def encode_float(values: Tensor) -> dict[str, str]:
+    """Return numbers as two bytes each."""
+    return _encode("float", values.to(torch.bfloat16).view(torch.int16))
+
+
+def encode_index(indices: Tensor) -> dict[str, str]:
+    """Return whole numbers below 65,536."""
+    return _encode("index", indices.to(torch.int32).to(torch.uint16))
+
+
+def _encode(kind: str, values: Tensor) -> dict[str, str]:
+    raw = values.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()  # little-endian, as is all of today
+    return {"type": kind, "data": base64.b64encode(raw).decode()}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of the matrices of a layer."""
+
+    site: str
+    layer: int
+    heads: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What a page keeps: all weights, or tiles of all matrices and the strongest keys of some heads' rows."""
+
+    whole: bool
+    heads: Mapping[tuple[str, int], Sequence[int]]
+
+
+def choose_detail(
+    shapes: Sequence[Shape], num_numbers: int, num_bytes: float, asked: Sequence[str], quiet: Mapping[Any, Sequence[int]]
+) -> Detail:
+    """Choose what fits `num_bytes`, of which `num_numbers` in two bytes and α are always there.
+
+    Without all weights, the rows of the heads `asked` for are kept, then of the first head of `quiet` of each layer,
+    layers evenly apart, then of the second, as long as there is room.
+
+    Raises:
+        UserError: There is not enough room, or no such head.
+    """
+    entries = sum(shape.heads * shape.keys for shape in shapes)
+    room = num_bytes / BASE64 - 2 * num_numbers
+    if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:
+        return Detail(True, {})
+    tiles = sum(shape.heads * min(shape.queries, TILES) * min(shape.keys, TILES) for shape in shapes)
+    room -= entries + tiles
+    by_layer = {(shape.site, shape.layer): shape for shape in shapes}
+    named = [tuple(map(int, name.split("."))) for name in asked]
+    wanted = [(key, head) for layer, head in named for key, one in by_layer.items() if key[1] == layer and head < one.heads]
+    if missing := [f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)]:
+        raise UserError(f"heads: expected heads of this model, counted from 0; it has no {', '.join(missing)}")
+    needed = sum(_row_bytes(by_layer[key]) for key, _ in wanted)
+    if needed > room:
+        raise UserError(
+            f"megabytes: the page would weigh {(num_bytes + (needed - room) * BASE64) / 1e6:.1f} MB; expected a larger "
+            "--megabytes, a smaller --length or fewer --heads"
+        )
+    ordered = [by_layer[key] for key in spread(list(by_layer))]
+    others = [((s.site, s.layer), quiet[s.site, s.layer][n]) for n in range(2) for s in ordered if n < s.heads]
+    kept: dict[tuple[str, int], list[int]] = {}
+    for number, (key, head) in enumerate([*wanted, *(other for other in others if other not in wanted)]):
+        room -= _row_bytes(by_layer[key])
+        if room < 0 and number >= len(wanted):
+            break
+        kept.setdefault(key, []).append(head)
+    return Detail(False, kept)
+
+
+def _row_bytes(shape: Shape) -> int:
+    return shape.queries * min(TOP, shape.keys) * 3
+
+
+def spread(values: Sequence[Any]) -> list[Any]:
+    """Return values in an order of which each beginning is about evenly apart: the middle, the quarters and so on."""
+    pending, ordered = [(0, len(values))], []
+    while pending:
+        first, last = pending.pop(0)
+        if first < last:
+            middle = (first + last) // 2
+            ordered.append(values[middle])
+            pending += [(first, middle), (middle + 1, last)]
+    return ordered
+
+
+def encode_matrices(shape: Shape, blocks: Iterator[Block], detail: Detail) -> dict[str, Any]:
+    """Return the matrices of a layer in the detail that fits.
+
+    An entry of a tile is the attention of its queries, on average, to all of its keys together.
+    """
+    heads, queries, keys = shape.heads, shape.queries, shape.keys
+    if detail.whole:
+        whole = torch.zeros(heads, queries, keys)
+        for rows, columns, weights in blocks:
+            whole[:, rows, columns] = weights.float().cpu()
+        return {"weights": encode_log(whole)}
+    chosen = list(detail.heads.get((shape.site, shape.layer), ()))
+    tall, wide = min(queries, TILES), min(keys, TILES)
+    by_row, by_column = (torch.arange(size) * count // size for size, count in ((queries, tall), (keys, wide)))
+    tiles = torch.zeros(heads, tall, wide)
+    index, value = torch.zeros(2, len(chosen), queries, min(TOP, keys))
+    for rows, columns, weights in blocks:
+        found = weights.float().cpu()
+        sums = torch.zeros(heads, found.shape[1], wide).index_add_(2, by_column[columns], found)
+        tiles.index_add_(1, by_row[rows], sums)
+        top = found[chosen].topk(min(TOP, found.shape[2]), dim=-1)
+        index[:, rows, : top.values.shape[2]], value[:, rows, : top.values.shape[2]] = top.indices + columns.start, top.values
+    tiles /= by_row.bincount(minlength=tall)[:, None]
+    rows = {head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)}
+    return {"tiles": {"tall": tall, "wide": wide, **encode_log(tiles.clamp(max=1))}, "rows": rows}

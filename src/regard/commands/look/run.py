@@ -1,0 +1,345 @@
+"""One text or image, read by a model: what each token draws, and the weights of its heads, as JSON."""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regard import models
+from regard.adapters.shared import SharedAdapters
+from regard.commands.look import encoding
+from regard.commands.look.config import LookConfig
+from regard.commands.look.encoding import Shape
+from regard.commands.look.page import make_page
+from regard.data import Images
+from regard.errors import UserError
+from regard.hooks import ReplacedModel, watching
+from regard.hooks.layers import eval_mode
+from regard.hooks.matrices import Block, MatrixReader
+from regard.hooks.routing import observing
+from regard.models.inputs import text_inputs
+from regard.models.pretrained import resolve_model
+from regard.models.processors import image_inputs, with_processor
+from regard.report.labels import visible
+from regard.runs.output_dir import check_output_file, write_file
+from regard.runs.provenance import describe_model, describe_run
+from regard.statistics import Statistic, StatisticInfo
+from regard.statistics.layers import MASSIVE, MASSIVE_RATIO, lower_median
+from regard.statistics.sinks import alpha_of_keys
+from regard.statistics.statistic import MAX_ALPHA, Observation
+
+Model = PreTrainedModel | SharedAdapters | models.Loaded | str
+
+
+@dataclass(frozen=True)
+class LookResult:
+    """A look at one text or two: `panes` of `look_at`, and the metadata of the page."""
+
+    panes: list[dict[str, Any]] = field(repr=False)
+    metadata: dict[str, Any] = field(repr=False)
+
+    def page(self) -> str:
+        """Return the page as one HTML file that fetches nothing."""
+        return make_page(self.panes, self.metadata)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the page and return its path. Raises UserError if the file is there."""
+        check_output_file(path, overwrite=overwrite)
+        write_file(Path(path), self.page())
+        return Path(path)
+
+
+def look(
+    model: Model,
+    tokenizer: Any = None,
+    text: str | Sequence[str] | None = None,
+    *,
+    against: Model | None = None,
+    image: Any = None,
+    config: LookConfig | None = None,
+    **options: Any,
+) -> LookResult:
+    """Look at a text token by token: which tokens draw attention, and what every head does.
+
+    Args:
+        model: A model, what `regard.models.load` returned, a name it takes, or `SharedAdapters`.
+        tokenizer: The model's tokenizer, if `model` is a model; with images its processor.
+        text: A text, or two of them side by side.
+        against: A second model, that reads the same text beside the first; with `tokenizer` if it is no name.
+        image: An image of PIL or a path in the place of text, or two of them.
+        config: Values of the options that are left out; None for the defaults of `LookConfig`.
+        **options: Fields of `LookConfig`, the options of `regard look`.
+
+    Returns:
+        A page to save, and its numbers.
+
+    Raises:
+        UserError: An option is invalid, or does not go with the model or the text.
+    """
+    config = (config or LookConfig()).replace(**options)
+    several = image if image is not None else text
+    sources: list[Any] = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
+    if text is not None and image is not None:
+        raise UserError("image: expected no text beside it; see prompt")
+    if not 1 <= len(sources) <= 2 or (against is not None and len(sources) > 1):
+        expected = "one text or image with --against, else one or two"
+        raise UserError(f"text: expected {expected}, got {len(sources)}")
+    if isinstance(model, str):
+        model = models.load(model, images=image is not None)
+    pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
+    config = config.replace(megabytes=config.megabytes / len(pairs)) if config.megabytes / len(pairs) >= 0.5 else config
+    name = "text" if image is None else "image"
+    panes = [look_at(one, tokenizer, config=config, **{name: source}) for one, source in pairs]
+    described = [{key: pane[key] for key in ("model", "data")} for pane in panes]
+    return LookResult(panes, describe_run(config, looks=described))
+
+
+def look_at(
+    model: Model, tokenizer: Any = None, text: str | None = None, *, image: Any = None, config: LookConfig | None = None
+) -> dict[str, Any]:
+    """Return all that the page shows of one text or image, as plain JSON. The arguments are those of `look`.
+
+    The model reads the text twice: for what each token draws, then for as many of the weights as fit the page.
+    """
+    config, routed = config or LookConfig(), None
+    if isinstance(model, SharedAdapters):
+        routed, model = model, model.model
+    ReplacedModel.register()
+    if image is None:
+        loaded = resolve_model(model, tokenizer, to="look at", call="look(model, tokenizer, text)", merge=False)
+        inputs, data = _read_text(loaded, text, config)
+    else:
+        if isinstance(model, str):
+            model = models.load(model, images=True)
+        loaded = with_processor(model, tokenizer, call="look(model, processor, image=image)")
+        images = Images((image,), "image")
+        inputs = image_inputs(loaded, [images.read(0)], config.prompt)
+        data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}
+    weights = None
+    with eval_mode(loaded.model):
+        if routed is not None and routed.adapter_names:
+            weights = routed.routing_weights(**inputs)[0]
+            with routed.use_weights(weights):
+                observed, panes = _observe(loaded, inputs, config)
+        else:
+            observed, panes = _observe(loaded, inputs, config)
+    notes = data.pop("notes") + observed.notes
+    router = None
+    if routed is not None and weights is not None:
+        router = [[name, round(share, 4)] for name, share in zip(routed.adapter_names, weights.tolist(), strict=True)]
+    return {
+        "model": describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
+        "data": data,
+        "notes": notes,
+        "router": router,
+        "epsilon": config.epsilon,
+        "picture": _picture(loaded, inputs) if image is not None else None,
+        "sites": panes,
+    }
+
+
+def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"text: expected a text, got {'none' if text is None else repr(text)[:40]}")
+    tokenizer, notes = loaded.tokenizer, []
+    number = len(tokenizer(text, verbose=False)["input_ids"])
+    limits = [config.length, models.maximum_length(loaded.model, tokenizer)]
+    limit = min(limit for limit in limits if limit is not None)
+    ids = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
+    if ids.shape[1] < 2:
+        raise UserError("text: expected at least two tokens")
+    if ids.shape[1] < number:
+        notes.append(f"The text has {number:,} tokens, of which the first {ids.shape[1]:,} are read.")
+    data = {"text": text[:200], "characters": len(text), "tokens": number, "read": ids.shape[1], "notes": notes}
+    return text_inputs(loaded.model, ids.to(loaded.model.device)), data
+
+
+class _Kept(Statistic):
+    """Keeps the observations of a forward as they are."""
+
+    info = StatisticInfo(title="Observations", description="", source="")
+
+    def __init__(self, name: str, *needs: str) -> None:
+        self.name, self.needs = name, frozenset(needs)
+        self.layers: list[Observation] = []
+
+    def update(self, layers: Sequence[Observation]) -> None:
+        self.layers += layers
+
+    def merge(self, other: Any) -> None:
+        self.layers += other.layers
+
+    def result(self) -> list[Any]:
+        return []
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.layers = []
+
+
+@dataclass
+class _Observed:
+    """What a forward left of each site: layers with attention, and hidden states."""
+
+    attention: dict[str, dict[int, Observation]] = field(default_factory=dict)
+    hidden: dict[str, dict[int, Observation]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, attention: _Kept, hidden: _Kept) -> "_Observed":
+        found = cls()
+        for kept, sites in ((attention, found.attention), (hidden, found.hidden)):
+            for layer in kept.layers:
+                if kept.needs <= layer.tensors.keys():
+                    sites.setdefault(layer.site, {}).setdefault(layer.layer, layer)
+        for site, layers in found.attention.items():
+            if (samples := len(next(iter(layers.values())).length)) > 1:
+                found.notes.append(f"{site}: the model reads the input as {samples} samples; the first is shown.")
+        return found
+
+
+def _observe(
+    loaded: models.Loaded, inputs: dict[str, Any], config: LookConfig
+) -> tuple[_Observed, list[dict[str, Any]]]:
+    kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
+    matrices: dict[tuple[str, int], dict[str, Any]] = {}
+    with watching(loaded.model, kept, verify=not config.skip_verification) as watch:
+        loaded.model(**inputs)
+        watch.close()
+        observed = _Observed.of(*kept)
+        for statistic in kept:
+            statistic.layers = []
+        sites = {site: _describe_site(site, observed, loaded, config) for site in observed.attention}
+        alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
+        shapes = {key: _shape(*key, alpha, observed) for key, alpha in alphas.items()}
+        quiet = {key: alpha.amax(-1).argsort().tolist() for key, alpha in alphas.items()}
+        num_numbers = sum(sites[site]["numbers"] for site in sites)
+        texts = sum(len(str(sites[site][name])) for site in sites for name in ("tokens", "queries", "sinks", "massive"))
+        num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
+        detail = encoding.choose_detail(list(shapes.values()), num_numbers, num_bytes, config.heads, quiet)
+
+        def read(site: str, layer: int, blocks: Iterator[Block]) -> None:
+            matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], blocks, detail)
+
+        with observing(loaded.model, MatrixReader(watch, read), list(watch.locations)):
+            loaded.model(**inputs)
+    encode = encoding.encode_float if detail.whole else encoding.encode_log
+    for (site, layer), alpha in alphas.items():
+        entry = next(entry for entry in sites[site]["layers"] if entry["layer"] == layer)
+        entry |= {"alpha": encode(alpha), "mean": encoding.encode_float(alpha.mean(0)), **matrices[site, layer]}
+    return observed, [{**site, "whole": detail.whole} for site in sites.values()]
+
+
+def _shape(site: str, layer: int, alpha: Tensor, observed: _Observed) -> Shape:
+    return Shape(site, layer, alpha.shape[0], int(observed.attention[site][layer].length[0]), alpha.shape[1])
+
+
+def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config: LookConfig) -> dict[str, Any]:
+    """Return tokens, norms, sinks and massive activations of a site; its α under `alphas`, to be encoded later."""
+    layers = observed.attention[site]
+    first = next(iter(layers.values()))
+    queries, keys = int(first.length[0]), int(first.keys[0])
+    own = site.replace("cross@", "", 1) if site.startswith("cross@") else site.replace("cross", "decoder", 1)
+    alphas, sinks, entries = {}, [], []
+    for number, layer in sorted(layers.items()):
+        mass = layer.tensors["column_mass"][:1, :, :keys]
+        alpha = alpha_of_keys(layer, layer.tensors["column_mass"])[0, :, :keys].float().cpu()
+        if float(alpha.max()) > MAX_ALPHA:
+            raise UserError(f"impossible attention in layer {number} ({site}): a key receives more than all; please report")
+        eligible = (layer.num_visible_queries(mass.shape[-1])[0] >= config.minimum_queries).cpu()
+        alphas[number] = alpha
+        places = ((alpha > config.epsilon) & eligible).nonzero().tolist()
+        sinks += [[number, head, key, round(float(alpha[head, key]), 4)] for head, key in places]
+        norms = layer.tensors["value_norm"][0, :, :keys].float().mean(0)
+        entries.append({"layer": number, "heads": len(alpha), "value": encoding.encode_float(norms)})
+    hidden, massive = _describe_hidden(observed.hidden.get(site, {}), keys)
+    tokens, special, grid = _name_tokens(first.token_ids, keys, site, loaded)
+    names = None
+    if site.startswith("cross") and own in observed.attention:
+        decoder = next(iter(observed.attention[own].values()))
+        names = _name_tokens(decoder.token_ids, queries, own, loaded)[0]
+    return {
+        "site": site,
+        "causal": first.causal,
+        "tokens": tokens,
+        "queries": names,
+        "num_queries": queries,
+        "special": special,
+        "grid": grid,
+        "layers": entries,
+        "hidden": hidden,
+        "sinks": sinks,
+        "massive": massive,
+        "numbers": (2 * len(entries) + len(hidden)) * keys,
+        "alphas": alphas,
+    }
+
+
+def _describe_hidden(layers: Mapping[int, Observation], keys: int) -> tuple[list[Any], list[list[float]]]:
+    """Return the norms of each layer's hidden states, and the largest massive activation of each token."""
+    norms, massive = [], []
+    for number, layer in sorted(layers.items()):
+        states = layer.tensors["hidden"][0, :keys].float().cpu()
+        norms.append({"layer": number, "norm": encoding.encode_float(states.norm(dim=-1))})
+        peak, channel = states.abs().max(-1)
+        least = max(MASSIVE, MASSIVE_RATIO * float(lower_median(states.abs().flatten())))
+        for token in (peak > least).nonzero()[:, 0].tolist():
+            massive.append([number, token, round(float(peak[token]), 1), int(channel[token])])
+    return norms, massive
+
+
+def _name_tokens(
+    ids: Tensor | None, number: int, site: str, loaded: models.Loaded
+) -> tuple[list[str], list[int], dict[str, int] | None]:
+    """Return the names of tokens, which of them are special, and where a grid of image patches stands among them."""
+    config = loaded.model.config
+    vision = getattr(config, "vision_config", config)
+    size, patch = (getattr(vision, name, None) for name in ("image_size", "patch_size"))
+    across = _pair(size)[1] // _pair(patch)[1] if size and patch else 0
+    down = _pair(size)[0] // _pair(patch)[0] if size and patch else 0
+    names, special, grid = [f"#{index}" for index in range(number)], list[int](), None
+    if ids is None:
+        if site.startswith("encoder") and 0 <= number - across * down <= 8 and across:
+            first = number - across * down
+            grid = {"first": first, "rows": down, "columns": across}
+            special = list(range(first))
+            names[:first] = ["[CLS]", *(f"[extra {index}]" for index in range(1, first))][:first]
+    else:
+        numbers = ids[0, :number].tolist()
+        tokenizer = loaded.tokenizer
+        names = [visible(str(name)) for name in tokenizer.convert_ids_to_tokens(numbers)]
+        special = [index for index, one in enumerate(numbers) if one in set(tokenizer.all_special_ids)]
+        image = getattr(config, "image_token_id", None)
+        places = [index for index, one in enumerate(numbers) if image is not None and one == image]
+        if places and len(places) == across * down == places[-1] - places[0] + 1:
+            grid = {"first": places[0], "rows": down, "columns": across}
+    if grid is not None:
+        for index in range(across * down):
+            names[grid["first"] + index] = f"patch {index // across},{index % across}"
+    return names, special, grid
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _picture(loaded: models.Loaded, inputs: Mapping[str, Any]) -> str | None:
+    """Return the image that the model sees, cut and scaled by its processor; None if it is not one plane of pixels."""
+    from PIL import Image
+
+    pixels = inputs.get("pixel_values")
+    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[1] != 3:
+        return None
+    values = pixels[0].float().cpu().permute(1, 2, 0)
+    values = (values - values.amin((0, 1))) / (values.amax((0, 1)) - values.amin((0, 1))).clamp(min=1e-6)
+    file = io.BytesIO()
+    Image.fromarray((values * 255).to(torch.uint8).numpy()).save(file, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
