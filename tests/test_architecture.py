@@ -16,6 +16,7 @@ LEVELS = (
     {"hooks", "models"},
     {"adapters", "training"},
     {"continual"},
+    {"commands.look"},
     {"commands.measure", "commands.replace", "commands.pretrain", "commands.learn"},
     {"commands.sweep", "commands.compare"},
     {"cli", "__init__", "__main__", "commands"},

@@ -37,6 +37,8 @@ COURSE = (
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
 MEASURE += ("--minimum-queries", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
+LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt")
+LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (
     *("--constants", "--attention", "--dynamic-fractions", "--rank-heads-by", "--num-seeds", "--scale"),
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
@@ -53,6 +55,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--text": None,
         "--images": None,
         "--random-weights": False,
+    },
+    "look": {
+        **MODEL,
+        **dict.fromkeys(LOOK, argparse.SUPPRESS),
+        **dict.fromkeys(("--out", "--file", "--images", "--against", "--learnt")),
+        **dict.fromkeys(("--overwrite", "--open"), False),
+        "text": None,
     },
     "compare": {"runs": None, "--out": None, "--overwrite": False},
     "replace": {

@@ -193,9 +193,7 @@ class Watch(Observer):
     def hooks(self) -> list[ModuleHook]:
         """Return the hooks on stacks and blocks."""
         root, hooks = self._root, []
-        if root.root is not None and all(
-            root.root is not sequences.stack.module for sequences in self.stacks.values()
-        ):
+        if root.root is not None and all(root.root is not sequences.stack.module for sequences in self.stacks.values()):
             hooks = [
                 ModuleHook(root.root, root.begin),
                 ModuleHook(root.root, root.end, is_after=True, also_failed=True),

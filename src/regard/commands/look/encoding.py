@@ -67,7 +67,11 @@ class Detail:
 
 
 def choose_detail(
-    shapes: Sequence[Shape], num_numbers: int, num_bytes: float, asked: Sequence[str], quiet: Mapping[Any, Sequence[int]]
+    shapes: Sequence[Shape],
+    num_numbers: int,
+    num_bytes: float,
+    asked: Sequence[str],
+    quiet: Mapping[Any, Sequence[int]],
 ) -> Detail:
     """Choose what fits `num_bytes`, of which `num_numbers` in two bytes and α are always there.
 
@@ -85,8 +89,12 @@ def choose_detail(
     room -= entries + tiles
     by_layer = {(shape.site, shape.layer): shape for shape in shapes}
     named = [tuple(map(int, name.split("."))) for name in asked]
-    wanted = [(key, head) for layer, head in named for key, one in by_layer.items() if key[1] == layer and head < one.heads]
-    if missing := [f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)]:
+    wanted = [
+        (key, head) for layer, head in named for key, one in by_layer.items() if key[1] == layer and head < one.heads
+    ]
+    if missing := [
+        f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)
+    ]:
         raise UserError(f"heads: expected heads of this model, counted from 0; it has no {', '.join(missing)}")
     needed = sum(_row_bytes(by_layer[key]) for key, _ in wanted)
     if needed > room:
@@ -142,7 +150,10 @@ def encode_matrices(shape: Shape, blocks: Iterator[Block], detail: Detail) -> di
         sums = torch.zeros(heads, found.shape[1], wide).index_add_(2, by_column[columns], found)
         tiles.index_add_(1, by_row[rows], sums)
         top = found[chosen].topk(min(TOP, found.shape[2]), dim=-1)
-        index[:, rows, : top.values.shape[2]], value[:, rows, : top.values.shape[2]] = top.indices + columns.start, top.values
+        index[:, rows, : top.values.shape[2]], value[:, rows, : top.values.shape[2]] = (
+            top.indices + columns.start,
+            top.values,
+        )
     tiles /= by_row.bincount(minlength=tall)[:, None]
     rows = {head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)}
     return {"tiles": {"tall": tall, "wide": wide, **encode_log(tiles.clamp(max=1))}, "rows": rows}

@@ -54,8 +54,7 @@ const look = (() => {
     const rows = queries.map((query) => layer.row(head, query));
     const sums = mean(rows);
     const keys = strongest(sums, count).filter((key) => sums[key] > 0).sort((a, b) => a - b);
-    const total = sums.reduce((sum, value) => sum + value, 0);
-    return { keys, links: rows.flatMap((row, i) => keys.map((key) => [queries[i], key, row[key]])).filter((link) => link[2] > 0.01), shown: total ? keys.reduce((sum, key) => sum + sums[key], 0) : 0 };
+    return { keys, links: rows.flatMap((row, i) => keys.map((key) => [queries[i], key, row[key]])).filter((link) => link[2] > 0.01), shown: Math.min(1, keys.reduce((sum, key) => sum + sums[key], 0)) };
   };
   return { decode, layerOf, most, strongest, linesOf };
 })();
@@ -65,8 +64,13 @@ const look = (() => {
   const box = regard.$("look");
   if (!data.looks || !box) return;
   const WINDOW = 24;
-  const ESCAPE = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
-  const escape = (text) => String(text).replace(/[&<>"]/g, (character) => ESCAPE[character]);
+  const svg = (tag, attributes, text = null, inside = []) => {
+    const element = document.createElementNS(data.namespace, tag);
+    Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
+    if (text !== null) element.textContent = text;
+    element.append(...inside);
+    return element;
+  };
   const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   const mixed = (share) => {
     const ramp = palette("ramp");
@@ -100,14 +104,16 @@ const look = (() => {
     element.addEventListener("click", act);
     parent.append(element);
   };
+  // Buttons that keep what `picture` returns: a width, a height and the parts of an SVG.
   const saveButtons = (parent, name, picture) => {
-    const text = () => {
-      const { width, height, body } = picture();
-      const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><rect width="100%" height="100%" fill="${ink("--paper")}"/>${body}</svg>`;
-      return { width, height, svg };
+    const written = () => {
+      const { width, height, parts } = picture();
+      const paper = svg("rect", { width: "100%", height: "100%", fill: ink("--paper") });
+      const whole = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, null, [paper, ...parts]);
+      return { width, height, text: new XMLSerializer().serializeToString(whole) };
     };
-    button(parent, "Save SVG", () => keep(`${name}.svg`, svgAddress(text().svg)));
-    button(parent, "Save PNG", () => { const { width, height, svg } = text(); asPng(name, svg, width, height); });
+    button(parent, "Save SVG", () => keep(`${name}.svg`, svgAddress(written().text)));
+    button(parent, "Save PNG", () => { const { width, height, text } = written(); asPng(name, text, width, height); });
   };
 
   const panes = [];
@@ -128,6 +134,8 @@ const look = (() => {
     const state = { site: 0, layer: 0, head: -1, color: "alpha", token: null };
     const site = () => given.sites[state.site];
     const layers = given.sites.map((one) => one.layers.map((entry) => look.layerOf(one, entry, data.scale)));
+    const fews = given.sites.map((one) => new Set(one.few));
+    const few = () => fews[state.site]; // keys that few queries see, whose α says little
     const layer = () => layers[state.site][state.layer];
     const asker = () => site().queries || site().tokens;
 
@@ -265,15 +273,16 @@ const look = (() => {
       const frame = tokenBox.getBoundingClientRect();
       let height = 0;
       const flow = tokenBox.querySelector(".tokens");
-      const body = spans.map((span) => {
-        const place = span.getBoundingClientRect();
-        const x = place.left - frame.left;
-        const y = place.top - frame.top + (flow.contains(span) ? flow.scrollTop : 0);
-        height = Math.max(height, y + place.height);
-        const text = span.closest(".patches") ? "" : `<text x="${x + 4}" y="${y + place.height - 7}" font-family="monospace" font-size="14" fill="${span.style.getPropertyValue("--on")}">${escape(span.textContent)}</text>`;
-        return `<rect x="${x}" y="${y}" width="${place.width}" height="${place.height}" rx="3" fill="${span.style.getPropertyValue("--heat")}"${span.classList.contains("sink") ? ` stroke="${ink("--mark")}"` : ""}/>${text}`;
+      const parts = spans.flatMap((span) => {
+        const { left, top, width, height: tall } = span.getBoundingClientRect();
+        const [x, y] = [left - frame.left, top - frame.top + (flow.contains(span) ? flow.scrollTop : 0)];
+        height = Math.max(height, y + tall);
+        const stroke = span.classList.contains("sink") ? { stroke: ink("--mark") } : {};
+        const rect = svg("rect", { x, y, width, height: tall, rx: 3, fill: span.style.getPropertyValue("--heat"), ...stroke });
+        if (span.closest(".patches")) return [rect];
+        return [rect, svg("text", { x: x + 4, y: y + tall - 7, "font-family": "monospace", "font-size": 14, fill: span.style.getPropertyValue("--on") }, span.textContent)];
       });
-      return { width: Math.ceil(frame.width), height: Math.ceil(height + 6), body: body.join("") };
+      return { width: Math.ceil(frame.width), height: Math.ceil(height + 6), parts };
     };
     saveButtons(tokenSave, "tokens", tokenPicture);
 
@@ -311,14 +320,14 @@ const look = (() => {
     });
     const ofHead = (at, head) => {
       const alpha = layers[state.site][at].alpha(head);
-      return state.token !== null && state.token < alpha.length ? alpha[state.token] : look.most(alpha);
+      return state.token !== null && state.token < alpha.length ? alpha[state.token] : look.most(alpha.filter((_, key) => !few().has(key)));
     };
     const widest = () => Math.max(...layers[state.site].map((one) => one.heads));
     const room = () => Math.max(220, Math.min(560, figs.clientWidth > 640 ? figs.clientWidth / 2 - 20 : figs.clientWidth - 4));
     const drawHeads = () => {
       const all = layers[state.site];
       raster(headMap, widest(), all.length, (y, x) => (x < all[y].heads ? Math.sqrt(ofHead(y, x)) : 0), room(), state.head < 0 ? [state.layer, 0, layer().heads, 1] : [state.layer, state.head, 1, 1]);
-      const what = state.token === null ? "the largest α of each head" : `α of token ${state.token}`;
+      const what = state.token === null ? "the largest α of each head (of keys that enough queries see)" : `α of token ${state.token}`;
       heads.note.textContent = `Down: layers ${all[0].number} to ${all[all.length - 1].number}; across: heads from 0. Color: ${what}, from 0 to 1 by the square root.`;
     };
     headMap.addEventListener("mousemove", (event) => {
@@ -357,7 +366,7 @@ const look = (() => {
       set({ token: tiles ? Math.floor((at * site().num_queries) / tall) : at, color: layer().hasRows(state.head) ? "row" : state.color });
     });
     keyed(matrixMap, (down, right) => { cursor = [cursor[0] + down, cursor[1] + right]; readMatrix(); });
-    const canvasPicture = (canvas) => () => ({ width: canvas.width, height: canvas.height, body: `<image width="${canvas.width}" height="${canvas.height}" href="${canvas.toDataURL("image/png")}"/>` });
+    const canvasPicture = (canvas) => () => ({ width: canvas.width, height: canvas.height, parts: [svg("image", { width: canvas.width, height: canvas.height, href: canvas.toDataURL("image/png") })] });
     saveButtons(heads.buttons, "heads", canvasPicture(headMap));
     saveButtons(matrix.buttons, "matrix", canvasPicture(matrixMap));
 
@@ -368,24 +377,31 @@ const look = (() => {
       const chosen = state.token !== null && queries.includes(state.token) ? state.token : null;
       const found = look.linesOf(layer(), state.head, queries, WINDOW);
       const [width, step] = [380, 17];
-      const short = (text) => (text.length > 12 ? `${text.slice(0, 11)}…` : text);
-      const label = (x, anchor, i, text, at, mark) => `<text x="${x}" y="${i * step + 15}" text-anchor="${anchor}" data-token="${at}" font-family="monospace" font-size="11" fill="${mark ? ink("--mark") : ink("--ink")}">${escape(short(text))}</text>`;
-      const links = found.links.filter(([query]) => chosen === null || query === chosen).map(([query, key, value]) => `<line x1="128" y1="${queries.indexOf(query) * step + 11}" x2="252" y2="${found.keys.indexOf(key) * step + 11}" stroke="${ink("--accent")}" stroke-width="${(0.5 + 3 * value).toFixed(2)}" stroke-opacity="${Math.min(1, 0.06 + value).toFixed(3)}"><title>${escape(asker()[query])} → ${escape(site().tokens[key])}: ${number(value)}</title></line>`);
-      const left = queries.map((query, i) => label(124, "end", i, `${query} ${asker()[query]}`, query, query === chosen));
-      const right = found.keys.map((key, i) => label(256, "start", i, `${key} ${site().tokens[key]}`, key, marked.sinks.has(key)));
-      return { width, height: Math.max(queries.length, found.keys.length) * step + 8, body: links.join("") + left.join("") + right.join(""), found, queries };
+      const short = (text) => (text.length > 16 ? `${text.slice(0, 15)}…` : text);
+      const label = (x, anchor, i, name, at, mark) => {
+        const text = svg("text", { x, y: i * step + 15, "text-anchor": anchor, "font-family": "monospace", "font-size": 11, fill: ink(mark ? "--mark" : "--ink") }, short(`${at} ${name}`));
+        text.addEventListener("click", () => choose(at));
+        return text;
+      };
+      const links = found.links.filter(([query]) => chosen === null || query === chosen).map(([query, key, value]) => {
+        const ends = { x1: 128, y1: queries.indexOf(query) * step + 11, x2: 252, y2: found.keys.indexOf(key) * step + 11 };
+        const look = { stroke: ink("--accent"), "stroke-width": (0.5 + 3 * value).toFixed(2), "stroke-opacity": Math.min(1, 0.06 + value).toFixed(3) };
+        return svg("line", { ...ends, ...look }, null, [svg("title", {}, `${asker()[query]} → ${site().tokens[key]}: ${number(value)}`)]);
+      });
+      const left = queries.map((query, i) => label(124, "end", i, asker()[query], query, query === chosen));
+      const right = found.keys.map((key, i) => label(256, "start", i, site().tokens[key], key, marked.sinks.has(key)));
+      return { width, height: Math.max(queries.length, found.keys.length) * step + 8, parts: [...links, ...left, ...right], found, queries };
     };
     const drawLines = () => {
       lines.buttons.hidden = !layer().hasRows(state.head);
       if (!layer().hasRows(state.head)) {
         lines.frame.replaceChildren();
-        const rows = site().layers[state.layer].rows || {};
-        lines.note.textContent = `The page has no rows of this head. ${Object.keys(rows).length ? `In this layer it has those of head ${Object.keys(rows).join(", ")}` : "It has rows of the heads named at the top of the page"}; --heads ${layer().number}.${Math.max(0, state.head)} adds this one.`;
+        lines.note.textContent = `The page has no rows of this head; --heads ${layer().number}.${Math.max(0, state.head)} adds them. It has those of:`;
+        layers[state.site].forEach((one, at) => [...Array(one.heads).keys()].filter(one.hasRows).forEach((head) => button(lines.frame, `layer ${one.number}, head ${head}`, () => set({ layer: at, head }))));
         return;
       }
-      const { width, height, body, found, queries } = linesPicture();
-      lines.frame.innerHTML = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" role="img" aria-label="Weights as lines between tokens">${body}</svg>`;
-      lines.frame.querySelectorAll("text").forEach((text) => text.addEventListener("click", () => choose(Number(text.dataset.token))));
+      const { width, height, parts, found, queries } = linesPicture();
+      lines.frame.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Weights as lines between tokens" }, null, parts));
       lines.note.textContent = `Left: queries ${queries[0]} to ${queries[queries.length - 1]}, around the chosen token; right: the ${found.keys.length} keys that draw most of them, ${(100 * found.shown).toFixed(0)} % of their attention. Weights above 0.01; thick and dark is strong.`;
     };
     saveButtons(lines.buttons, "lines", linesPicture);

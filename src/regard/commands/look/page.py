@@ -19,7 +19,9 @@ def make_page(panes: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -
     subjects = [pane["data"].get("text") or pane["data"].get("image") for pane in panes]
     notes = [note for pane in panes for note in pane["notes"]]
     tables = [_router_table(pane, subject) for pane, subject in zip(panes, subjects, strict=True) if pane["router"]]
-    titled = [{**pane, "title": join([pane["model"]["name"], subject])} for pane, subject in zip(panes, subjects, strict=True)]
+    titled = [
+        {**pane, "title": join([pane["model"]["name"], subject])} for pane, subject in zip(panes, subjects, strict=True)
+    ]
     return Page(
         eyebrow="Regard · one text" if len(panes) == 1 else "Regard · two looks",
         title=" and ".join(names),
@@ -27,11 +29,13 @@ def make_page(panes: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -
         warnings=list(dict.fromkeys([*notes, *(_lacks(pane) for pane in panes if not _is_whole(pane))])),
         sections=[
             Section("router", "Adapters of this text", tables, "The weights that the router gives the adapters."),
-            Section("look", "Tokens, heads and weights", [Box(True, ["look"], css="looks", beside="this page")], _ABOUT),
+            Section(
+                "look", "Tokens, heads and weights", [Box(True, ["look"], css="looks", beside="this page")], _ABOUT
+            ),
             Section("provenance", "Provenance", [Record(dict(metadata))]),
         ],
         record=metadata,
-        data={"looks": titled, "scale": {"floor": FLOOR, "steps": STEPS}},
+        data={"looks": titled, "scale": {"floor": FLOOR, "steps": STEPS}, "namespace": "http://www.w3.org/2000/svg"},
         script=read_asset("page.js", __package__),
         style=read_asset("page.css", __package__),
         has_charts=False,
@@ -57,7 +61,10 @@ def _precision(panes: Sequence[Mapping[str, Any]]) -> str:
 
 def _lacks(pane: Mapping[str, Any]) -> str:
     kept = [
-        f"{entry['layer']}.{head}" for site in pane["sites"] for entry in site["layers"] for head in entry.get("rows", ())
+        f"{entry['layer']}.{head}"
+        for site in pane["sites"]
+        for entry in site["layers"]
+        for head in entry.get("rows", ())
     ]
     return (
         f"This text is too long for all weights: matrices are shown in {TILES} × {TILES} tiles. The {TOP} strongest keys "

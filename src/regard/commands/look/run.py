@@ -220,7 +220,8 @@ def _observe(
         sites = {site: _describe_site(site, observed, loaded, config) for site in observed.attention}
         alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
         shapes = {key: _shape(*key, alpha, observed) for key, alpha in alphas.items()}
-        quiet = {key: alpha.amax(-1).argsort().tolist() for key, alpha in alphas.items()}
+        few = {site: torch.tensor(sites[site]["few"], dtype=torch.long) for site in sites}
+        quiet = {key: alpha.index_fill(1, few[key[0]], 0).amax(-1).argsort().tolist() for key, alpha in alphas.items()}
         num_numbers = sum(sites[site]["numbers"] for site in sites)
         texts = sum(len(str(sites[site][name])) for site in sites for name in ("tokens", "queries", "sinks", "massive"))
         num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
@@ -248,14 +249,17 @@ def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config
     first = next(iter(layers.values()))
     queries, keys = int(first.length[0]), int(first.keys[0])
     own = site.replace("cross@", "", 1) if site.startswith("cross@") else site.replace("cross", "decoder", 1)
-    alphas, sinks, entries = {}, [], []
+    alphas, sinks, entries, few = {}, list[Any](), list[Any](), set[int]()
     for number, layer in sorted(layers.items()):
         mass = layer.tensors["column_mass"][:1, :, :keys]
         alpha = alpha_of_keys(layer, layer.tensors["column_mass"])[0, :, :keys].float().cpu()
         if float(alpha.max()) > MAX_ALPHA:
-            raise UserError(f"impossible attention in layer {number} ({site}): a key receives more than all; please report")
+            raise UserError(
+                f"impossible attention in layer {number} ({site}): a key receives more than all; please report"
+            )
         eligible = (layer.num_visible_queries(mass.shape[-1])[0] >= config.minimum_queries).cpu()
         alphas[number] = alpha
+        few |= set((~eligible).nonzero()[:, 0].tolist())
         places = ((alpha > config.epsilon) & eligible).nonzero().tolist()
         sinks += [[number, head, key, round(float(alpha[head, key]), 4)] for head, key in places]
         norms = layer.tensors["value_norm"][0, :, :keys].float().mean(0)
@@ -273,6 +277,7 @@ def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config
         "queries": names,
         "num_queries": queries,
         "special": special,
+        "few": sorted(few),
         "grid": grid,
         "layers": entries,
         "hidden": hidden,

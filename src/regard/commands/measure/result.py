@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+    from regard.commands.look.run import LookResult
+
 TOKENS, MATRICES = "tokens.parquet", "mean_attention.safetensors"
 Kind = Literal["map", "profile", "layers"]
 KINDS: dict[Kind, tuple[str, ...]] = {"map": ("layer", "head"), "layers": ("layer",), "profile": ("position",)}
@@ -83,6 +85,21 @@ class MeasureResult(RunResult):
             raise UserError(f"{measure.statistic} has no values by position: leave position out")
         suffix = "" if selected.position is None else f", position {selected.position}"
         return (_map if selected_kind == "map" else _layers)(measure, selected, suffix)
+
+    def look(self, text: str, **options: Any) -> LookResult:
+        """Return a look at a text by the model of these numbers, which is loaded by its name (`regard.look`).
+
+        Raises UserError if its files are no longer those that were measured.
+        """
+        from regard import models
+        from regard.commands.look.run import look
+
+        model = self.metadata["model"]
+        loaded = models.load(model["name"], adapter=model.get("adapter")) if model["sha256"] else None
+        if loaded is None or loaded.sha256 != model["sha256"]:
+            problem = "its files have changed" if loaded else "it was not loaded from files"
+            raise UserError(f"model: expected {model['name']} as it was measured; {problem}. Use regard.look(model, …)")
+        return look(loaded, None, text, **options)
 
     def summary(self) -> RenderableType:
         return measure_summary(self.table, self.metadata, self.tokens)

@@ -1,0 +1,299 @@
+"""`regard look`: the numbers of its page are those of eager attention, and the page says what it leaves out."""
+
+import base64
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+
+import regard
+from regard.commands.look.encoding import FLOAT_ERROR, FLOOR, LOG_ERROR, TILES, TOP, spread
+from regard.errors import UserError
+from regard.report.page import read_asset
+from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
+from tests.tiny_vision import make_llava, make_photos, make_vit
+
+Regard = Callable[..., Any]
+WORDS = ["<s>", "</s>", "<pad>", "<unk>", *(f"w{number}" for number in range(40)), "</script><img"]
+SMALL: dict[str, Any] = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+HOSTILE = "w1 </script><img onerror=alert(1)> <b> w2"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def eagerly(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model.eval()
+
+
+def make(kind: str) -> Any:
+    """Return a tiny model with its own eager attention."""
+    torch.manual_seed(0)
+    if kind == "bert":
+        config = tf.BertConfig(**SMALL, intermediate_size=32, initializer_range=0.5)
+        return eagerly(tf.BertModel(config))
+    if kind == "bart":
+        sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+        config = tf.BartConfig(
+            vocab_size=len(WORDS), d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.5,
+            pad_token_id=2, bos_token_id=0, eos_token_id=1, decoder_start_token_id=1, **sizes,
+        )  # fmt: skip
+        return eagerly(tf.BartModel(config))
+    groups = 2 if kind == "grouped" else 4
+    config = tf.LlamaConfig(**SMALL, num_key_value_heads=groups, intermediate_size=32, initializer_range=0.5)
+    model = eagerly(tf.LlamaModel(config))
+    if kind == "sinks":  # all keys but that of <s> are small, and its hidden state is massive
+        with torch.no_grad():
+            model.embed_tokens.weight *= 0.02
+            model.embed_tokens.weight[0] = 0.0
+            model.embed_tokens.weight[0, 3] = 4000.0
+    return model
+
+
+def words(number: int) -> str:
+    return " ".join(f"w{(7 * index) % 40}" for index in range(number))
+
+
+def numbers(array: dict[str, str], *shape: int) -> np.ndarray:
+    """Decode an array of the page, as its docs state it."""
+    raw = base64.b64decode(array["data"])
+    if array["type"] == "log":
+        codes = np.frombuffer(raw, np.uint8).astype(float)
+        return np.where(codes == 0, 0, FLOOR ** ((255 - codes) / 254)).reshape(shape)
+    halves = np.frombuffer(raw, "<u2")
+    return (halves if array["type"] == "index" else (halves.astype("<u4") << 16).view("<f4")).reshape(shape)
+
+
+def close(actual: np.ndarray, expected: Tensor, error: float = LOG_ERROR) -> None:
+    """Check numbers within the relative error that the page states, or both below the floor."""
+    wanted = expected.double().numpy()
+    np.testing.assert_allclose(actual, np.where(wanted < FLOOR, 0, wanted), rtol=error + 1e-4, atol=1.05 * FLOOR)
+
+
+def eager(model: Any, tokenizer: Any, text: str) -> tuple[dict[str, list[Tensor]], Any]:
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    inputs = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.cat([torch.tensor([[1]]), ids[:, :-1]], dim=1)
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True, output_hidden_states=True)
+    if model.config.is_encoder_decoder:
+        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+        return {site: [one[0] for one in output[name]] for site, name in names.items()}, output
+    site = "encoder" if model.config.model_type == "bert" else "decoder"
+    return {site: [one[0] for one in output.attentions]}, output
+
+
+@pytest.mark.parametrize("kind", ["bert", "sinks", "grouped", "bart"])
+def test_weights_and_columns_are_those_of_eager_attention(kind: str, tokenizer: Any) -> None:
+    model, text = make(kind), words(20)
+    expected, _ = eager(model, tokenizer, text)
+    pane = regard.look_at(model, tokenizer, text)
+    assert json.loads(json.dumps(pane, allow_nan=False)) == pane
+    assert [site["site"] for site in pane["sites"]] == list(expected)
+    for site in pane["sites"]:
+        tokens = len(site["tokens"])
+        for entry, weights in zip(site["layers"], expected[site["site"]], strict=True):
+            close(numbers(entry["weights"], *weights.shape), weights)
+            seen = torch.arange(tokens, 0, -1) if site["site"] == "decoder" else torch.full((tokens,), tokens)
+            alpha = weights.sum(1) / seen
+            close(numbers(entry["alpha"], *alpha.shape), alpha, FLOAT_ERROR)
+            close(numbers(entry["mean"], tokens), alpha.mean(0), FLOAT_ERROR)
+            sinks = {(head, key) for layer, head, key, _ in site["sinks"] if layer == entry["layer"]}
+            assert sinks == {tuple(place) for place in ((alpha > 0.3) & (seen >= 8)).nonzero().tolist()}
+    if kind == "sinks":
+        assert 0 in {key for _, _, key, _ in pane["sites"][0]["sinks"]}
+
+
+def test_norms_and_massive_activations_are_those_of_hidden_states(tokenizer: Any) -> None:
+    model, text = make("sinks"), words(20)
+    _, output = eager(model, tokenizer, text)
+    site = regard.look_at(model, tokenizer, text)["sites"][0]
+    assert [one["layer"] for one in site["hidden"]] == [-1, 0, 1, 2]
+    for one, states in zip(site["hidden"][:-1], output.hidden_states, strict=False):  # the last is normalized behind it
+        close(numbers(one["norm"], 21), states[0].norm(dim=-1), FLOAT_ERROR)
+    assert [-1, 0, 4000.0, 3] in site["massive"]
+    assert {token for _, token, _, _ in site["massive"]} == {0}
+
+
+def test_a_long_text_keeps_tiles_and_the_strongest_keys_of_the_heads_asked_for(tokenizer: Any) -> None:
+    model, text = make("grouped"), words(400)
+    weights = eager(model, tokenizer, text)[0]["decoder"]
+    result = regard.look(model, tokenizer, text, megabytes=0.5, heads=("2.1", "0.3"))
+    site = result.panes[0]["sites"][0]
+    assert {"2.1", "0.3"} <= {f"{entry['layer']}.{head}" for entry in site["layers"] for head in entry["rows"]}
+    tokens = 401
+    parts = torch.arange(tokens) * TILES // tokens
+    onto = torch.nn.functional.one_hot(parts, TILES).double()
+    for entry, matrix in zip(site["layers"], weights, strict=True):
+        matrix = matrix.double()
+        close(numbers(entry["alpha"], 4, tokens), matrix.sum(1) / torch.arange(tokens, 0, -1))
+        tiles = (onto / onto.sum(0)).T @ matrix @ onto
+        close(numbers(entry["tiles"], 4, TILES, TILES), tiles)
+        for head, rows in entry["rows"].items():
+            values, places = matrix[head].topk(TOP)
+            close(numbers(rows["weight"], tokens, TOP)[TOP:], values[TOP:])
+            index = torch.from_numpy(numbers(rows["index"], tokens, TOP).astype(int))
+            torch.testing.assert_close(matrix[head].gather(1, index)[TOP:], values[TOP:], rtol=1e-5, atol=1e-7)
+            assert places.shape == index.shape
+    page = result.page()
+    assert len(page) < 500_000
+    assert "too long for all weights" in page
+    assert "0.3" in page
+
+
+def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
+    model = make("grouped")
+    assert (
+        "has 401 tokens, of which the first 30 are read" in regard.look(model, tokenizer, words(400), length=30).page()
+    )
+    with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
+        regard.look(model, tokenizer, words(400), megabytes=0.5, heads=("7.0",))
+    with pytest.raises(UserError, match="^megabytes: the page would weigh"):
+        every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
+        regard.look(model, tokenizer, words(1200), megabytes=0.5, heads=every)
+    with pytest.raises(UserError, match="^text: expected a text, got none"):
+        regard.look(model, tokenizer)
+
+
+def test_tokens_that_are_markup_stay_text(tokenizer: Any) -> None:
+    page = regard.look(make("bert"), tokenizer, HOSTILE).page()
+    assert "<img" not in page
+    assert page.count("</script>") == page.count("<script") == 3
+    data = json.loads(re.search(r'id="regard-data">(.*?)</script>', page)[1])  # type: ignore[index]
+    assert "</script><img" in data["looks"][0]["sites"][0]["tokens"]
+    found = Parsed(page)
+    assert_self_contained(found)
+    assert_accessible(found)
+
+
+def test_two_texts_or_two_models_stand_side_by_side(tokenizer: Any) -> None:
+    model = make("bert")
+    both = regard.look(model, tokenizer, ["w1 w2 w3", "w1 w2 w4 w5"])
+    assert [len(pane["sites"][0]["tokens"]) for pane in both.panes] == [4, 5]
+    other = regard.look(model, tokenizer, "w1 w2 w3", against=make("grouped"))
+    assert [pane["model"]["type"] for pane in other.panes] == ["bert", "llama"]
+    with pytest.raises(UserError, match="^text: expected one text or image with --against"):
+        regard.look(model, tokenizer, ["w1 w2", "w3 w4"], against=model)
+
+
+def test_a_text_has_the_adapters_that_the_router_gives_it(tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    base = make("grouped")
+    adapters = regard.SharedAdapters(base, router="attention", query="embeddings")
+    for name in ("sport", "news"):
+        adapters.add_adapter(name)
+    adapters.freeze()
+    with torch.no_grad():
+        for layer in adapters.layers("look").values():
+            for matrix in layer.adapters.B:
+                matrix.normal_(std=0.3)
+    ids = tokenizer(words(12), return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        shares = adapters.routing_weights(input_ids=ids)[0].tolist()
+        expected = adapters(input_ids=ids, output_attentions=True).attentions
+    result = regard.look(adapters, tokenizer, words(12))
+    pane = result.panes[0]
+    assert pane["router"] == [[name, round(share, 4)] for name, share in zip(("sport", "news"), shares, strict=True)]
+    for entry, weights in zip(pane["sites"][0]["layers"], expected, strict=True):
+        close(numbers(entry["weights"], *weights[0].shape), weights[0])
+    assert "Adapters of this text" in result.page()
+
+
+def test_patches_stand_in_a_grid_over_the_image_that_the_model_sees(tmp_path: Path) -> None:
+    make_vit(tmp_path / "vit")
+    make_llava(tmp_path / "llava")
+    photo = Image.open(make_photos(tmp_path / "photos") / "0.png")
+    vit = regard.look(str(tmp_path / "vit"), image=photo).panes[0]
+    assert vit["sites"][0]["grid"] == {"first": 1, "rows": 4, "columns": 4}
+    assert vit["sites"][0]["tokens"][:3] == ["[CLS]", "patch 0,0", "patch 0,1"]
+    assert vit["picture"].startswith("data:image/jpeg;base64,")
+    llava = regard.look(str(tmp_path / "llava"), image=photo).panes[0]
+    grids = {site["site"]: site["grid"] for site in llava["sites"]}
+    assert grids["decoder"] == {"first": 1, "rows": 4, "columns": 4}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize("count", [12, 400])
+def test_the_page_reads_the_numbers_that_were_written(count: int, tokenizer: Any) -> None:
+    model = make("grouped")
+    weights = eager(model, tokenizer, words(count))[0]["decoder"]
+    pane = regard.look(model, tokenizer, words(count), megabytes=0.5, heads=("1.2",)).panes[0]
+    script = f"""
+      globalThis.regard = {{ data: {{}}, $: () => null }};
+      {read_asset("page.js", "regard.commands.look")}
+      const site = JSON.parse(require("fs").readFileSync(0, "utf8"));
+      const layer = look.layerOf(site, site.layers[1], {{ floor: {FLOOR}, steps: 254 }});
+      const queries = [9, 10];
+      const {{ links, shown }} = look.linesOf(layer, 2, queries, 6);
+      const whole = layer.matrix(-1);
+      console.log(JSON.stringify({{ row: [...layer.row(2, 10)], column: [...layer.column(2, 0)], alpha: [...layer.alpha(3)],
+        links, shown, tiles: whole.tiles, matrix: [...whole.values], mean: layer.hasRows(-1) || Boolean(layer.row(-1, 3)) }}));
+    """
+    ended = subprocess.run(["node", "-e", script], input=json.dumps(pane["sites"][0]), capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    matrix, tokens = weights[1].double(), count + 1
+    top = matrix[2].topk(min(TOP if told["tiles"] else tokens, tokens)).values[:, -1:]
+    kept = matrix.clone()[2] * (matrix[2] >= top)
+    close(np.array(told["row"]), kept[10])
+    close(np.array(told["column"]), kept[:, 0])
+    close(np.array(told["alpha"]), matrix[3].sum(0) / torch.arange(tokens, 0, -1))
+    assert told["tiles"] is (count == 400)
+    assert told["mean"] is (count == 12)
+    for query, key, value in told["links"]:
+        assert value == pytest.approx(float(matrix[2, query, key]), rel=LOG_ERROR + 1e-4)
+    kept_keys = {key for _, key, _ in told["links"]}
+    least = sum(float(kept[[9, 10], key].mean()) for key in kept_keys)
+    assert told["shown"] == pytest.approx(min(1, least), rel=LOG_ERROR)
+    if not told["tiles"]:
+        close(np.array(told["matrix"]).reshape(tokens, tokens), matrix.mean(0))
+
+
+def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_path: Path, tokenizer: Any) -> None:
+    make("bert").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    ended = regard("look", "model", "w1 w2 w3")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Written to look-model.html (0.")
+    assert "w2" in (tmp_path / "look-model.html").read_text(encoding="utf-8")
+    assert regard("look", "model", "w1 w2").complaint.startswith("regard look: --out: look-model.html exists")
+    assert regard("look", "model").complaint == "regard look: expected one of TEXT, --file and --images"
+    assert "heads such as 3.5,4.0" in regard("look", "model", "w1", "--heads", "3").complaint
+    assert regard("look", "model", "w1 w2", "--out", "page.txt").complaint.endswith("ends in .html, got page.txt")
+
+
+def test_a_measurement_looks_at_a_text_with_its_own_model(tmp_path: Path, tokenizer: Any) -> None:
+    make("bert").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = {"samples": 2, "length": 16, "statistics": "entropy"}
+    result = regard.measure(str(tmp_path), texts=[words(90)], **options)
+    assert result.look("w1 w2 w3").panes[0]["sites"][0]["tokens"] == ["<s>", "w1", "w2", "w3"]
+    make("grouped").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="its files have changed"):
+        result.look("w1 w2 w3")
+
+
+def test_the_beginning_of_what_is_spread_is_even() -> None:
+    assert spread(range(7))[:3] == [3, 1, 5]
+    assert sorted(spread(range(7))) == list(range(7))
+    assert math.isclose(LOG_ERROR, 0.0229, abs_tol=1e-4)
