@@ -34,6 +34,7 @@ MACHINES = (
     "attention_function",
     "whole_model",
     "statistics_cost",
+    "look",
     "long_sequences",
     "constant_attention",
     "structured_constants",
@@ -94,6 +95,15 @@ one core to add the samples and to make the table, and peak memory, by what `--p
 {result_table}
 
 Aims: 30 seconds, and 1,024 MiB unless all positions are kept. {result_verdict}
+
+## A look at a text
+
+`regard.look` and its page, with one forward of the same model as the reference; MiniLM on 100 words, and a decoder of
+32 layers with 32 heads of width 4 on 2,000 tokens, whose time is that of its weights, not of its layers:
+
+{look}
+
+Aim: 5 MB. {look_verdict}
 
 ## Long sequences
 
@@ -289,6 +299,25 @@ def long_table(rows: list[Row]) -> str:
     )
 
 
+def look_table(rows: list[Row]) -> str:
+    """Return time, memory and weight of pages."""
+    head = ("model", "tokens", "forward, ms", "look, ms", "look, MiB", "page, MB")
+    return markdown_table(
+        head,
+        [
+            (
+                row["case"]["model"],
+                row["case"]["length"],
+                milliseconds(row, "plain"),
+                milliseconds(row, "regard"),
+                mebibytes(row, "regard"),
+                f"{row['case']['bytes'] / 1e6:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
 def _machine(machines: list[Mapping[str, Any]]) -> str:
     """Say where the results were measured."""
     lines = {
@@ -368,6 +397,10 @@ def files() -> dict[Path, str]:
         result_table=result_table(read_result("result_table")["rows"]),
         result_verdict=_result_verdict(read_result("result_table")["rows"]),
         cached_probe=probe_table(read_result("cached_probe")["rows"]),
+        look=look_table(read_result("look")["rows"]),
+        look_verdict=format_verdict(
+            read_result("look")["rows"], {"weight": lambda row: row["case"]["bytes"] <= 5_000_000}
+        ),
         long_sequences=long_table(read_result("long_sequences")["rows"]),
         training=training,
         gpu=gpu,

@@ -28,6 +28,7 @@ from regard.adapters.attention import SharedAttention
         pytest.param("learning", "regard", marks=pytest.mark.exhaustive),
         pytest.param("adapters", "regard", marks=pytest.mark.exhaustive),
         ("gathering", "masked"),
+        pytest.param("look", "plain", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(

@@ -203,7 +203,7 @@ def available(text: str) -> str:
     text = LEARNS.sub("tiny-bert", text)
     if not WHOLE:
         text = text.replace("pretrain nano", "pretrain pico")
-    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b', "tiny-bert", text)
+    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b|(?<=look )minilm\b', "tiny-bert", text)
 
 
 # -- running a page --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from regard.errors import UserError
 
 
 def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
-    """Return the arguments of a forward; an encoder–decoder reads the text on both sides, the decoder behind its start."""
+    """Return the arguments of a forward; an encoder–decoder reads it on both sides, the decoder behind its start."""
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if model.config.is_encoder_decoder:
         start = input_ids.new_full((len(input_ids), 1), _decoder_start(model))

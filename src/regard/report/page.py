@@ -175,7 +175,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page; `data`, `script` and `style` are for charts beside `Panels` and `Maps`, `record` is for the footer.
+    """A report page; `data`, `script`, `style` are for charts beside `Panels` and `Maps`, `record` is for the footer.
 
     Without charts of Vega (`has_charts`) the page leaves out its libraries.
     """

@@ -168,10 +168,10 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     )
     with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
         regard.look(model, tokenizer, words(400), megabytes=0.5, heads=("7.0",))
-    with pytest.raises(UserError, match="^megabytes: the page would weigh"):
-        every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
+    every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
+    with pytest.raises(UserError, match=r"^megabytes: the page would weigh"):
         regard.look(model, tokenizer, words(1200), megabytes=0.5, heads=every)
-    with pytest.raises(UserError, match="^text: expected a text, got none"):
+    with pytest.raises(UserError, match=r"^text: expected a text, got none"):
         regard.look(model, tokenizer)
 
 
@@ -192,7 +192,7 @@ def test_two_texts_or_two_models_stand_side_by_side(tokenizer: Any) -> None:
     assert [len(pane["sites"][0]["tokens"]) for pane in both.panes] == [4, 5]
     other = regard.look(model, tokenizer, "w1 w2 w3", against=make("grouped"))
     assert [pane["model"]["type"] for pane in other.panes] == ["bert", "llama"]
-    with pytest.raises(UserError, match="^text: expected one text or image with --against"):
+    with pytest.raises(UserError, match=r"^text: expected one text or image with --against"):
         regard.look(model, tokenizer, ["w1 w2", "w3 w4"], against=model)
 
 
@@ -246,8 +246,10 @@ def test_the_page_reads_the_numbers_that_were_written(count: int, tokenizer: Any
       const queries = [9, 10];
       const {{ links, shown }} = look.linesOf(layer, 2, queries, 6);
       const whole = layer.matrix(-1);
-      console.log(JSON.stringify({{ row: [...layer.row(2, 10)], column: [...layer.column(2, 0)], alpha: [...layer.alpha(3)],
-        links, shown, tiles: whole.tiles, matrix: [...whole.values], mean: layer.hasRows(-1) || Boolean(layer.row(-1, 3)) }}));
+      const [row, column, alpha] = [layer.row(2, 10), layer.column(2, 0), layer.alpha(3)].map((array) => [...array]);
+      const mean = layer.hasRows(-1) || Boolean(layer.row(-1, 3));
+      const told = {{ row, column, alpha, links, shown, tiles: whole.tiles, matrix: [...whole.values], mean }};
+      console.log(JSON.stringify(told));
     """
     ended = subprocess.run(["node", "-e", script], input=json.dumps(pane["sites"][0]), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -28,7 +28,7 @@ class LookConfig(Config):
     heads: tuple[str, ...] = config_field(
         (), "heads as LAYER.HEAD whose rows a long text keeps first", parser=parse_heads, syntax="heads such as 3.5,4.0"
     )
-    megabytes: float = config_field(4.8, "weight of a page; what does not fit is kept in less detail", minimum=0.5)
+    megabytes: float = config_field(4.8, "weight of a page; what does not fit is kept in less detail", minimum=0.3)
     prompt: str = config_field("Describe the image.", "text beside an image, for models that read both")
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"

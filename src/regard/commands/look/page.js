@@ -249,14 +249,16 @@ const look = (() => {
       spans.forEach((span, i) => {
         const color = mixed(values && top ? Math.sqrt(values[i] / top) : 0);
         span.style.setProperty("--heat", css(color));
+        span.style.setProperty("--share", `${Math.round(values && top ? 80 * Math.sqrt(values[i] / top) : 0)}%`);
         span.style.setProperty("--on", legible(color));
         span.classList.toggle("sink", marked.sinks.has(i));
         span.classList.toggle("massive", marked.massive.has(i));
         span.classList.toggle("special", site().special.includes(i));
         span.classList.toggle("chosen", i === state.token);
       });
+      const patches = site().grid ? " On the image more orange is more." : "";
       const scale = values ? `Darkest is ${number(top)}; colors go by the square root.`.replace("Darkest", palette("ramp")[0] < "#8" ? "Brightest" : "Darkest") : "The page has no such numbers here: choose a token, or a head whose rows are kept.";
-      marks.textContent = `${scale} Underlined: sink (α above ${given.epsilon}${state.head < 0 ? " in some head of the layer" : ""}). ▲: massive activation after the layer. Dashed: special token.`;
+      marks.textContent = `${scale}${patches} Underlined: sink (α above ${given.epsilon}${state.head < 0 ? " in some head of the layer" : ""}). ▲: massive activation after the layer. Dashed: special token.`;
     };
     const tell = (i) => {
       const parts = [`${i}: ${site().tokens[i]}`, `α ${number(layer().alpha(state.head)[i])}`, `norm of values ${number(layer().value()[i])}`];
@@ -279,9 +281,18 @@ const look = (() => {
         height = Math.max(height, y + tall);
         const stroke = span.classList.contains("sink") ? { stroke: ink("--mark") } : {};
         const rect = svg("rect", { x, y, width, height: tall, rx: 3, fill: span.style.getPropertyValue("--heat"), ...stroke });
-        if (span.closest(".patches")) return [rect];
+        if (span.closest(".patches")) {
+          rect.setAttribute("fill", ink("--mark"));
+          rect.setAttribute("fill-opacity", parseFloat(span.style.getPropertyValue("--share")) / 100);
+          return [rect];
+        }
         return [rect, svg("text", { x: x + 4, y: y + tall - 7, "font-family": "monospace", "font-size": 14, fill: span.style.getPropertyValue("--on") }, span.textContent)];
       });
+      const patches = tokenBox.querySelector(".patches");
+      if (patches && given.picture) {
+        const { left, top, width, height: tall } = patches.getBoundingClientRect();
+        parts.unshift(svg("image", { x: left - frame.left, y: top - frame.top, width, height: tall, preserveAspectRatio: "none", href: given.picture }));
+      }
       return { width: Math.ceil(frame.width), height: Math.ceil(height + 6), parts };
     };
     saveButtons(tokenSave, "tokens", tokenPicture);

@@ -8,8 +8,9 @@ from regard.report.labels import join
 from regard.report.page import Box, Page, Record, Section, Table, read_asset
 
 _ABOUT = (
-    "Every token in its place. α is the attention that a token draws: the mean weight that the queries which can see it "
-    "give it, 1 if all give it all. Hover over a token or move with the arrow keys; click or press Enter to choose it."
+    "Every token in its place. α is the attention that a token draws: the mean weight that the queries which can see "
+    "it give it, 1 if all give it all. Hover over a token or move with the arrow keys; click or press Enter to choose "
+    "it."
 )
 
 
@@ -53,8 +54,8 @@ def _router_table(pane: Mapping[str, Any], subject: str) -> Table:
 
 def _precision(panes: Sequence[Mapping[str, Any]]) -> str:
     text = (
-        f"Weights are within {100 * LOG_ERROR:.1f} % of the model's, and 0 below {FLOOR:.5f}; norms and means over heads "
-        f"are within {100 * FLOAT_ERROR:.1f} %, sinks and massive activations exact."
+        f"Weights are within {100 * LOG_ERROR:.1f} % of the model's, and 0 below {FLOOR:.5f}; norms and means over "
+        f"heads are within {100 * FLOAT_ERROR:.1f} %; sinks and massive activations are marked before any rounding."
     )
     return text + (" α is within 0.4 %." if all(map(_is_whole, panes)) else " α of a head is as precise as weights.")
 
@@ -67,6 +68,7 @@ def _lacks(pane: Mapping[str, Any]) -> str:
         for head in entry.get("rows", ())
     ]
     return (
-        f"This text is too long for all weights: matrices are shown in {TILES} × {TILES} tiles. The {TOP} strongest keys "
-        f"of each query are kept for the heads (layer.head) {', '.join(kept) or 'none'}; others by --heads. α is of all."
+        f"This text is too long for all weights: matrices are shown in {TILES} × {TILES} tiles. The {TOP} strongest "
+        f"keys of each query are kept for the heads (layer.head) {', '.join(kept) or 'none'}; others by --heads. α is "
+        "of all heads."
     )

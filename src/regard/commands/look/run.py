@@ -93,9 +93,9 @@ def look(
     if isinstance(model, str):
         model = models.load(model, images=image is not None)
     pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
-    config = config.replace(megabytes=config.megabytes / len(pairs)) if config.megabytes / len(pairs) >= 0.5 else config
+    of_each = config.replace(megabytes=config.megabytes / len(pairs))
     name = "text" if image is None else "image"
-    panes = [look_at(one, tokenizer, config=config, **{name: source}) for one, source in pairs]
+    panes = [look_at(one, tokenizer, config=of_each, **{name: source}) for one, source in pairs]
     described = [{key: pane[key] for key in ("model", "data")} for pane in panes]
     return LookResult(panes, describe_run(config, looks=described))
 
@@ -107,17 +107,16 @@ def look_at(
 
     The model reads the text twice: for what each token draws, then for as many of the weights as fit the page.
     """
-    config, routed = config or LookConfig(), None
-    if isinstance(model, SharedAdapters):
-        routed, model = model, model.model
+    config, routed = config or LookConfig(), model if isinstance(model, SharedAdapters) else None
+    plain: PreTrainedModel | models.Loaded | str = model.model if isinstance(model, SharedAdapters) else model
     ReplacedModel.register()
     if image is None:
-        loaded = resolve_model(model, tokenizer, to="look at", call="look(model, tokenizer, text)", merge=False)
+        loaded = resolve_model(plain, tokenizer, to="look at", call="look(model, tokenizer, text)", merge=False)
         inputs, data = _read_text(loaded, text, config)
     else:
-        if isinstance(model, str):
-            model = models.load(model, images=True)
-        loaded = with_processor(model, tokenizer, call="look(model, processor, image=image)")
+        if isinstance(plain, str):
+            plain = models.load(plain, images=True)
+        loaded = with_processor(plain, tokenizer, call="look(model, processor, image=image)")
         images = Images((image,), "image")
         inputs = image_inputs(loaded, [images.read(0)], config.prompt)
         data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}

@@ -1,0 +1,66 @@
+"""What a look at a text takes, beside one forward of the same text, and what its page weighs.
+
+MiniLM (its shape with random weights under --quick) on 100 words, and a decoder of 32 layers with 32 heads of width 4
+on 2,000 tokens. Time is that of `look_at` and the page; the model is loaded before, and has been verified.
+
+    python -m benchmarks.look [--quick] [--threads N] [--out FILE]     about 5 minutes on one core
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+import regard
+from benchmarks.timing import parser, prepared, race, row, show, write
+from regard.models import Loaded, load
+
+WORDS = [f"word{number}" for number in range(500)]
+MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
+DECODER = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+def made(model: Any) -> Loaded:
+    """Return a model of random weights with a tokenizer of words."""
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=WORDS[0])
+    return Loaded(model.eval(), tokenizer, type(model).__name__, None)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run both cases and write the result."""
+    given = prepared(parser(__doc__), arguments)
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 2} if given.quick else {}
+    bert = made(BertModel(BertConfig(**{**MINILM, **layers}, vocab_size=len(WORDS)))) if given.quick else load("minilm")
+    llama = made(LlamaModel(LlamaConfig(**{**DECODER, **layers}, vocab_size=len(WORDS), max_position_embeddings=4096)))
+    english = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "reads", "of", "attention"]
+    cases = {
+        "MiniLM": (bert, 20 if given.quick else 100, english if not given.quick else WORDS),
+        "32 layers × 32 heads": (llama, 64 if given.quick else 2000, WORDS),
+    }
+    rows = []
+    for name, (loaded, count, words) in cases.items():
+        text = " ".join(words[(7 * index) % len(words)] for index in range(count))
+        ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"]
+        page = regard.look(loaded, text=text).page()
+
+        def plain(loaded: Loaded = loaded, ids: Any = ids) -> object:
+            return loaded.model(ids)
+
+        def look(loaded: Loaded = loaded, text: str = text) -> object:
+            return regard.look(loaded, text=text).page()
+
+        figures = race({"plain": plain, "regard": look}, least=1, most=5, budget=20)
+        case = {"model": name, "batch": 1, "length": ids.shape[1], "bytes": len(page.encode())}
+        rows.append(row(case, figures, "plain"))
+        show(rows[-1])
+        write("look", rows, given.out)
+
+
+if __name__ == "__main__":
+    main()
