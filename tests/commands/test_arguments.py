@@ -164,8 +164,8 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         ([], "regard: the following arguments are required: COMMAND; see regard --help"),
         (
             ["dream"],
-            "regard: argument COMMAND: invalid choice: dream (choose from measure, look, compare, replace, pretrain, learn, "
-            "check, rollback, sweep)",
+            "regard: argument COMMAND: invalid choice: dream (choose from measure, look, compare, replace, pretrain, "
+            "learn, check, rollback, sweep)",
         ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (

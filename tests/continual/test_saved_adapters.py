@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard
+from regard.cli import main
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -139,3 +140,14 @@ def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"began with, tiny; got one with other encoder.layer.1.output.dense.bias"):
         load_adapters(other, folder)
     assert not any("blocks" in name for name, _ in other.named_modules())
+
+
+def test_a_text_is_looked_at_with_the_adapters_that_the_router_gives_it(tmp_path: Path) -> None:
+    folder, small = written("sapt", tmp_path, 2, "r=2"), loaded(dropout=0.0)
+    small.model.save_pretrained(tmp_path / "base")
+    small.tokenizer.save_pretrained(tmp_path / "base")
+    page, text = tmp_path / "page.html", small.tokenizer.decode([5, 11, 3, 7])
+    assert main(["look", str(tmp_path / "base"), text, "--learnt", str(folder), "--out", str(page)]) == 0
+    told = page.read_text(encoding="utf-8")
+    assert "Adapters of this text" in told
+    assert all(f">{task.name}<" in told for task in stream(4).tasks[:2])

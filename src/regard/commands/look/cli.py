@@ -9,7 +9,7 @@ from regard.commands.look.config import LookConfig
 from regard.errors import UserError
 from regard.runs import arguments
 
-HELP = "Look at one text, token by token: a page of what draws attention and what every head does."
+HELP = "Look at one text, token by token: what draws attention, what heads do."
 EXAMPLES = """examples:
   regard look minilm "The cat sat on the mat." --open
   regard look gpt2 "The cat sat." "The cats sat." --out cats.html

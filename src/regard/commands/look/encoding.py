@@ -155,5 +155,7 @@ def encode_matrices(shape: Shape, blocks: Iterator[Block], detail: Detail) -> di
             top.values,
         )
     tiles /= by_row.bincount(minlength=tall)[:, None]
-    strongest = {head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)}
+    strongest = {
+        head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)
+    }
     return {"tiles": {"tall": tall, "wide": wide, **encode_log(tiles.clamp(max=1))}, "rows": strongest}

@@ -27,6 +27,7 @@ from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
 from regard.models.processors import image_inputs, with_processor
 from regard.report.labels import visible
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.output_dir import check_output_file, write_file
 from regard.runs.provenance import describe_model, describe_run
 from regard.statistics import Statistic, StatisticInfo
@@ -55,7 +56,8 @@ class LookResult:
         return Path(path)
 
 
-def look(
+@describe_options(LookConfig)
+def look(  # noqa: D417 - the options are described in the configuration
     model: Model,
     tokenizer: Any = None,
     text: str | Sequence[str] | None = None,
@@ -63,7 +65,13 @@ def look(
     against: Model | None = None,
     image: Any = None,
     config: LookConfig | None = None,
-    **options: Any,
+    length: int | Unset = UNSET,
+    epsilon: float | Unset = UNSET,
+    minimum_queries: int | Unset = UNSET,
+    heads: Sequence[str] | Unset = UNSET,
+    megabytes: float | Unset = UNSET,
+    prompt: str | Unset = UNSET,
+    skip_verification: bool | Unset = UNSET,
 ) -> LookResult:
     """Look at a text token by token: which tokens draw attention, and what every head does.
 
@@ -74,7 +82,6 @@ def look(
         against: A second model, that reads the same text beside the first; with `tokenizer` if it is no name.
         image: An image of PIL or a path in the place of text, or two of them.
         config: Values of the options that are left out; None for the defaults of `LookConfig`.
-        **options: Fields of `LookConfig`, the options of `regard look`.
 
     Returns:
         A page to save, and its numbers.
@@ -82,7 +89,7 @@ def look(
     Raises:
         UserError: An option is invalid, or does not go with the model or the text.
     """
-    config = (config or LookConfig()).replace(**options)
+    config = (config or LookConfig()).replace(**explicit_arguments(locals(), LookConfig))
     several = image if image is not None else text
     sources: list[Any] = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
     if text is not None and image is not None:
