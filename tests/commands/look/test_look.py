@@ -1,6 +1,7 @@
 """`regard look`: the numbers of its page are those of eager attention, and the page says what it leaves out."""
 
 import base64
+import io
 import json
 import math
 import re
@@ -226,7 +227,11 @@ def test_patches_stand_in_a_grid_over_the_image_that_the_model_sees(tmp_path: Pa
     vit = regard.look(str(tmp_path / "vit"), image=photo).panes[0]
     assert vit["sites"][0]["grid"] == {"first": 1, "rows": 4, "columns": 4}
     assert vit["sites"][0]["tokens"][:3] == ["[CLS]", "patch 0,0", "patch 0,1"]
-    assert vit["picture"].startswith("data:image/jpeg;base64,")
+    down, across = np.meshgrid(np.linspace(20, 230, 16), np.linspace(20, 230, 16))
+    ramp = np.stack([down, across, np.full((16, 16), 90.0)], -1)
+    vit = regard.look(str(tmp_path / "vit"), image=Image.fromarray(ramp.astype(np.uint8))).panes[0]
+    seen = Image.open(io.BytesIO(base64.b64decode(vit["picture"].removeprefix("data:image/jpeg;base64,"))))
+    assert np.abs(np.asarray(seen, float) - ramp).mean() < 6  # of JPEG
     llava = regard.look(str(tmp_path / "llava"), image=photo).panes[0]
     grids = {site["site"]: site["grid"] for site in llava["sites"]}
     assert grids["decoder"] == {"first": 1, "rows": 4, "columns": 4}

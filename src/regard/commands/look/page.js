@@ -134,7 +134,7 @@ const look = (() => {
     const state = { site: 0, layer: 0, head: -1, color: "alpha", token: null };
     const site = () => given.sites[state.site];
     const layers = given.sites.map((one) => one.layers.map((entry) => look.layerOf(one, entry, data.scale)));
-    const fews = given.sites.map((one) => new Set(one.few));
+    const fews = given.sites.map((one) => new Set(one.few.length < one.tokens.length ? one.few : []));
     const few = () => fews[state.site]; // keys that few queries see, whose α says little
     const layer = () => layers[state.site][state.layer];
     const asker = () => site().queries || site().tokens;

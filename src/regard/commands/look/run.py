@@ -255,6 +255,8 @@ def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config
     first = next(iter(layers.values()))
     queries, keys = int(first.length[0]), int(first.keys[0])
     own = site.replace("cross@", "", 1) if site.startswith("cross@") else site.replace("cross", "decoder", 1)
+    if any(int(layer.length[0]) != queries or int(layer.keys[0]) != keys for layer in layers.values()):
+        raise UserError(f"cannot show {site}: its layers have different numbers of tokens; expected the same in each")
     alphas, sinks, entries, few = {}, list[Any](), list[Any](), set[int]()
     for number, layer in sorted(layers.items()):
         mass = layer.tensors["column_mass"][:1, :, :keys]
@@ -349,8 +351,10 @@ def _picture(loaded: models.Loaded, inputs: Mapping[str, Any]) -> str | None:
     pixels = inputs.get("pixel_values")
     if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[1] != 3:
         return None
+    processor = getattr(loaded.processor, "image_processor", loaded.processor)
     values = pixels[0].float().cpu().permute(1, 2, 0)
-    values = (values - values.amin((0, 1))) / (values.amax((0, 1)) - values.amin((0, 1))).clamp(min=1e-6)
+    if getattr(processor, "do_normalize", False):
+        values = values * torch.tensor(processor.image_std) + torch.tensor(processor.image_mean)
     file = io.BytesIO()
-    Image.fromarray((values * 255).to(torch.uint8).numpy()).save(file, "JPEG", quality=85)
+    Image.fromarray((values.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(file, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
