@@ -238,7 +238,7 @@ const look = (() => {
         const patches = make("div", null, { class: "patches" });
         patches.style.gridTemplateColumns = `repeat(${grid.columns}, 1fr)`;
         patches.style.setProperty("--shape", `${grid.columns} / ${grid.rows}`);
-        if (given.picture) patches.style.backgroundImage = `url(${given.picture})`;
+        if (given.picture) patches.style.setProperty("--picture", `url(${given.picture})`);
         patches.append(...spans.slice(first, last));
         tokenBox.append(patches);
       }
@@ -249,14 +249,14 @@ const look = (() => {
       spans.forEach((span, i) => {
         const color = mixed(values && top ? Math.sqrt(values[i] / top) : 0);
         span.style.setProperty("--heat", css(color));
-        span.style.setProperty("--share", `${Math.round(values && top ? 80 * Math.sqrt(values[i] / top) : 0)}%`);
+        span.style.setProperty("--share", `${Math.round(values && top ? (85 * values[i]) / top : 0)}%`);
         span.style.setProperty("--on", legible(color));
         span.classList.toggle("sink", marked.sinks.has(i));
         span.classList.toggle("massive", marked.massive.has(i));
         span.classList.toggle("special", site().special.includes(i));
         span.classList.toggle("chosen", i === state.token);
       });
-      const patches = site().grid ? " On the image more orange is more." : "";
+      const patches = site().grid ? " On the image orange is in proportion." : "";
       const scale = values ? `Darkest is ${number(top)}; colors go by the square root.`.replace("Darkest", palette("ramp")[0] < "#8" ? "Brightest" : "Darkest") : "The page has no such numbers here: choose a token, or a head whose rows are kept.";
       marks.textContent = `${scale}${patches} Underlined: sink (α above ${given.epsilon}${state.head < 0 ? " in some head of the layer" : ""}). ▲: massive activation after the layer. Dashed: special token.`;
     };
@@ -291,7 +291,7 @@ const look = (() => {
       const patches = tokenBox.querySelector(".patches");
       if (patches && given.picture) {
         const { left, top, width, height: tall } = patches.getBoundingClientRect();
-        parts.unshift(svg("image", { x: left - frame.left, y: top - frame.top, width, height: tall, preserveAspectRatio: "none", href: given.picture }));
+        parts.unshift(svg("image", { x: left - frame.left, y: top - frame.top, width, height: tall, preserveAspectRatio: "none", style: "filter: grayscale(.9)", href: given.picture }));
       }
       return { width: Math.ceil(frame.width), height: Math.ceil(height + 6), parts };
     };
