@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters as SharedAdapters
     from regard.attention.spec import AttentionSpec as AttentionSpec
     from regard.commands.learn.config import LearnConfig as LearnConfig
+    from regard.commands.learn.merge import merge as merge
     from regard.commands.learn.result import LearnResult as LearnResult
     from regard.commands.learn.rollback import rollback as rollback
     from regard.commands.learn.run import learn as learn
@@ -70,6 +71,7 @@ _MODULES = {
     "look": "regard.commands.look.run",
     "look_at": "regard.commands.look.run",
     "measure": "regard.commands.measure.run",
+    "merge": "regard.commands.learn.merge",
     "mixing": "regard.hooks",
     "pretrain": "regard.commands.pretrain.run",
     "replace": "regard.commands.replace.run",

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard.commands.compare import cli as compare
-from regard.commands.learn import check, rollback
+from regard.commands.learn import check, merge, rollback
 from regard.commands.learn import cli as learn
 from regard.commands.look import cli as look
 from regard.commands.measure import cli as measure
@@ -32,6 +32,7 @@ COMMANDS = {
     "learn": learn,
     "check": check,
     "rollback": rollback,
+    "merge": merge,
     "sweep": sweep,
 }
 

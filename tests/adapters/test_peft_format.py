@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from regard.adapters.model import base_sha256
+from regard.adapters.router_warmup import PastTask
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import LEARNT, blocks_of, filled, logits, made, rows
@@ -412,3 +413,42 @@ def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
         assert refusal(there, folder).startswith(f"{block}: expected what `export_peft` tells of a block, got ")
     tell(block, own)
     assert there.import_peft(folder, "one", router=True) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"router": "discriminant", "query": "states"}])
+@pytest.mark.parametrize("family", KINDS)
+def test_a_set_goes_out_and_comes_back_with_its_router(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    adapters, batch = filled(family, **options), rows(family)
+    if options:
+        for number, name in enumerate(adapters.adapter_names):
+            adapters.fit_router(name, [rows(family, many=6, seed=number)])
+    adapters.past_tasks["task0"] = PastTask(torch.tensor([0.5, 0.5]), torch.ones(2, adapters.router.width))
+    folder = adapters.export_peft_set(tmp_path / "set")
+    assert sorted(path.name for path in folder.iterdir()) == ["router.safetensors", "task0", "task1", "task2"]
+    back = SharedAdapters.from_peft_set(made(family), folder)
+    assert (back.adapter_names, back.active_adapter, back.settings) == (adapters.adapter_names, None, adapters.settings)
+    assert torch.equal(back.routing_weights(**batch), adapters.routing_weights(**batch))
+    assert torch.equal(back.past_tasks["task0"].vectors, adapters.past_tasks["task0"].vectors)
+    for name in adapters.adapter_names:
+        there = peft.PeftModel.from_pretrained(made(family), folder / name).eval()
+        with adapters.use_only(name), back.use_only(name):
+            assert torch.equal(logits(back, batch), logits(adapters, batch))
+            assert_close(logits(there, batch), logits(adapters, batch), atol=1e-5, rtol=1e-4)
+
+
+def test_a_set_that_cannot_be_written_or_read_whole_is_refused(tmp_path: Path) -> None:
+    empty = SharedAdapters(made("bert"))
+    with pytest.raises(UserError, match=r"^adapters: expected at least one block to export, got none"):
+        empty.export_peft_set(tmp_path / "set")
+    empty.add_adapter("a/b")
+    with pytest.raises(UserError, match=r"^name: expected adapters with names that folders can have, got a/b"):
+        empty.export_peft_set(tmp_path / "set")
+    adapters = filled("bert")
+    folder = adapters.export_peft_set(tmp_path / "set")
+    with pytest.raises(UserError, match=r"^model: expected the base of the blocks, .* got the weights"):
+        SharedAdapters.from_peft_set(made("bert", seed=99), folder)
+    with pytest.raises(UserError, match=r"^folder: expected adapters as `export_peft_set` writes them, with router"):
+        SharedAdapters.from_peft_set(made("bert"), folder / "task0")
+    adapters.merge("task0")
+    with pytest.raises(UserError, match=r"^adapters: expected none merged into the base, got task0; `save_pretrained`"):
+        adapters.export_peft_set(folder, overwrite=True)

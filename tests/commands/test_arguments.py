@@ -81,7 +81,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--no-save-models": False,
     },
     "check": {"run": None, "--margin": "1.0", "--scenario": "til"},
-    "rollback": {"run": None, "task": None, "--out": None, "--method": None, "--seed": None, "--overwrite": False},
+    "rollback": {
+        **{"run": None, "task": None, "--out": None, "--method": None, "--seed": None, "--peft": False},
+        "--overwrite": False,
+    },
+    "merge": {
+        **{"adapters": None, "--method": "cat", "--weights": None, "--density": None, "--rank": None},
+        **{"--seed": "0", "--out": None, "--overwrite": False},
+    },
     "sweep": {"verb": None, "rest": None},
 }
 
@@ -165,7 +172,7 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (
             ["dream"],
             "regard: argument COMMAND: invalid choice: dream (choose from measure, look, compare, replace, pretrain, "
-            "learn, check, rollback, sweep)",
+            "learn, check, rollback, merge, sweep)",
         ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (

@@ -129,8 +129,26 @@ def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> N
 
 def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:
     folder = written("sequential-lora", tmp_path, 1, "r=2")
-    with pytest.raises(UserError, match="folder: expected a model of sapt, whose blocks share one attention;"):
+    with pytest.raises(
+        UserError, match=r"^folder: expected a model with an adapter for each task, .*; these have: .*epi, sapt,"
+    ):
         load_adapters(loaded().model, folder)
+
+
+@pytest.mark.parametrize("name", ["sapt", "epi"])
+def test_all_blocks_of_a_run_go_to_peft_and_come_back_with_their_router(name: str, tmp_path: Path) -> None:
+    adapters = load_adapters(loaded(dropout=0.0).model, written(name, tmp_path, 3, "r=2"))
+    folder = adapters.export_peft_set(tmp_path / "set")
+    back = regard.SharedAdapters.from_peft_set(loaded(dropout=0.0).model, folder)
+    assert back.adapter_names == adapters.adapter_names
+    for task in adapters.adapter_names:
+        theirs = peft.PeftModel.from_pretrained(loaded(dropout=0.0).model, folder / task).eval()
+        with torch.no_grad(), adapters.use_only(task), back.use_only(task):
+            ours = adapters(**ROWS).last_hidden_state
+            assert torch.equal(back(**ROWS).last_hidden_state, ours)
+            torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
+    if name == "sapt":
+        assert torch.equal(back.routing_weights(**ROWS), adapters.routing_weights(**ROWS))
 
 
 def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> None:

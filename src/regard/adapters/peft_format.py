@@ -5,21 +5,25 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.adapters import saving
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import LoraAdapters
+from regard.adapters.merging import LoraFactors
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
 from regard.models.model_files import as_user_error
+from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "router.safetensors"
+A = TypeVar("A", bound=AdapterModel)
 _PREFIX = "base_model.model."
 _HEADER = "regard"
 """Key of the adapter's name, lineage and base in the header of the tensors: PEFT does not read the header, and warns of
@@ -41,48 +45,152 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations for which PEFT changes the weights of the base model."""
 
 
+class PeftAdapter(NamedTuple):
+    """An adapter as a folder of PEFT has it: its configuration, what it adds to layers, and its origin if known.
+
+    `sha256` is that of the file with its tensors.
+    """
+
+    config: dict[str, Any]
+    layers: dict[str, LoraFactors]
+    origin: dict[str, Any]
+    name: str
+    sha256: str
+
+
 def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
     """Write an adapter with its name, lineage and base, for PEFT; see `SharedAdapters.export_peft`."""
-    index, layers = adapters.index_of(name), adapters.layers("export")
-    tensors, transposed = {}, False
-    for layer, mixed in layers.items():
-        for matrix, values in (("lora_A", mixed.adapters.A), ("lora_B", mixed.adapters.B)):
-            tensors[f"{_PREFIX}{layer}.{matrix}.weight"] = values[index].detach().cpu().contiguous().clone()
-        transposed = transposed or not isinstance(mixed.base_layer, nn.Linear)
-    config: dict[str, Any] = {"peft_type": "LORA", "task_type": None}
-    config |= {"base_model_name_or_path": adapters.model.name_or_path or None, "inference_mode": True}
-    config |= {name: adapters.settings[name] for name in ("r", "lora_alpha")} | {"lora_dropout": 0.0}
-    config |= {"target_modules": list(layers), "fan_in_fan_out": transposed, "bias": "none"}
-    config |= {"use_rslora": False, "use_dora": False}
-    base = saving.base_of(adapters)
-    origin = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
+    adapters.layers("export")
     with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
-        (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        save_file(tensors, target / WEIGHTS, {"format": "pt", _HEADER: json.dumps(origin)})
+        _write_block(adapters, name, target, saving.base_of(adapters))
         if router:
-            contents = {"names": adapters.adapter_names, "settings": adapters.settings}
-            metadata = {name: json.dumps(content) for name, content in contents.items()}
-            save_file(saving.router_tensors(adapters), target / ROUTER, {"format": "pt", **metadata})
+            _write_router(adapters, target)
     return folder
+
+
+def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
+    """Write all adapters, a folder each, and the router beside them; see `SharedAdapters.export_peft_set`."""
+    adapters.layers("export")
+    names = adapters.adapter_names
+    if not names:
+        raise UserError("adapters: expected at least one block to export, got none; add one")
+    if adapters.merged:
+        merged = ", ".join(adapter.name for adapter in adapters.merged)
+        raise UserError(f"adapters: expected none merged into the base, got {merged}; `save_pretrained` keeps them")
+    unfit = [name for name in names if re.fullmatch(r"[\w+,;=()@ .-]*", name) is None or name.strip(". ") != name]
+    if unfit or len({name.lower() for name in names}) < len(names):
+        raise UserError(f"name: expected adapters with names that folders can have, got {', '.join(unfit or names)}")
+    base = saving.base_of(adapters)
+    with atomic_folder(folder, marker=ROUTER, overwrite=overwrite, option=saving.OPTION) as target:
+        for name in names:
+            (target / name).mkdir()
+            _write_block(adapters, name, target / name, base)
+        _write_router(adapters, target)
+    return folder
+
+
+def list_set(folder: Path) -> list[str]:
+    """Return the names of the adapters that `export_set` wrote, which are those of their folders."""
+    header = saving.read_safetensors(folder / ROUTER)[1]
+    with as_user_error(f"{folder}: expected adapters as `export_peft_set` leaves them, got", saving.MALFORMED):
+        return [str(name) for name in json.loads(header["names"])]
+
+
+def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
+    """Load what `export_set` wrote into a model."""
+    if not (folder / ROUTER).is_file():
+        raise UserError(f"folder: expected adapters as `export_peft_set` writes them, with {ROUTER}, got {folder}")
+    tensors, header = saving.read_safetensors(folder / ROUTER)
+    with as_user_error(f"{folder}: expected adapters as `export_peft_set` leaves them, got", saving.MALFORMED):
+        names, settings = list_set(folder), dict(json.loads(header["settings"]))
+        first = read_adapter(folder / names[0])
+        if isinstance(model, (str, Path)):
+            model = saving.load_model(model, first.origin["base"]["architecture"])
+        adapters = adapter_class(model, **{**settings, "target_modules": list(first.layers)})
+        adapters.settings = settings
+        for name in names:
+            import_adapter(adapters, folder / name, name, None, router=False)
+        saving.copy_router(adapters, tensors)
+        saving.copy_past_tasks(adapters, tensors)
+    return adapters
+
+
+def _write_block(adapters: AdapterModel, name: str, folder: Path, base: Mapping[str, Any]) -> None:
+    index, layers = adapters.index_of(name), adapters.layers("export")
+    scale = adapters.settings["lora_alpha"] / adapters.settings["r"]
+    factors = {
+        layer: LoraFactors(mixed.adapters.A[index].detach(), mixed.adapters.B[index].detach(), scale)
+        for layer, mixed in layers.items()
+    }
+    transposed = any(not isinstance(mixed.base_layer, nn.Linear) for mixed in layers.values())
+    origin = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
+    write_adapter(
+        folder, factors, adapters.settings["lora_alpha"], fan_in_fan_out=transposed, base=base["name"], origin=origin
+    )
+
+
+def write_adapter(
+    folder: Path,
+    layers: Mapping[str, LoraFactors],
+    alpha: float,
+    *,
+    fan_in_fan_out: bool,
+    base: str | None,
+    origin: Mapping[str, Any] | None,
+) -> None:
+    """Write the two files of an adapter, all layers of which have the rank of the largest and the scale α / rank."""
+    rank = max(len(factors.down) for factors in layers.values())
+    tensors = {}
+    for layer, (down, up, _) in layers.items():
+        padding = rank - len(down)
+        tensors[f"{_PREFIX}{layer}.lora_A.weight"] = nn.functional.pad(down.cpu(), (0, 0, 0, padding))
+        tensors[f"{_PREFIX}{layer}.lora_B.weight"] = nn.functional.pad(up.cpu(), (0, padding))
+    tensors = {name: value.contiguous().clone() for name, value in tensors.items()}
+    config: dict[str, Any] = {"peft_type": "LORA", "task_type": None}
+    config |= {"base_model_name_or_path": base, "inference_mode": True}
+    config |= {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0}
+    config |= {"target_modules": list(layers), "fan_in_fan_out": fan_in_fan_out, "bias": "none"}
+    config |= {"use_rslora": False, "use_dora": False}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    header = {} if origin is None else {_HEADER: json.dumps(origin)}
+    save_file(tensors, folder / WEIGHTS, {"format": "pt", **header})
+
+
+def _write_router(adapters: AdapterModel, folder: Path) -> None:
+    contents = {"names": adapters.adapter_names, "settings": adapters.settings}
+    metadata = {name: json.dumps(content) for name, content in contents.items()}
+    tensors = saving.router_tensors(adapters) | saving.past_tensors(adapters)
+    save_file(tensors, folder / ROUTER, {"format": "pt", **metadata})
+
+
+def read_adapter(folder: Path) -> PeftAdapter:
+    """Read the LoRA adapter of a folder in PEFT's format. Raises UserError if it is none, or more than one."""
+    config = saving.read_json(folder / CONFIG, "an adapter of PEFT")
+    _check_config(folder, config)
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder}: expected {WEIGHTS}, got none; others than safetensors are not read")
+    tensors, header = saving.read_safetensors(folder / WEIGHTS)
+    layers = {
+        layer: LoraFactors(down, up, _scale_of(config, layer, len(down)))
+        for layer, (down, up) in _group_by_layer(folder, tensors).items()
+    }
+    origin = _read_origin(folder / WEIGHTS, header.get(_HEADER))
+    name = origin.get("name") or folder.resolve().name
+    return PeftAdapter(config, layers, origin, name, sha256_of_file(folder / WEIGHTS))
 
 
 def import_adapter(
     adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool
 ) -> int:
     """Add the adapter of a folder; B absorbs another scale, and a lower rank and other layers are filled with zeros."""
-    config = saving.read_json(folder / CONFIG, "an adapter of PEFT")
-    _check_config(folder, config)
-    if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder}: expected {WEIGHTS}, got none; others than safetensors are not read")
-    tensors, header = saving.read_safetensors(folder / WEIGHTS)
-    pairs = _group_by_layer(folder, tensors)
+    adapter = read_adapter(folder)
+    pairs, origin = adapter.layers, adapter.origin
     layers = adapters.layers("import")
     unknown = [layer for layer in pairs if layer not in layers]
     if unknown:
         targets = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in layers))
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
-    matrices = {layer: _fit_matrices(layers[layer].adapters, folder, config, layer, *pairs[layer]) for layer in pairs}
-    origin = _read_origin(folder / WEIGHTS, header.get(_HEADER))
+    matrices = {layer: _fit_matrices(layers[layer].adapters, folder, layer, pairs[layer]) for layer in pairs}
     if origin:
         saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
     route = _read_route(adapters, folder, origin) if router else _Route({}, {})
@@ -216,20 +324,22 @@ def _group_by_layer(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tu
     return {layer: (pair["A"], pair["B"]) for layer, pair in matrices.items()}
 
 
-def _fit_matrices(
-    blocks: LoraAdapters, folder: Path, config: Mapping[str, Any], layer: str, down: Tensor, up: Tensor
-) -> tuple[Tensor, Tensor]:
+def _scale_of(config: Mapping[str, Any], layer: str, rank: int) -> float:
+    patterns = (config.get("alpha_pattern") or {}).items()  # regular expressions of a name or its end
+    alphas = [value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer)]
+    alpha = float([*alphas, config["lora_alpha"]][0])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _fit_matrices(blocks: LoraAdapters, folder: Path, layer: str, factors: LoraFactors) -> tuple[Tensor, Tensor]:
     """Convert A and B of a layer to the rank and scale of the model's adapters."""
+    down, up, scale = factors
     rank = down.shape[0]
     if down.shape != (rank, blocks.inputs) or up.shape != (blocks.outputs, rank):
         got = f"A {tuple(down.shape)} and B {tuple(up.shape)}"
         raise UserError(f"{folder}: expected {layer} of {blocks.inputs} inputs and {blocks.outputs} outputs, got {got}")
     if rank > blocks.rank:
         raise UserError(f"{folder}: expected a rank of at most {blocks.rank}, got {rank}")
-    patterns = (config.get("alpha_pattern") or {}).items()  # regular expressions of a name or its end
-    alphas = [value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer)]
-    alpha = float([*alphas, config["lora_alpha"]][0])
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     fitted_down, fitted_up = torch.zeros(blocks.rank, blocks.inputs), torch.zeros(blocks.outputs, blocks.rank)
     fitted_down[:rank] = down.float()
     fitted_up[:, :rank] = up.float() * (scale / blocks.scale)

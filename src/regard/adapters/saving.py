@@ -59,7 +59,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         merged = [(str(entry["name"]), float(entry["weight"]), dict(entry["lineage"])) for entry in metadata["merged"]]
         added = int(metadata["added"])
         if isinstance(model, (str, Path)):
-            model = _load_model(model, str(base["architecture"]))
+            model = load_model(model, str(base["architecture"]))
         _check_base(model, base, layers, tensors)
         if len(dict(blocks)) != len(blocks):
             raise ValueError("two blocks of one name")
@@ -67,9 +67,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         adapters.settings = dict(metadata["settings"])
         adapters.restore(blocks, added)
         _copy_tensors(adapters, tensors)
-        for name, _ in blocks:
-            if f"past.{name}.target" in tensors:
-                adapters.past_tasks[name] = PastTask(*(tensors[f"past.{name}.{part}"] for part in PastTask._fields))
+        copy_past_tasks(adapters, tensors)
         if merged:
             adapters.base_sha256 = base["sha256"]
         for index, (name, weight, lineage) in enumerate(merged):
@@ -86,6 +84,22 @@ def router_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
         stacks = adapters.router.adapter_tensors().items()
         tensors |= {name: torch.stack([value.detach() for value in values]) for name, values in stacks}
     return {f"router.{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+
+
+def past_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
+    """Return what a learnt router reflects on, by the names in a file."""
+    return {
+        f"past.{task}.{name}": value.cpu().contiguous()
+        for task, past in adapters.past_tasks.items()
+        for name, value in past._asdict().items()
+    }
+
+
+def copy_past_tasks(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model what `past_tensors` returned."""
+    for name in adapters.adapter_names:
+        if f"past.{name}.target" in tensors:
+            adapters.past_tasks[name] = PastTask(*(tensors[f"past.{name}.{part}"] for part in PastTask._fields))
 
 
 def base_of(adapters: AdapterModel) -> dict[str, Any]:
@@ -143,8 +157,7 @@ def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     tensors = router_tensors(adapters)
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
-    for task, past in adapters.past_tasks.items():
-        tensors |= {f"past.{task}.{name}": value.cpu().contiguous() for name, value in past._asdict().items()}
+    tensors |= past_tensors(adapters)
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}
@@ -170,11 +183,19 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
 
 
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
+    copy_router(adapters, tensors)
+    _copy_stacks(_stacks(adapters), tensors)
+
+
+def copy_router(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model what `router_tensors` returned of one with the same adapters."""
     for name, target in adapters.router.shared_tensors().items():
         _copy_into(tensors[f"router.{name}"], target, name)
-    stacks = _stacks(adapters)
-    if stacks:
-        stacks |= {f"router.{name}": values for name, values in adapters.router.adapter_tensors().items()}
+    if adapters.adapter_names:
+        _copy_stacks({f"router.{name}": values for name, values in adapters.router.adapter_tensors().items()}, tensors)
+
+
+def _copy_stacks(stacks: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     for name, targets in stacks.items():
         if len(tensors[name]) != len(targets):
             raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} blocks")
@@ -210,7 +231,8 @@ def _describe_base(base: Mapping[str, Any]) -> str:
     return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 
-def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
+def load_model(name: str | Path, architecture: str) -> PreTrainedModel:
+    """Load a model of a class of Transformers by its name or folder."""
     model_class: Any = getattr(transformers, architecture, None)
     if model_class is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")

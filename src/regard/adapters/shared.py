@@ -216,6 +216,21 @@ class SharedAdapters(AdapterModel):
         """
         return peft_format.import_adapter(self, Path(folder), name, lineage, router=router)
 
+    def export_peft_set(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write all adapters in PEFT's format, each in a folder of its name, with the router beside; return the folder.
+
+        `PeftModel.from_pretrained(base, folder / name)` computes what `use_only(name)` gives.
+
+        Raises:
+            UserError: There is no adapter, one was merged into the base, or has a name that no folder can have.
+        """
+        return peft_format.export_set(self, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def from_peft_set(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
+        """Load the adapters and the router of `export_peft_set`, all frozen, into a model, or into that of a name."""
+        return peft_format.import_set(cls, model, Path(folder))
+
     # -- pruning ----------------------------------------------------------------------------------------
 
     def usage(self, batches: Batches) -> Tensor:

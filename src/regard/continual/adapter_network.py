@@ -83,7 +83,12 @@ class AdapterNetwork(FrozenModelNetwork):
 
     no_lora_reason = "with a method that has blocks of its own; --set r=… is theirs"
     pool: AdapterPool
+    separable: ClassVar[bool] = False
+    """Whether each task has an adapter of its own, which does its work alone."""
     _forced: int | None = None
+
+    def adapter_of(self, task: int) -> int:
+        return task
 
     @property
     def lengthens_input(self) -> bool:

@@ -1,4 +1,4 @@
-"""The adapters that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
+"""The adapters that a run has learnt, as a pool of their own: to be mixed, pruned, merged, or used with PEFT."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routers import Router
 from regard.adapters.shared import SharedAdapters
-from regard.continual.adapter_network import AdapterPool
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool
+from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.methods.sapt_config import parse_layers
 from regard.continual.models import load_network
@@ -20,15 +22,23 @@ from regard.models.pretrained import load
 
 
 def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-    """Return the adapters of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
+    """Return the adapters of a network that `regard rollback` wrote, in the model that its run began with.
 
-    `model`, or its name, is changed in place. An adapter is named after its tasks, joined by "+".
+    The methods are those with an adapter for each task that works alone: SAPT, EPI and merges. `model`, or its name, is
+    changed in place. An adapter is named after its tasks, joined by "+". The router knows tasks only if it was SAPT's.
     """
     network = load_network(folder)
-    if not isinstance(network, SaptNetwork):
-        raise UserError(f"folder: expected a model of sapt, whose blocks share one attention; {folder} is none")
+    _check_separable(network, f"folder: expected a model with an adapter for each task, {folder} is none")
     if not isinstance(model, PreTrainedModel):
-        model = load(str(model), dtype="float32", language_model=isinstance(network.classifier, Generator)).model
+        is_text = isinstance(network.classifier, Generator)
+        model = load(str(model), dtype="float32", language_model=is_text).model
+    return extract_adapters(model, network)
+
+
+def extract_adapters(model: PreTrainedModel, network: nn.Module) -> SharedAdapters:
+    """Return the adapters of a network, in the model that its run began with, as `load_adapters` does."""
+    _check_separable(network, "method: expected one with an adapter for each task, the run's has none")
+    assert isinstance(network, AdapterNetwork)
     pool = network.pool
     pool.remove()
     within = _check_base(model, network)
@@ -36,24 +46,36 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
         owners[network.adapter_of(number)].append(task)
-    adapters = SharedAdapters(model, **_pool_options(network.config, pool, within))
+    adapters = SharedAdapters(model, **_pool_options(network, within))
     adapters.restore([("+".join(task["name"] for task in shared), {"tasks": shared}) for shared in owners], used)
     for source, target in zip(_adapter_tensors(pool, used), _adapter_tensors(adapters.pool, used), strict=True):
         target.data.copy_(source)
-    _copy_router(network.router, adapters.router)
+    if isinstance(network, SaptNetwork):
+        _copy_router(network.router, adapters.router)
     return adapters
 
 
-def _pool_options(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
+def _check_separable(network: nn.Module, problem: str) -> None:
+    if not (isinstance(network, AdapterNetwork) and network.separable):
+        names = ", ".join(name for name, method in METHODS.items() if getattr(method.Network, "separable", False))
+        raise UserError(f"{problem}; these have: {names}")
+
+
+def _pool_options(network: AdapterNetwork, within: str) -> dict[str, Any]:
     """Return what a pool in a model is made with to be like one in a part of it, whose names begin with `within`."""
-    names: tuple[str, ...] = ("adapter_type", "router", "query")
-    names += ("router_hidden_size", "projection_order") if config.learns_router else ()
-    layers = {"query_layers": parse_layers(config.query_layers)}
-    if isinstance(pool, PromptAdapterPool):
-        names += ("num_virtual_tokens", "encoder_hidden_size")
-        return {name: getattr(config, name) for name in names} | layers
-    options = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")} | layers
-    return options | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
+    pool, options = network.pool, dict[str, Any]()
+    if isinstance(network, SaptNetwork):
+        config = network.config
+        names: tuple[str, ...] = ("router", "query")
+        names += ("router_hidden_size", "projection_order") if config.learns_router else ()
+        options = {name: getattr(config, name) for name in names} | {"query_layers": parse_layers(config.query_layers)}
+        if isinstance(pool, PromptAdapterPool):
+            names = ("adapter_type", "num_virtual_tokens", "encoder_hidden_size")
+            return {name: getattr(config, name) for name in names} | options
+        options |= {"detach_old": config.detach_old, "top_k": config.top_k or None}
+    assert isinstance(pool, LoraAdapterPool)
+    options |= {"r": pool.rank, "lora_alpha": pool.alpha}
+    return options | {"target_modules": [f"{within}{name}" for name in pool.layers]}
 
 
 def _copy_router(source: Router, target: Router) -> None:
@@ -73,7 +95,7 @@ def _adapter_tensors(pool: AdapterPool, blocks: int) -> list[Tensor]:
     return [parameter for index in range(blocks) for parameter in pool.parameters_of(index)]
 
 
-def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
+def _check_base(model: PreTrainedModel, network: AdapterNetwork) -> str:
     encoder: nn.Module = network.classifier.encoder
     candidates = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
     name, base = candidates[0] if candidates else ("", model)

@@ -12,18 +12,20 @@ from regard.errors import UserError
 from regard.runs.arguments import parse_number
 
 if TYPE_CHECKING:
+    from regard.continual.network import Network
     from regard.models.pretrained import Loaded
 
 HELP = "Write the model of a run as it was after one of its tasks."
 EXAMPLES = """examples:
   regard rollback runs/db 3 --out models/db-3
   regard rollback runs/db athlete-village --method prescale --seed 508 --out m
+  regard rollback runs/sapt 15 --peft --out adapters
 
 Load DIR with AutoModelForSequenceClassification. For methods with their own
 weights (l2p, ctr, idbr, and all with adapters or prompts), use load_network
-from regard.continual.models; for the adapters of sapt, load_adapters from
-regard.continual.saved_adapters. lineage.json lists the tasks, their order, and
-the base model.
+from regard.continual.models. lineage.json lists the tasks, their order, and the
+base model. --peft writes the adapters of sapt, epi or merge-*, each as PEFT
+reads it, and their router, for SharedAdapters.from_peft_set.
 """
 
 
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--method", metavar="NAME", help="method, if RUN has several")
     parser.add_argument("--seed", metavar="N", help="seed, if RUN has several")
+    parser.add_argument("--peft", action="store_true", help="write the adapters of the tasks alone, for PEFT")
     parser.add_argument("--overwrite", action="store_true", help="overwrite an earlier exported model in DIR")
 
 
@@ -43,7 +46,11 @@ def run(args: argparse.Namespace) -> None:
     from regard.continual.models import LINEAGE
     from regard.runs.command_line import print_summary
 
-    out = rollback(args.run, args.task, args.out, method=args.method, seed=seed, overwrite=args.overwrite)
+    options = {"method": args.method, "seed": seed, "peft": args.peft, "overwrite": args.overwrite}
+    out = rollback(args.run, args.task, args.out, **options)
+    if args.peft:
+        print_summary("adapters, each in PEFT's format, and their router", out)
+        return
     lineage = json.loads((out / LINEAGE).read_text(encoding="utf-8"))
     names = [task["name"] for task in lineage["tasks"]]
     print_summary(f"{lineage['base']} after {', '.join(names)} ({lineage['method']['name']})", out)
@@ -57,6 +64,7 @@ def rollback(
     method: str | None = None,
     seed: int | None = None,
     model: Loaded | None = None,
+    peft: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Write the model of a run as it was after a task, given by its place (from 1) or name: the folder.
@@ -65,27 +73,42 @@ def rollback(
     network of its own; one that answers in texts is a language model as before. Its `config.lineage` says which tasks
     it has learnt, in which order, from which base. `method` and `seed` choose where the run folder holds several. What
     the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
-    it. With `overwrite` it may take the place of another such model. Raises UserError.
+    it. With `peft` the adapters of the tasks alone are written, see `SharedAdapters.export_peft_set`. With `overwrite`
+    it may take the place of another such folder. Raises UserError.
     """
-    from regard.commands.learn.result import MODELS
-    from regard.continual.models import LINEAGE, export_network, rebuild_network
-    from regard.models.pretrained import load
+    from regard.adapters.peft_format import ROUTER
+    from regard.continual.models import LINEAGE, export_network
+    from regard.continual.saved_adapters import extract_adapters
     from regard.runs.output_dir import check_output_dir
+
+    check_output_dir(out, overwrite=overwrite, marker=ROUTER if peft else LINEAGE)
+    network, lineage, model = restore(run, task, method=method, seed=seed, model=model)
+    if peft:
+        return extract_adapters(model.model, network).export_peft_set(out, overwrite=overwrite)
+    return export_network(network, model.tokenizer, lineage, out, overwrite=overwrite)
+
+
+def restore(
+    run: str | Path, task: int | str | None, *, method: str | None, seed: int | None, model: Loaded | None = None
+) -> tuple[Network, dict[str, Any], Loaded]:
+    """Return the network of a run after a task, or after the last, what the run was, and the model it began with."""
+    from regard.commands.learn.result import MODELS
+    from regard.continual.models import rebuild_network
+    from regard.models.pretrained import load
     from regard.runs.result import read_metadata
 
-    check_output_dir(out, overwrite=overwrite, marker=LINEAGE)
     metadata = read_metadata(run, "learn")
     run_metadata = _find_run(metadata["runs"], method, seed)
     folder = Path(run) / MODELS / run_metadata["key"]
     if not folder.is_dir():
         raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
-    num_tasks = _find_position(run_metadata["tasks"], task)
+    num_tasks = len(run_metadata["tasks"]) if task is None else _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
     if model is None:
         name, adapter = (metadata["model"].get(key) for key in ("name", "adapter"))
         model = load(name, dtype="float32", device="cpu", language_model=is_text, adapter=adapter)
     network, lineage = rebuild_network(folder, num_tasks, model)
-    return export_network(network, model.tokenizer, lineage, out, overwrite=overwrite)
+    return network, lineage, model
 
 
 def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ class EpiNetwork(PoolNetwork):
     """
 
     by_row = True
+    separable = True
     means: Tensor
     known: Tensor
     covariance: Tensor

@@ -36,6 +36,7 @@ class SaptNetwork(adapter_network.AdapterNetwork):
     """
 
     fitted: Tensor
+    separable = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
@@ -54,9 +55,6 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
         self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
-
-    def adapter_of(self, task: int) -> int:
-        return task
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
         if config.adapter_type == "prompt":

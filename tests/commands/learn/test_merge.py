@@ -1,0 +1,105 @@
+"""`regard merge`: what it reads and writes, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from regard import SharedAdapters, learn, merge
+from regard.errors import UserError
+from regard.models.pretrained import load
+from tests.adapters.model_families import filled, made
+
+Regard = Callable[..., Any]
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of sapt."""
+    folder = tmp_path_factory.mktemp("merging")
+    options = {"num_epochs": 2, "learning_rate": 5e-3, "batch_size": 4, "length": 10, "diagnostic_samples": 0}
+    found = learn(
+        str(words / "words.jsonl"), "sapt", str(words / "model"), seeds=[3], work_dir=folder / "work", **options
+    )
+    return found.save(folder / "run")
+
+
+def deltas(folder: Path, words: Path) -> dict[str, torch.Tensor]:
+    """What an adapter of PEFT adds to the weights."""
+    base = load(str(words / "model"), dtype="float32").model
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    after = peft.PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
+    return {name: after[name] - before[name] for name in before if ".attention.self." in name}
+
+
+def test_a_run_its_adapters_and_the_command_give_one_merge(
+    run: Path, words: Path, regard: Regard, tmp_path: Path
+) -> None:
+    assert regard("rollback", run, 3, "--peft", "--out", "set").code == 0
+    folder = tmp_path / "set"
+    back = SharedAdapters.from_peft_set(load(str(words / "model"), dtype="float32").model, folder)
+    names = [*back.adapter_names]
+    assert len(names) == 3
+    ended = regard("merge", folder, "--weights", "0.5,0.25,2", "--out", "one")
+    assert ended.code == 0, ended.err
+    assert f"3 adapters ({', '.join(names)}) by cat, rank 24" in " ".join(ended.out.split())
+    merge(run, tmp_path / "of-run", weights=[0.5, 0.25, 2])
+    merge([folder / name for name in names], tmp_path / "of-three", weights=[0.5, 0.25, 2])
+    parts = [deltas(folder / name, words) for name in names]
+    for made_ in ("one", "of-run", "of-three"):
+        for layer, delta in deltas(tmp_path / made_, words).items():
+            expected = sum(weight * part[layer] for weight, part in zip((0.5, 0.25, 2), parts, strict=True))
+            torch.testing.assert_close(delta, expected, rtol=1e-4, atol=1e-6)
+    metadata = json.loads((tmp_path / "one" / "results.json").read_text(encoding="utf-8"))
+    assert [(one["name"], one["weight"]) for one in metadata["adapters"]] == [*zip(names, (0.5, 0.25, 2), strict=True)]
+    assert (metadata["method"], metadata["rank"], metadata["cut_off"]) == ("cat", 24, None)
+    assert metadata["adapters"][0]["lineage"]["tasks"][0]["name"] == names[0]
+
+
+def test_dare_is_drawn_by_its_seed(tmp_path: Path, regard: Regard) -> None:
+    folder = filled("bert").export_peft_set(tmp_path / "set")
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        told = ("--method", "dare_linear_svd", "--density", "0.5", "--seed", seed, "--rank", "3", "--out", name)
+        ended = regard("merge", folder, *told)
+        assert ended.code == 0, ended.err
+        assert "by dare_linear_svd, rank 3; the rank cuts" in " ".join(ended.out.split())
+    weights = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("a", "b", "c")]
+    assert weights[0] == weights[1] != weights[2]
+    assert regard("merge", folder, "--out", "a").complaint.startswith("regard merge: --out: a exists")
+
+
+def test_a_merge_is_an_adapter_like_others(tmp_path: Path) -> None:
+    adapters = filled("bert")
+    one = merge(adapters.export_peft_set(tmp_path / "set"), tmp_path / "one", method="svd", rank=4)
+    index = adapters.import_peft(one, "merged")
+    assert adapters.provenance["merged"]["merged"][0] == {"name": "task0", "weight": pytest.approx(1 / 3)}
+    sums = [sum(layer.adapters.delta(task) for task in range(3)) / 3 for layer in adapters.layers("look").values()]
+    found = [layer.adapters.delta(index) for layer in adapters.layers("look").values()]
+    for total, delta in zip(sums, found, strict=True):
+        left, values, right = torch.linalg.svd(total)
+        torch.testing.assert_close(delta, left[:, :4] * values[:4] @ right[:4], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
+    adapters = filled("bert")
+    folder = adapters.export_peft_set(tmp_path / "set")
+    other = SharedAdapters(made("bert", seed=9), r=4)
+    other.add_adapter("other")
+    other.export_peft("other", tmp_path / "other")
+    saved = adapters.save_pretrained(tmp_path / "saved")
+    for given, message in (
+        (folder / "task0", "adapters: expected at least two to merge, got 1"),
+        ([folder, tmp_path / "other"], r"adapters: expected those of one base, got \w+ and \w+ as weights \(sha256\)"),
+        (tmp_path, r"adapters: expected adapters of PEFT \(folders with adapter_config.json\), of save_pretrained, or"),
+        (saved, "adapters: expected a base with a name in .*; write them with `export_peft_set`"),
+    ):
+        if given == tmp_path:
+            given = tmp_path / "nowhere"
+        with pytest.raises(UserError, match=f"^{message}"):
+            merge(given, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
