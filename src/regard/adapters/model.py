@@ -22,7 +22,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
 from regard.adapters.reflection import without
 from regard.adapters.router_warmup import PastTask
-from regard.adapters.routers import QueryName, RouterName, make_query_reader, make_router
+from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
 
@@ -58,6 +58,7 @@ class AdapterModel(nn.Module):
         router: RouterName = "discriminant",
         query: QueryName = "states",
         query_layers: Sequence[int] | None = None,
+        above_query: bool = False,
         router_hidden_size: int = 100,
         projection_order: ProjectionOrder = "published",
         temperature: float | None = None,
@@ -82,7 +83,7 @@ class AdapterModel(nn.Module):
         if adapter_type == "lora":
             options = {"r": r, "lora_alpha": lora_alpha, **lora}
         else:
-            _check_defaults(lora, _LORA, "adapter_type='prompt'")
+            _check_defaults({**lora, "above_query": above_query}, _LORA, "adapter_type='prompt'")
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
         reader, two_parts = find_reader(model)
         decoder_only = not two_parts and bool(model.can_generate())
@@ -92,7 +93,9 @@ class AdapterModel(nn.Module):
         layers_read = list(query_reader.layers) if isinstance(query_reader, StateReader) else None
         self.settings: dict[str, Any] = {"adapter_type": adapter_type, "router": router, "query": query}
         self.settings |= {"query_layers": layers_read, "router_hidden_size": router_hidden_size, **learnt}
-        self.settings |= {"seed": seed, **options}
+        self.settings |= {"seed": seed, "above_query": above_query, **options}
+        if above_query:
+            options["target_modules"] = layers_above(model, query_reader, layers)
         self.pool = (
             LoraAdapterPool(model, **options, by_row=True, seed=seed)
             if adapter_type == "lora"
@@ -107,7 +110,8 @@ class AdapterModel(nn.Module):
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
         self.past_tasks: dict[str, PastTask] = {}
-        self._routing = Routing(model, self.pool.mixture, self.router, query_reader)
+        along = isinstance(self.pool, LoraAdapterPool) and are_above(query_reader, self.pool.layers.values())
+        self._routing = Routing(model, self.pool.mixture, self.router, query_reader, reads_along=along)
         self.forward = _like_forward_of(model, self)  # type: ignore[method-assign]
         self.register_state_dict_post_hook(training_state.keep_trained)
         self.register_load_state_dict_post_hook(training_state.expect_trained)
@@ -271,6 +275,9 @@ class AdapterModel(nn.Module):
             inputs.setdefault("attention_mask", self._padding(input_ids))
         if not self.adapter_names or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
             return self.model.generate(**inputs)
+        plain = prompt_mask is None and not {"use_cache", "generation_config", "prefill_chunk_size"} & inputs.keys()
+        if plain and self._routing.reads_along and self.model.generation_config.use_cache:
+            return self.model.generate(**inputs)
         with torch.no_grad():
             weights = self.routing_weights(prompt_mask=prompt_mask, **inputs)
         with self.use_weights(weights):
@@ -338,7 +345,7 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     check_choice("adapter_type", adapter_type, BLOCKS)
 
 
-_LORA = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
+_LORA = {"target_modules": "auto", "above_query": False, "detach_old": False, "top_k": None, "dropout": 0.0}
 _LEARNT = {"router_hidden_size": 100, "projection_order": "published", "temperature": None}
 """Defaults of options that are read with LoRA adapters, and with a learnt router, alone."""
 

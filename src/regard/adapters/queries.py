@@ -1,11 +1,12 @@
 """Query vectors of rows: all that a router sees of them, read from a frozen model without its adapters."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
@@ -83,14 +84,51 @@ class StateReader:
         self._accepted = set(parameters) - _NOT_READ
         self._counts_tokens = positions_from_mask and "position_ids" in parameters
         self._switches = {name: value for name, value in _SWITCHES.items() if any_name or name in parameters}
+        self._is_random = _is_random(reader)
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
         given |= self._switches
+        if self._shifts_positions(given):
+            given["position_ids"] = (given["attention_mask"].long().cumsum(-1) - 1).clamp_min(0)
+        return self._pool(self._run_blocks(given) if self.blocks else self._run_whole(given), valid)
+
+    def read_along(
+        self, inputs: Mapping[str, Any], valid: Tensor, use: Callable[[Tensor], None]
+    ) -> Callable[[], None] | None:
+        """Hand the query vectors of the reader's next forward pass to `use` as soon as its last layer here has run.
+
+        The arguments are those of a call, and of the pass. There must be no adapters in what is read.
+
+        Returns:
+            A function that stops waiting; None if that pass does not read what a call would: it has dropout, or counts
+            positions otherwise.
+        """
+        given = {name: value for name, value in inputs.items() if value is not None}
+        if not self.blocks or (self.reader.training and self._is_random) or self._shifts_positions(given):
+            return None
+        states: dict[int, Tensor] = {}
+
+        def capture(layer: int, output: Tensor) -> None:
+            states[layer] = output.detach()
+            if layer == self.layers[-1]:
+                stop()
+                use(self._pool(states, valid))
+
+        handles = self._listen(capture)
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    def _shifts_positions(self, given: Mapping[str, Any]) -> bool:
+        """Return whether positions are counted from the first token of left-padded texts, unlike in a plain pass."""
         mask = given.get("attention_mask")
-        if self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all()):
-            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
-        states = self._run_blocks(given) if self.blocks else self._run_whole(given)
+        return self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all())
+
+    def _pool(self, states: Mapping[int, Tensor], valid: Tensor) -> Tensor:
         length = valid.shape[1]
         if any(states[layer].shape[1] < length for layer in self.layers):
             shape = tuple(states[self.layers[0]].shape)
@@ -99,24 +137,31 @@ class StateReader:
         means = [mean_states(states[layer][:, :length], valid.to(states[layer].device)) for layer in self.layers]
         return torch.cat([mean.to(valid.device) for mean in means], -1)
 
+    def _listen(self, capture: Callable[[int, Tensor], None]) -> list[RemovableHandle]:
+        """Call `capture(layer, states)` after each layer that is read, until the handles are removed."""
+        return [
+            block.register_forward_hook(
+                lambda _module, _args, output, layer=layer: capture(
+                    layer, output if isinstance(output, Tensor) else output[0]
+                )
+            )
+            for layer, block in (self.blocks or {}).items()
+        ]
+
     def reads(self, module: nn.Module) -> bool:
         """Return whether a module takes part in reading: it is in the reader, and in no later layer."""
         later = (self._stack or [])[self.layers[-1] :]
         return module in set(self.reader.modules()) and not any(module in set(block.modules()) for block in later)
 
     def _run_blocks(self, given: dict[str, Any]) -> dict[int, Tensor]:
-        assert self.blocks is not None
         states: dict[int, Tensor] = {}
 
-        def capture(layer: int, output: Any) -> None:
-            states[layer] = output if isinstance(output, Tensor) else output[0]
+        def capture(layer: int, output: Tensor) -> None:
+            states[layer] = output
             if layer == self.layers[-1]:
                 raise _StatesRead
 
-        handles = [
-            block.register_forward_hook(lambda _module, _args, output, layer=layer: capture(layer, output))
-            for layer, block in self.blocks.items()
-        ]
+        handles = self._listen(capture)
         try:
             with eval_mode(self.reader):
                 self.reader(**given)
@@ -132,6 +177,13 @@ class StateReader:
         with eval_mode(self.reader):
             outputs = self.reader(**{**given, "output_hidden_states": True, "return_dict": True})
         return {layer: outputs.hidden_states[layer] for layer in self.layers}
+
+
+def _is_random(reader: Any) -> bool:
+    """Return whether a model has dropout or noise in training, by its modules and its configuration."""
+    settings = reader.config.get_text_config().to_dict().items()
+    named = any(value for name, value in settings if "drop" in name or "jitter" in name)
+    return named or any(isinstance(module, nn.Dropout) and module.p > 0 for module in reader.modules())
 
 
 def _find_stack(reader: nn.Module, num_layers: int) -> list[nn.Module] | None:

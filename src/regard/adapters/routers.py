@@ -1,12 +1,13 @@
 """The routers that weigh adapters, and what they read, by name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from torch import nn
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.lora_pool import target_layers
 from regard.adapters.queries import EmbeddingReader, QueryReader, StateReader
 from regard.errors import UserError, check_choice
 
@@ -25,6 +26,25 @@ def make_query_reader(
     if layers is not None:
         raise UserError(f"query_layers: expected none with query='embeddings', got {layers!r}")
     return EmbeddingReader(reader)
+
+
+def layers_above(model: nn.Module, query_reader: QueryReader, targets: str | Sequence[str]) -> list[str]:
+    """Return the full names of the targeted layers that run after all layers that query vectors are read of."""
+    if not (isinstance(query_reader, StateReader) and query_reader.blocks):
+        raise UserError("above_query: expected false, since no layers of their own are read before others")
+    names = target_layers(model, targets)
+    above = [name for name in names if not query_reader.reads(model.get_submodule(name))]
+    if not above:
+        last = query_reader.layers[-1]
+        raise UserError(f"above_query: expected targets after layer {last}, which is read, got {', '.join(names[:9])}")
+    return above
+
+
+def are_above(query_reader: QueryReader, layers: Iterable[nn.Module]) -> bool:
+    """Return whether layers run after all that query vectors are read of."""
+    if not isinstance(query_reader, StateReader) or query_reader.blocks is None:
+        return False
+    return not any(query_reader.reads(layer) for layer in layers)
 
 
 def make_router(

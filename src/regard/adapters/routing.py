@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
 from regard.adapters.lora import MixedLayer, Mixture, hold
-from regard.adapters.queries import QueryReader
+from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.errors import UserError
 
@@ -42,10 +42,23 @@ class Routing:
 
     `unmerged` are weights of layers as they were before adapters were merged into them: query vectors are read with
     these, as those that the router knows were.
+
+    With `reads_along`, where the layers that are read have no adapters, the forward pass gives the query vectors. Else,
+    and where it has dropout or is checkpointed, these layers are run before it.
     """
 
-    def __init__(self, model: PreTrainedModel, mixture: Mixture, router: Router, query_reader: QueryReader) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mixture: Mixture,
+        router: Router,
+        query_reader: QueryReader,
+        *,
+        reads_along: bool = False,
+    ) -> None:
         self.model, self.mixture, self.router, self.query_reader = model, mixture, router, query_reader
+        self.reads_along = reads_along
+        self._stop_reading: Callable[[], None] | None = None
         self.unmerged: list[tuple[MixedLayer, Tensor]] = []
         self._is_reading = False
         self.state = object()
@@ -91,17 +104,18 @@ class Routing:
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
-        given = [inputs[name] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None]
-        if not given:
-            raise UserError("input_ids: expected the tokens that the weights are made of, got none")
-        valid = self._valid_mask(given[0], inputs, prompt)
+        valid = self._valid_mask(inputs, prompt)
         with self.mixture.use(None), hold(self, _is_reading=True), ExitStack() as stack:
             for layer, weight in self.unmerged:
                 stack.enter_context(hold(layer.weight, data=weight.to(layer.weight)))
             return self.query_reader(inputs, valid)
 
-    def _valid_mask(self, tokens: Tensor, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
+    def _valid_mask(self, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
         """Return the mask (row, token) of the tokens that count."""
+        given = [inputs[name] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None]
+        if not given:
+            raise UserError("input_ids: expected the tokens that the weights are made of, got none")
+        tokens: Tensor = given[0]
         shape = tokens.shape[:2]
         valid = torch.ones(shape, dtype=torch.bool, device=tokens.device)
         masks = {"attention_mask": inputs.get("attention_mask"), "prompt_mask": prompt}
@@ -169,6 +183,9 @@ class Routing:
 
     def _finish(self) -> None:
         self._calls = []
+        if self._stop_reading is not None:
+            self._stop_reading()
+            self._stop_reading = None
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
             module._gradient_checkpointing_func = function
@@ -182,8 +199,21 @@ class Routing:
         if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
             self.mixture.weights = self._recall_weights(cache, "past_key_values")
         else:
-            vectors = self.vectors({**inputs, "labels": self._calls[0].inputs.get("labels")}, self.prompt)
+            inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
+            if not self._read_along(inputs):
+                self.mixture.weights = self.router(self.vectors(inputs, self.prompt))
+
+    def _read_along(self, inputs: Mapping[str, Any]) -> bool:
+        """Let the pass that begins set the weights, if it can."""
+        if not self.reads_along or self._patched:
+            return False
+        assert isinstance(self.query_reader, StateReader)
+
+        def use(vectors: Tensor) -> None:
             self.mixture.weights = self.router(vectors)
+
+        self._stop_reading = self.query_reader.read_along(inputs, self._valid_mask(inputs, self.prompt), use)
+        return self._stop_reading is not None
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the weights (row, adapter) of a batch, whatever autocast's precision."""

@@ -64,6 +64,9 @@ class SharedAdapters(AdapterModel):
     `query="embeddings"`, see `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order`
     and `temperature`, and `regard.adapters.router_warmup` for teaching it.
 
+    With `above_query` only layers after those get adapters, so that a forward pass gives the query vector by itself and
+    routing costs nothing; in training only without dropout and gradient checkpointing.
+
     The model is changed in place and its own weights are frozen. Calling it mixes adapters as calling this does. See
     `LoraAdapterPool` and `PromptAdapterPool` for the other arguments.
 

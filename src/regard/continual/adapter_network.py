@@ -127,8 +127,8 @@ class PoolNetwork(AdapterNetwork):
 
 def make_lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Return low-rank adapters in a model, as the settings have them."""
-    options |= {name: getattr(config, name) for name in ("r", "lora_alpha", "target_modules")}
-    return LoraAdapterPool(classifier.encoder, **options, seed=seed)
+    own = {name: getattr(config, name) for name in ("r", "lora_alpha", "target_modules")}
+    return LoraAdapterPool(classifier.encoder, **{**own, **options}, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

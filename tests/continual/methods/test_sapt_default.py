@@ -227,3 +227,22 @@ def test_a_score_that_is_known_is_not_computed_for_the_gate() -> None:
     place(learner, method, 0)
     rows = measure_gate(learner, method, 1, routed_scores={0: 12.5})
     assert [row["value"] for row in rows if row["statistic"] == "routed_score"] == [12.5]
+
+
+def test_adapters_above_the_query_answer_in_one_pass() -> None:
+    method = Sapt(SaptConfig(r=2, above_query=True))
+    learner = make_learner(stream(4), method, loaded(dropout=0.0), BUDGET, seed=1)
+    run_stream(learner, method)
+    network, calls = learner.network_as(SaptNetwork), list[int]()
+    assert all(name.startswith("encoder.layer.1.") for name in network.pool.layers)
+    rows = learner.rows(learner.items(1)[:4])
+    network.eval()
+    with torch.no_grad():
+        with network.pool.use_weights(network.weights(rows)):
+            expected = network.classifier(**{name: rows[name] for name in ("input_ids", "attention_mask")}).logits
+        weights = network.routing_weights
+        network.classifier.encoder.encoder.layer[0].register_forward_hook(lambda *_: calls.append(1))
+        found = network(rows)
+    assert calls == [1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(network.routing_weights, weights)

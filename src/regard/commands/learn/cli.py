@@ -30,7 +30,8 @@ methods:
                    der++, mbpa++, ewc, lwf, idbr, osf
   LoRA             sapt, sapt-paper, sapt-task-free, sequential-lora,
                    incremental-lora, replay-lora, o-lora, n-lora, inflora,
-                   migu, slao, gainlora, seekr, epi
+                   migu, slao, gainlora, seekr, epi,
+                   merge-linear, merge-ties, merge-dare
   prompts, other   l2p, progprompt, lfpt5, ctr
   references       separate (a model for each task), joint (all tasks at once)
 

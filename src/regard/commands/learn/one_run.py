@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from regard.commands.learn.config import LearnConfig
@@ -292,9 +291,9 @@ def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> I
         if not isinstance(network, AdapterNetwork) or network.lengthens_input:
             yield inputs
             continue
-        with eval_mode(network), torch.no_grad():
-            weights = network.weights(batch)
-        with network.pool.use_weights(weights):
+        with eval_mode(network):
+            adapters = network.use_adapters(batch)
+        with adapters:
             yield inputs
 
 

@@ -10,6 +10,7 @@ from regard.continual.methods.inflora import InfLora
 from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.lora import IncrementalLora, Migu, NLora, OLora, ReplayLora, SequentialLora, Slao
 from regard.continual.methods.mbpa import MbPA
+from regard.continual.methods.merges import MergeDare, MergeLinear, MergeTies
 from regard.continual.methods.osf import Osf
 from regard.continual.methods.prompts import L2p, ProgPrompt
 from regard.continual.methods.regularized import Ewc, Lwf
@@ -42,6 +43,9 @@ METHODS: dict[str, type[Method]] = {
     "inflora": InfLora,
     "migu": Migu,
     "slao": Slao,
+    "merge-linear": MergeLinear,
+    "merge-ties": MergeTies,
+    "merge-dare": MergeDare,
     "gainlora": GainLora,
     "seekr": Seekr,
     "osf": Osf,

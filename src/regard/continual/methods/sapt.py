@@ -1,6 +1,9 @@
 """SAPT: an adapter a task, mixed by one router that knows what the texts of each task are like."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,17 +11,19 @@ from torch import Tensor, nn
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.prompt_pool import PromptAdapterPool, embedding_reader
+from regard.adapters.queries import StateReader
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
-from regard.adapters.routers import make_query_reader, make_router
+from regard.adapters.routers import layers_above, make_query_reader, make_router
 from regard.continual import adapter_network, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig, parse_layers
-from regard.continual.network import INPUTS
+from regard.continual.network import INPUTS, Network
 from regard.continual.pseudo import stored
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import Split
 from regard.models.classifier import Classifier
+from regard.models.generator import Generator
 from regard.training.placement import Rows
 
 TARGET, VECTORS = "target/", "vectors/"
@@ -40,8 +45,6 @@ class SaptNetwork(adapter_network.AdapterNetwork):
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
-        reader = embedding_reader(classifier.encoder)[0]
-        self.query_reader = make_query_reader(reader, config.query, parse_layers(config.query_layers))
         self.router = make_router(
             config.router,
             self.query_reader.width,
@@ -57,10 +60,14 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
+        reader = embedding_reader(classifier.encoder)[0]
+        self.query_reader = make_query_reader(reader, config.query, parse_layers(config.query_layers))
         if config.adapter_type == "prompt":
             sizes = {name: getattr(config, name) for name in ("num_virtual_tokens", "encoder_hidden_size")}
             return PromptAdapterPool(classifier.encoder, **sizes, seed=seed)
-        options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
+        options: dict[str, Any] = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
+        if config.above_query:
+            options["target_modules"] = layers_above(classifier.encoder, self.query_reader, config.target_modules)
         return adapter_network.make_lora_pool(classifier, config, seed, **options)
 
     def start_adapter(self, adapter: int) -> None:
@@ -87,6 +94,30 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         full_precision = torch.autocast(mask.device.type, enabled=False)
         with self.pool.use_weights(None), torch.no_grad(), full_precision:
             return self.query_reader(inputs, rows.get("prompt_mask", mask).bool()).float()
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        answers = self.config.above_query and not self.training and self._forced is None and int(self.count) > 0
+        is_text = isinstance(self.classifier, Generator)
+        if not answers or is_text or QUERY in rows or torch.is_autocast_enabled(rows["input_ids"].device.type):
+            return super().forward(rows)
+        with self._read_along(rows):
+            return Network.forward(self, rows)
+
+    @contextmanager
+    def _read_along(self, rows: dict[str, Tensor]) -> Iterator[None]:
+        """Weigh adapters by what the forward pass itself reads before it comes to them."""
+        assert isinstance(self.query_reader, StateReader)
+
+        def use(vectors: Tensor) -> None:
+            self.routing_weights = self.pool.mixture.weights = self.router(vectors.float())
+
+        with self.pool.use_weights(None):
+            stop = self.query_reader.read_along({}, rows["attention_mask"].bool(), use)
+            assert stop is not None
+            try:
+                yield
+            finally:
+                stop()
 
     def kept_tensors(self) -> list[Tensor]:
         if not isinstance(self.router, DiscriminantRouter):

@@ -29,6 +29,7 @@ CONDITIONS: Mapping[str, tuple[RequiredSetting, ...]] = {
     **dict.fromkeys(("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (_LORA,)),
     **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (_PROMPT,)),
     "query_layers": (_STATES,),
+    "above_query": (_LORA, _STATES),
     "own_weight_floor": (RequiredSetting("floor_fraction"),),
     "floor_fraction": (RequiredSetting("own_weight_floor"),),
     **dict.fromkeys(("router_hidden_size", "projection_order", "gate", "reflection"), (_LEARNT,)),
@@ -60,6 +61,7 @@ class SaptConfig(adapter_network.LoraConfig):
         query: What the router reads of a row: mean "states" of the frozen model, or maxima of its "embeddings".
         query_layers: After which layers, from 1, commas between; "auto": after a quarter and half of them.
         init: A new adapter begins as the "last", as the "best" of all (which may be none), or as "nothing".
+        above_query: Adapt only layers after those that are read, so that answering takes one forward pass.
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
         router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
@@ -78,6 +80,7 @@ class SaptConfig(adapter_network.LoraConfig):
     router: RouterName = "discriminant"
     query: QueryName = "states"
     query_layers: str = AUTO
+    above_query: bool = False
     router_hidden_size: method.PositiveInt = 100
     projection_order: ProjectionOrder = "published"
     top_k: method.NonNegativeInt = 0
