@@ -8,8 +8,11 @@ layer alone (base). Before the clock runs, all outputs are checked to be the sam
 
 Writing: a Llama of 8 layers of width 512 with random weights, 8 rows, 64 tokens more, greedy; blocks beside queries and
 values. `SharedAdapters.generate` with 16 blocks, which weighs them by each row's prompt (routed); the same blocks with
-those weights given (regard), so that the ratio of both is what the router and its hooks cost; one block (one); and
-one LoRA in peft. Before the clock runs, the first two are checked to write the same.
+those weights given (regard), so that the ratio of both is what the router and its hooks cost; both again with blocks
+only above the layers that are read, which takes no forward of its own (above_routed, above); one block (one); and one
+LoRA in peft. Before the clock runs, what is routed is checked to write the same as with weights given.
+
+Reading: one forward of the same model and rows, routed and with weights given.
 
     python -m benchmarks.adapters [--quick] [--threads N] [--ranks 4,8,16] [--blocks 1,4,16,64,128] [--budget SECONDS]
                                   [--out FILE]                                       about 10 minutes on one core
@@ -184,9 +187,9 @@ def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
     return pool
 
 
-def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
+def shared_of(model: Any, blocks: int, rank: int, **options: Any) -> SharedAdapters:
     """The blocks of such a pool, all frozen, under the default router, fitted to a few rows for each."""
-    adapters = SharedAdapters(model, r=rank, lora_alpha=ALPHA)
+    adapters = SharedAdapters(model, r=rank, lora_alpha=ALPHA, **options)
     random = torch.Generator().manual_seed(2)
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
@@ -222,6 +225,7 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
     plain, rows, tokens = llama(small=small), 8, 4 if small else 64
     ids = torch.randint(3, 4096, (rows, 32), device=device())
     shared = shared_of(copy.deepcopy(plain), WRITING, rank)
+    above = shared_of(copy.deepcopy(plain), WRITING, rank, above_query=True)
     weights = shared.routing_weights(input_ids=ids)
     pools = {"regard": pool_of(copy.deepcopy(plain), WRITING, rank), "one": pool_of(copy.deepcopy(plain), 1, rank)}
     peer = peer_of(copy.deepcopy(plain), pools["one"])
@@ -239,19 +243,57 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
 
         return run
 
+    def weighed(adapters: SharedAdapters, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        given = adapters.routing_weights(input_ids=ids)
+
+        def weighed_run() -> Tensor:
+            with adapters.use_weights(given):
+                return run()
+
+        return weighed_run
+
     with pools["one"].use_weights(torch.ones(rows, 1, device=device())):
         torch.testing.assert_close(pools["one"].model(ids).logits, peer(ids).logits, rtol=1e-3, atol=1e-3)
     contestants: dict[str, Callable[[], Tensor]] = {
         "regard": pooled_writing(pools["regard"], weights),
         "routed": lambda: write_with(shared),
+        "above": weighed(above, lambda: write_with(above)),
+        "above_routed": lambda: write_with(above),
         "one": pooled_writing(pools["one"], torch.ones(rows, 1, device=device())),
         "peft": lambda: write_with(peer),
         "base": lambda: write_with(plain),
     }
     torch.testing.assert_close(contestants["routed"](), contestants["regard"]())
+    torch.testing.assert_close(contestants["above_routed"](), contestants["above"]())
     figures: dict[str, Figures] = race(contestants, least=5, most=15, budget=4 * budget)
     bare = {name: dataclasses.replace(one, memory=None) for name, one in figures.items()}
     return row({"part": "writing", "rank": rank, "blocks": WRITING, "width": plain.config.hidden_size}, bare, "regard")
+
+
+@torch.no_grad()
+def reading(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
+    """One line of the result: a forward with many blocks, routed and with weights given."""
+    plain, ids = llama(small=small), torch.randint(3, 4096, (8, 4 if small else 128), device=device())
+    contestants: dict[str, Callable[[], object]] = {"base": lambda: plain(ids)}
+
+    def add(name: str, **options: Any) -> None:
+        adapters = shared_of(copy.deepcopy(plain), WRITING, rank, **options)
+        weights = adapters.routing_weights(input_ids=ids)
+
+        def given() -> Tensor:
+            with adapters.use_weights(weights):
+                logits: Tensor = adapters(input_ids=ids).logits
+                return logits
+
+        contestants[name] = given
+        contestants[f"{name}_routed"] = lambda: adapters(input_ids=ids).logits
+        torch.testing.assert_close(contestants[f"{name}_routed"](), given())
+
+    add("everywhere")
+    add("above", above_query=True)
+    figures: dict[str, Figures] = race(contestants, least=5, most=31, budget=budget)
+    bare = {name: dataclasses.replace(one, memory=None) for name, one in figures.items()}
+    return row({"part": "reading", "rank": rank, "blocks": WRITING, "width": plain.config.hidden_size}, bare, "base")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -268,7 +310,9 @@ def main(arguments: list[str] | None = None) -> None:
     counts = [1, 12] if given.quick else [int(count) for count in given.blocks.split(",")]
     rows: list[dict[str, Any]] = []
     cases = [lambda r=r, n=n: layers(r, n, width=width, shape=shape, budget=budget) for r in ranks for n in counts]
-    for case in [*cases, lambda: writing(2 if given.quick else 8, small=given.quick, budget=budget)]:
+    rank = 2 if given.quick else 8
+    cases += [lambda part=part: part(rank, small=given.quick, budget=budget) for part in (reading, writing)]
+    for case in cases:
         rows.append(case())
         show(rows[-1])
         write("adapters", rows, given.out)

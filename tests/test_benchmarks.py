@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import adapters, result_table, tables
 from benchmarks.timing import RESULTS, extra_memory, race
-from regard.adapters.attention import SharedAttention
+from regard.adapters.discriminant import DiscriminantRouter
 
 
 @pytest.mark.sample(1)
@@ -83,25 +83,27 @@ def test_contestants_take_turns() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_the_attention_that_weighs_blocks_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_router_that_weighs_blocks_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once each time that texts are written by it, and never for weights that are given; each row gets its own."""
-    seen: list[torch.Tensor] = []
-    forward = SharedAttention.forward
+    seen: dict[int, list[torch.Tensor]] = {}
+    forward = DiscriminantRouter.forward
 
-    def watched(self: SharedAttention, vectors: torch.Tensor) -> torch.Tensor:
-        seen.append(forward(self, vectors))
-        return seen[-1]
+    def watched(self: DiscriminantRouter, vectors: torch.Tensor) -> torch.Tensor:
+        seen.setdefault(id(self), []).append(forward(self, vectors))
+        return seen[id(self)][-1]
 
-    monkeypatch.setattr(SharedAttention, "forward", watched)
+    monkeypatch.setattr(DiscriminantRouter, "forward", watched)
     with torch.no_grad():
         line = adapters.writing(2, small=True, budget=0.0)
     figures = line["figures"]
-    assert figures.keys() == {"regard", "routed", "one", "peft", "base"}
-    runs = figures["routed"]["runs"]
-    assert len(seen) == 1 + 1 + (1 + runs + 1)  # the given ones, the check; for warmth, on the clock, for memory
-    assert all(torch.equal(one, seen[0]) for one in seen)
-    assert seen[0].shape == (8, adapters.WRITING)
-    assert len(seen[0].unique(dim=0)) == 8
+    assert figures.keys() == {"regard", "routed", "above", "above_routed", "one", "peft", "base"}
+    assert len(seen) == 2
+    for name, given in zip(("routed", "above_routed"), seen.values(), strict=True):
+        runs = figures[name]["runs"]
+        assert len(given) == 1 + 1 + (1 + runs + 1)  # the given ones, the check; for warmth, on the clock, for memory
+        assert all(torch.equal(one, given[0]) for one in given)
+        assert given[0].shape == (8, adapters.WRITING)
+        assert len(given[0].unique(dim=0)) == 8
 
 
 def test_the_results_of_a_large_model_are_measured(tmp_path: Path) -> None:

@@ -46,9 +46,13 @@ ROWS: dict[str, Row] = {
     SAPT: Row("sapt"),
     "sapt, begun at nothing": Row("sapt", {"init": "nothing"}),
     "sapt, begun at the last": Row("sapt", {"init": "last"}),
+    "sapt, above the query": Row("sapt", {"above_query": True}),
     "sapt, learnt router": Row("sapt", LEARNT),
     REPLAY: Row("replay-lora", {"memory_size": 50}),
     "epi": Row("epi"),
+    "merge-linear": Row("merge-linear"),
+    "merge-ties": Row("merge-ties"),
+    "merge-dare": Row("merge-dare"),
     JOINT: Row("joint", lora=True),
 }
 
