@@ -27,12 +27,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def defined(name: str, deltas: list[Tensor], scale: float, density: float, seed: int) -> Tensor:
     """The merge of a layer by its definition; DARE's entries are those that the seed draws."""
-    weights = [scale] * len(deltas)
+    mean = scale / len(deltas)
     if name == "merge-ties":
-        return torch.from_numpy(defined_ties([delta.numpy() for delta in deltas], weights, density))
+        return torch.from_numpy(defined_ties([delta.numpy() for delta in deltas], [scale] * len(deltas), density))
     if name == "merge-dare":
         deltas = [torch.bernoulli(torch.full_like(delta, density)) * delta / density for delta in deltas]
-    return torch.from_numpy(np.sum([scale * delta.numpy() for delta in deltas], 0))
+    return torch.from_numpy(np.sum([mean * delta.numpy() for delta in deltas], 0))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +105,7 @@ def test_weights_of_the_model_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_texts_are_written_by_the_merge(kind: Any) -> None:
-    method = made("merge-linear", scale=1.0)
+    method = made("merge-linear", scale=2.0)
     learner = make_text_learner(
         small_text_tasks.stream(4, 2), method, small_text_tasks.lively(kind), small_text_tasks.BUDGET, seed=1
     )

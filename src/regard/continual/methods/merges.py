@@ -19,10 +19,10 @@ from regard.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(LoraConfig):
-    """Settings of merges: those of low-rank adapters, and `scale`, the weight λ of each adapter in the merge."""
+    """Settings of merges: those of low-rank adapters, and `scale`, the λ of the mean of what they add."""
 
     kind: ClassVar[str] = "linear"
-    scale: method.NonNegative = 0.4
+    scale: method.NonNegative = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,6 @@ class MergeTiesConfig(MergeConfig):
     """Settings of TIES: those of merges, and `density`, the share of the largest entries of each task that is kept."""
 
     kind: ClassVar[str] = "ties"
-    scale: method.NonNegative = 1.0
     density: Annotated[float, method.Range(1e-9, 1)] = 0.2
 
 
@@ -81,13 +80,12 @@ class MergeNetwork(PoolNetwork):
         """Return what the adapters of all finished tasks add to the weights of each layer, merged."""
         count, config = int(self.finished), self.config
         density, merged = getattr(config, "density", None), {}
+        weight = config.scale if config.kind == "ties" else config.scale / count  # TIES averages by itself
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             for name, layer in self.pool.layers.items():
                 deltas = [layer.adapters.delta(task).cpu() for task in range(count)]
-                merged[name] = merge_deltas(deltas, [config.scale] * count, config.kind, density).to(
-                    layer.weight.device
-                )
+                merged[name] = merge_deltas(deltas, [weight] * count, config.kind, density).to(layer.weight.device)
         return merged
 
     def kept_tensors(self) -> list[Tensor]:
@@ -96,11 +94,11 @@ class MergeNetwork(PoolNetwork):
 
 
 class MergeLinear(LoraMethod):
-    """Task arithmetic (arXiv 2212.04089): W + λ Σ_i Δ_i, with Δ_i what the adapter of task i adds to the weights.
+    """Task arithmetic (arXiv 2212.04089): W + λ/t Σ_i Δ_i after t tasks, with Δ_i what the adapter of task i adds.
 
     Each task trains an adapter of its own on the model as it was, whatever the tasks before it; after each task all are
-    merged. λ = 0.4 is what the TIES paper (arXiv 2306.01708) takes for it where there are no rows to choose it with.
-    Other tasks' classes in the head are restored after each task.
+    merged. λ = 1 is the mean; the paper's λ is of the sum, and the TIES paper's for it, 0.4 where there are no rows to
+    choose it with, is `scale` = 0.4 t. Other tasks' classes in the head are restored after each task.
     """
 
     Config = MergeConfig
