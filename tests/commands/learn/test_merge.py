@@ -9,10 +9,14 @@ import peft
 import pytest
 import torch
 
-from regard import SharedAdapters, learn, merge
+from regard import SharedAdapters, learn, merge, rollback
+from regard.continual.models import load_network
+from regard.continual.saved_adapters import load_adapters
 from regard.errors import UserError
 from regard.models.pretrained import load
 from tests.adapters.model_families import filled, made
+from tests.continual.small_tasks import loaded as small
+from tests.continual.small_tasks import stream
 
 Regard = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -103,3 +107,24 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^{message}"):
             merge(given, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_merges_is_looked_at_and_taken_apart(tmp_path: Path) -> None:
+    """Its diagnostics are of the merge, as its scores are; its adapters are those of the tasks."""
+    options = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 10, "diagnostic_samples": 6}
+    found = learn(stream(4), ["merge-ties"], small(), seeds=[3], work_dir=tmp_path / "work", **options)
+    after = found.diagnostics[found.diagnostics["after_task"] == found.diagnostics["task_index"]]
+    before = found.diagnostics[found.diagnostics["after_task"] == found.diagnostics["task_index"] - 1]
+    assert set(after["value"]) != set(before["value"])
+    assert found.interference.empty  # nothing that all tasks train
+    assert found.cost["memory_bytes"].is_monotonic_increasing
+    run = found.save(tmp_path / "run")
+    network = load_network(rollback(run, 3, tmp_path / "network", model=small()))
+    adapters = load_adapters(small().model, tmp_path / "network")
+    assert adapters.adapter_names == tuple(task.name for task in stream(4).tasks)
+    rows = {"input_ids": torch.tensor([[2, 5, 11, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    with torch.no_grad():
+        states = network.classifier.encoder(**rows).last_hidden_state
+        with network.use_adapters(rows):
+            merged = network.classifier.encoder(**rows).last_hidden_state
+    assert not torch.allclose(merged, states, atol=1e-3)
