@@ -205,10 +205,7 @@ def describe_missing(tables: Tables) -> str:
         (
             *sentences,
             "T5 and pre-trained decoders, whole runs of fifty tasks, "
-            "other lengths, budgets and rates, adapters above the query's layers alone, and other encoders "
-            "were not run.",
-            "Text-to-text tasks, decoders and T5, whole runs of fifty "
-            "tasks, other lengths, budgets and rates, and other encoders were not run.",
+            "other lengths, budgets and rates, and other encoders were not run.",
         )
     )
 
