@@ -31,6 +31,7 @@ COURSE = (
         "--references",
         "--set",
         "--diagnostic-samples",
+        *("--held-out", "--held-out-samples", "--evaluate"),
         "--save-steps",
     ),
     *("--weight-decay", "--max-steps", "--adapter"),

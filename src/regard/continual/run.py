@@ -83,6 +83,7 @@ def run_stream(
     earlier: EarlierTasks | None = None,
     checkpoint_every: int | None = None,
     diagnose: Diagnose | None = None,
+    evaluate: Diagnose | None = None,
     gated: int = 0,
     on_progress: Callable[[ProgressEvent], None] | None = None,
     on_task: Callable[[Learner, int], None] | None = None,
@@ -92,9 +93,10 @@ def run_stream(
 
     `folder` has the state after the last trained task; with `resume` the run goes on from it, on one CPU process to the
     same numbers. `earlier` are tasks of a finished run, which the stream begins with: they are not trained again.
-    Within a task there is a checkpoint every `checkpoint_every` steps, by default none. On `gated` dev rows of each
-    task the gate is measured. `on_task` is called after each task in every process before its state is
-    written (perhaps again in a resumed run), `on_kept` when it is written.
+    Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `evaluate` is called before
+    the first and after each task, with the number of trained tasks, and gives rows of `statistic`, `value`,
+    `standard_error`, `n`. On `gated` dev rows of each task the gate is measured. `on_task` is called after each task
+    in every process before its state is written (perhaps again in a resumed run), `on_kept` when it is written.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -113,6 +115,8 @@ def run_stream(
         learner.task, cost = task, TaskCost()
         learner.reset_unseen_classes()
         reset_peak(learner.device)
+        if not task:
+            cost.time("diagnostics_seconds", _add_general, run, evaluate, 0)
         cost.time("hook_seconds", method.before_task, learner, task)
         if method.evaluation_scope == "seen":
             cost.time("scoring_seconds", _add_scores, run, [task], task, False)
@@ -123,6 +127,7 @@ def run_stream(
         assert num_stored <= method.memory_size, f"{num_stored} examples kept, {method.memory_size} declared"
         task_peak = peak_memory(learner.device)
         _evaluate_after(run, cost, diagnose)
+        cost.time("diagnostics_seconds", _add_general, run, evaluate, task + 1)
         if gated:
             run.rows["gate"] += cost.time("diagnostics_seconds", _measure_gate, run, gated)
         row = {**learner.task_columns(task), **cost.row(), "peak_memory_mib": task_peak}
@@ -278,3 +283,9 @@ def _add_diagnostics(run: RunState, diagnose: Diagnose | None, tasks_trained: in
     if diagnose is not None:
         row = {"after_task": tasks_trained, **run.learner.task_columns(run.learner.task)}
         run.rows["diagnostics"] += [{**row, **values} for values in diagnose(run.learner, run.learner.task)]
+
+
+def _add_general(run: RunState, evaluate: Diagnose | None, tasks_trained: int) -> None:
+    if evaluate is not None:
+        rows = evaluate(run.learner, tasks_trained)
+        run.rows["general"] += [{"after_task": tasks_trained, **row} for row in rows]

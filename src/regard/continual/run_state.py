@@ -21,7 +21,7 @@ from regard.runs.work_dir import check_same_identity
 
 Row = dict[str, Any]
 STATE_NAME, NETWORK, METHOD = "after", "network.safetensors", "method.safetensors"
-TABLES = ("matrix", "cost", "diagnostics", "gate")
+TABLES = ("matrix", "cost", "diagnostics", "gate", "general")
 """The tables that a run gives."""
 
 

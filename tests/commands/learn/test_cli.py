@@ -40,8 +40,8 @@ SMALL = (
     ),
     *("--length", 10, "--diagnostic-samples", 0),
 )
-FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
-FOLDER += ["models", "pseudo.parquet", "report.html", "results.json"]
+FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "general.parquet", "interference.parquet"]
+FOLDER += ["matrix.parquet", "models", "pseudo.parquet", "report.html", "results.json"]
 
 
 @pytest.fixture

@@ -132,6 +132,14 @@ class LearnConfig(Config):
     diagnostic_samples: int = config_field(
         32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0
     )
+    held_out: str | None = config_field(
+        None,
+        "text for the KL divergence from the untaught model after each task: a file, or python (its documentation)",
+    )
+    held_out_samples: int = config_field(64, "windows of held-out text (default: 64)", minimum=1)
+    evaluate: str | None = config_field(
+        None, "tasks of lm-evaluation-harness before the first and after each task: names or YAML files, with commas"
+    )
     save_steps: int | None = config_field(None, "steps between checkpoints within a task (default: none)")
 
     def check(self) -> None:

@@ -20,6 +20,8 @@ from regard.continual.diagnostics import diagnose
 from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
 from regard.continual.gradient_interference import compute_gradients, make_interference_table
+from regard.continual.harness import make_evaluation
+from regard.continual.held_out import make_held_out
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.models import INDEX, TaskDeltas
@@ -109,6 +111,7 @@ def run_method(
         earlier=earlier,
         checkpoint_every=config.save_steps,
         diagnose=_make_diagnostics(config, loaded) if config.diagnostic_samples else None,
+        evaluate=_make_evaluations(config, learner),
         gated=config.diagnostic_samples,
         on_progress=tell,
         on_task=save_task,
@@ -143,7 +146,8 @@ def run_method(
 
 def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:
     """Check that a run can begin. Raises UserError."""
-    _make_learner(config, stream, config.make_method(), loaded, config.budget(lora=lora), lora)
+    learner = _make_learner(config, stream, config.make_method(), loaded, config.budget(lora=lora), lora)
+    _make_evaluations(config, learner)
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -272,6 +276,17 @@ def _make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner,
         return _to_rows(diagnose(encoder, _encoder_inputs(learner, batches), common=common))
 
     return diagnose_task
+
+
+def _make_evaluations(config: LearnConfig, learner: Learner) -> Callable[[Learner, int], list[Row]] | None:
+    """Make a function that measures what the stream's own tasks do not show; None if nothing is asked for."""
+    names = [name.strip() for name in (config.evaluate or "").split(",") if name.strip()]
+    functions = [make_evaluation(learner, names, max_samples=config.max_eval_samples)] if names else []
+    if config.held_out is not None:
+        functions.append(make_held_out(learner, config.held_out, samples=config.held_out_samples))
+    if not functions:
+        return None
+    return lambda current, tasks_trained: [row for function in functions for row in function(current, tasks_trained)]
 
 
 def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterator[dict[str, Tensor]]:

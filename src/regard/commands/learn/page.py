@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn import charts, diagnostics, gate, words
+from regard.commands.learn import charts, diagnostics, gate, general, words
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
@@ -65,6 +65,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             Section("interference", "Gradient interference", [boxes["interference"]], _INTERFERENCE),
             Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
             Section("pseudo", "Pseudo samples", sample_parts, diagnostics.PSEUDO_ABOUT),
+            Section("general", "Beyond the stream", general.make_general_tables(tables), general.ABOUT),
             Section("stream", "Stream", _stream(metadata)),
             Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
             Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MODELS = "models"
-TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
+TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo", "general")
 _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
 MAIN_METRICS = ("average_performance", "forgetting_rate", "bwt")
 """Metrics by which runs are compared."""
@@ -36,6 +36,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "interference": (*_RUN, "after_task", "task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
     "gate": (*_RUN, "after_task", *_TASK, "statistic", "adapter", "value"),
     "pseudo": (*_RUN, *_TASK, "statistic", "value"),
+    "general": (*_RUN, "after_task", "statistic", "value", "standard_error", "n"),
 }
 """Columns of each table."""
 
@@ -53,6 +54,7 @@ class LearnResult(RunResult):
         models: Folder of the tasks' changes to the model; None if not saved.
         gate: Routing weights of methods with a gate.
         pseudo: Quality of SAPT's generated samples.
+        general: What the stream's own tasks do not show: the divergence on held-out text, scores of other tasks.
     """
 
     command: ClassVar[str] = "learn"
@@ -66,6 +68,7 @@ class LearnResult(RunResult):
     models: Path | None = field(default=None)
     gate: pd.DataFrame = field(default_factory=lambda: make_table("gate", []))
     pseudo: pd.DataFrame = field(default_factory=lambda: make_table("pseudo", []))
+    general: pd.DataFrame = field(default_factory=lambda: make_table("general", []))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:

@@ -129,6 +129,9 @@ def learn(  # noqa: D417 - the options are described in the configuration
     references: Literal["auto", "lora", "model"] | Unset = UNSET,
     set: str | Sequence[str] | Unset = UNSET,
     diagnostic_samples: int | Unset = UNSET,
+    held_out: str | Unset | None = UNSET,
+    held_out_samples: int | Unset = UNSET,
+    evaluate: str | Unset | None = UNSET,
     save_steps: int | Unset | None = UNSET,
 ) -> LearnResult:
     """Train methods on a stream, task after task: a run for each method and seed, all with the same budget.

@@ -1,0 +1,57 @@
+"""What a run did to abilities beyond its stream: in its table, in its folder, on its page."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from regard.commands.learn.page import learn_page
+from regard.commands.learn.result import COLUMNS, LearnResult, make_table
+from regard.commands.learn.run import learn
+from regard.errors import UserError
+from tests.commands.learn import learned
+from tests.continual import small_tasks, small_text_tasks
+from tests.report.parsed import Parsed
+
+TEXT = "the cat . the dog on red , it is slow . say blue run sit the cat of dog red " * 8
+
+
+def test_the_divergence_is_a_row_after_each_task_of_each_method(tmp_path: Path) -> None:
+    (tmp_path / "held.txt").write_text(TEXT, encoding="utf-8")
+    options = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 16, "target_length": 5}
+    found = learn(
+        small_text_tasks.stream(),
+        ["finetune", "sequential-lora"],
+        small_text_tasks.lively("gpt2"),
+        seeds=[1],
+        held_out=str(tmp_path / "held.txt"),
+        held_out_samples=4,
+        **options,  # type: ignore[arg-type]
+    )
+    assert tuple(found.general) == COLUMNS["general"]
+    kept = [(row.method, row.after_task, row.n) for row in found.general.itertuples()]
+    assert kept == [(method, after, 4) for method in ("finetune", "sequential-lora") for after in (1, 2, 3)]
+    assert (found.general["value"] > 0).all()
+    found.save(tmp_path / "out")
+    pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").general, found.general)
+
+
+def test_held_out_text_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="held-out: expected tasks from text to text"):
+        learn(small_tasks.stream(), "finetune", small_tasks.loaded(), held_out="python")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_has_a_row_for_each_statistic() -> None:
+    tables = learned.tables()
+    run = {"stream": "s", "method": "prescale", "seed": 1, "order": "0-1"}
+    rows = [
+        {**run, "after_task": after, "statistic": name, "value": value + after / 10, "standard_error": None, "n": 4}
+        for name, value in (("held_out_kl", 0.0), ("arc_easy acc", 0.5))
+        for after in range(name == "held_out_kl", 3)
+    ]
+    page = Parsed(learn_page({**tables, "general": make_table("general", rows)}, learned.record()))
+    assert "Beyond the stream" in page.text
+    assert "arc_easy acc" in page.text
+    assert "+0.2" in page.text
+    assert "Beyond the stream" not in Parsed(learn_page(tables, learned.record())).text
