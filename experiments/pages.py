@@ -1,15 +1,19 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
     python -m experiments.pages [papa prescale sapt sinks routing] [--check] [--work DIR [--revision REV]]
+        [--not-run "ROW;ROW"]
 
 Without names all are made: the four papers, docs/claims.md, and routing, which is of no paper. With --work the stored
-tables of one of them (prescale, sapt or routing) are first made anew from the runs in DIR. With --check nothing is
+tables of one of them (prescale, sapt or routing) are first made anew from the runs in DIR. A row of a page's first
+table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its record keeps that it
+was left out, and the page says so. With --check nothing is
 written; the exit code is 1 if a page or a table is out of date.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +51,16 @@ def page_files(page: Page) -> dict[Path, str]:
     return {DOCS / f"{page.name}.md": page.to_markdown(), **tables}
 
 
+def declare_not_run(record: Path, rows: Sequence[str]) -> None:
+    """Write into the record of an experiment which rows of its page were left out. Raises UserError without one."""
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--not-run: expected the record of an experiment, cannot read {record}: {error}") from error
+    content["not_run"] = [row.strip() for row in rows if row.strip()]
+    write_file(record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
 def is_current(path: Path, text: str) -> bool:
     """Whether a file has this text."""
     return path.exists() and path.read_text(encoding="utf-8") == text
@@ -58,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(ALL)} (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is out of date")
     parser.add_argument("--work", type=Path, help="make the stored tables anew from the runs in this folder")
+    parser.add_argument("--not-run", help="rows of one of them that were left out, semicolons between")
     parser.add_argument("--revision", help="the revision of the code that made the runs, for the record")
     options = parser.parse_args(arguments)
     try:
@@ -76,6 +91,10 @@ def _run(options: argparse.Namespace) -> int:
         if len(papers) != 1 or papers[0].gather is None:
             raise UserError("--work needs one paper, prescale or sapt, or routing. Name it.")
         papers[0].gather(options.work, options.revision, RESULTS)
+    if options.not_run is not None and not options.check:
+        if len(papers) != 1:
+            raise UserError("--not-run needs one paper. Name it.")
+        declare_not_run(RESULTS / f"{papers[0].name}.json", options.not_run.split(";"))
     pages = make_pages(papers)
     files = {path: text for page in pages for path, text in page_files(page).items()}
     if options.check:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.claims import VERDICTS, Claim, Verdict
+from experiments.common.claims import DASH, NOT_RUN, VERDICTS, Claim, Verdict
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -36,12 +37,19 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
-    def select(self, columns: Sequence[str], rows: Sequence[str] | None = None) -> Table:
-        """Return some columns, and the rows whose first cell is among `rows`, in that order."""
+    def select(self, columns: Sequence[str], rows: Sequence[str] | None = None, not_run: Collection[str] = ()) -> Table:
+        """Return some columns, and the rows of these first cells, in that order.
+
+        Rows in `not_run` that are missing say so; another that is missing raises UserError.
+        """
         index = [list(self.head).index(column) for column in columns]
         by_name = {str(row[0]): row for row in self.rows}
-        selected = self.rows if rows is None else [by_name[name] for name in rows if name in by_name]
-        return replace(self, head=columns, rows=[[row[i] for i in index] for row in selected])
+        check_runs(self.name, [name for name in rows or () if name not in by_name], not_run)
+        selected = [[row[i] for i in index] for row in self.rows]
+        if rows is not None:
+            missing = [NOT_RUN, *[DASH] * (len(columns) - 2)]
+            selected = [[by_name[name][i] for i in index] if name in by_name else [name, *missing] for name in rows]
+        return replace(self, head=columns, rows=selected)
 
     def to_markdown(self) -> str:
         """Format the table for a page."""
@@ -54,6 +62,14 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([str(cell).replace("\\", "") for cell in line] for line in (self.head, *self.rows))
         return text.getvalue()
+
+
+def check_runs(table: str, missing: Iterable[str], not_run: Collection[str]) -> None:
+    """Raise UserError if rows of a table have no runs, unless the record says that they were not run."""
+    lost = [name for name in missing if name not in not_run]
+    if lost:
+        advice = "python -m experiments.pages PAPER --not-run ROW says that a row was left out"
+        raise UserError(f"tables: expected runs of every row of {table}, found none of {'; '.join(lost)}; {advice}")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.common.claims import DASH, Verdict, format_difference, format_interval
+from experiments.common.claims import DASH, NOT_RUN, Verdict, format_difference, format_interval
 from experiments.common.comparison import ACCURACY, format_p_value, paired, where
 from experiments.common.papers import Paper
-from experiments.common.parts import Page, Table, count_verdicts, join_words, verdict_items
+from experiments.common.parts import Page, Table, check_runs, count_verdicts, join_words, verdict_items
 from experiments.prescale.claims import CLAIMS, published
 from experiments.prescale.figures import make_figures, read_data
 from experiments.prescale.tables import Tables
@@ -137,17 +137,18 @@ def describe_missing(tables: Tables) -> str:
 
 def main_table(tables: Tables) -> Table:
     """Accuracy and forgetting of the main rows on all streams."""
-    rows = [row for row in SHOWN if any(tables.has_row(stream, row) for stream in tables.streams)]
+    missing = [f"{row} on {stream}" for row in SHOWN for stream in tables.streams if not tables.has_row(stream, row)]
+    check_runs("prescaling.md", missing, tables.record.get("not_run", ()))
     lines = [
         [
             row,
             *(
-                format_interval(tables.mean(stream, row, metric), 1)
+                format_interval(tables.mean(stream, row, metric), 1) if tables.has_row(stream, row) else NOT_RUN
                 for stream in tables.streams
                 for metric in (ACCURACY, "forgetting")
             ),
         ]
-        for row in rows
+        for row in SHOWN
     ]
     head = ("row", *(f"{stream} {name}" for stream in tables.streams for name in ("ACC", "FGT")))
     return Table("", "", head, lines)

@@ -45,7 +45,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         "sapt",
         "SAPT on MiniLM",
         [
-            scores.select(["row", "runs", "AP", "F.Ra", "own learning", "s"], SHOWN),
+            scores.select(["row", "runs", "AP", "F.Ra", "own learning", "s"], SHOWN, tables.record.get("not_run", ())),
             *(figure for figure in figures if figure.name == "sapt-curves"),
             "AP: accuracy after the last task among the labels of all tasks (no task id); F.Ra: loss since each task's "
             "best; own learning: accuracy of each task just learnt, among its own labels; s: seconds of training. "

@@ -46,7 +46,9 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         lambda: draw_curves(tables),
     )
     shown = rows.select(
-        ["row", "seeds", "Sink₁ %", "virtual sink %", "strongest", "validation loss", "to softmax"], SHOWN
+        ["row", "seeds", "Sink₁ %", "virtual sink %", "strongest", "validation loss", "to softmax"],
+        SHOWN,
+        tables.record.get("not_run", ()),
     )
     return Page(
         "sinks",

@@ -31,7 +31,7 @@ COURSE = (
         "--references",
         "--set",
         "--diagnostic-samples",
-        *("--held-out", "--held-out-samples", "--evaluate"),
+        *("--held-out", "--held-out-samples", "--evaluate", "--trackers"),
         "--save-steps",
     ),
     *("--weight-decay", "--max-steps", "--adapter"),

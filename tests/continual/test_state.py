@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
             found.append(({name for name, one in learner.network.named_parameters() if one.requires_grad}, states))
             return []
 
-        def leave(learnt: int) -> None:
+        def leave(learnt: int, _: Any) -> None:
             if learnt == stop:
                 raise KeyboardInterrupt
 

@@ -1,5 +1,6 @@
 """The committed pages, tables and claims are what the stored tables make."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from experiments import pages
 from experiments.common.claims import NOT_RUN, VERDICTS
 from experiments.common.parts import Figure, Page, Table, item
 from experiments.pages import PAPERS, main, make_pages, page_files
+from experiments.sapt.page import SHOWN
 from regard.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +62,20 @@ def test_tables_are_written_with_their_markup_removed() -> None:
     table = Table("name", "about", ("row", "a|b"), [("x", "1\\*"), ("y", 2)])
     assert table.to_markdown() == "| row | a\\|b |\n| --- | --- |\n| x | 1\\* |\n| y | 2 |"
     assert table.to_csv() == "row,a|b\nx,1*\ny,2\n"
-    assert table.select(["a|b"], ["y", "z"]).rows == [[2]]
+    assert table.select(["a|b"], ["y"]).rows == [[2]]
+    with pytest.raises(UserError, match="tables: expected runs of every row of name, found none of w; python"):
+        table.select(["row", "a|b"], ["y", "z", "w"], ["z"])
+    assert table.select(["row", "a|b", "row"], ["z", "y"], ["z"]).rows == [["z", "not run", "–"], ["y", 2, "y"]]
     assert item("a " * 100).count("\n  ") == 1
+
+
+def test_a_row_that_was_left_out_is_in_the_record(tmp_path: Path) -> None:
+    (tmp_path / "sapt.json").write_text('{"rows": 2}', encoding="utf-8")
+    pages.declare_not_run(tmp_path / "sapt.json", ["slao", " epi "])
+    content = json.loads((tmp_path / "sapt.json").read_text(encoding="utf-8"))
+    assert content == {"rows": 2, "not_run": ["slao", "epi"]}
+    with pytest.raises(UserError, match="--not-run: expected the record of an experiment"):
+        pages.declare_not_run(tmp_path / "none.json", [])
 
 
 def test_the_command_checks_its_arguments(
@@ -83,7 +97,8 @@ def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.chdir(tmp_path)
     work_of(tmp_path / "work")
-    assert main(["sapt", "--work", "work", "--revision", "abc123"]) == 0
+    assert main(["sapt", "--work", "work", "--revision", "abc123"]) == 2
+    assert main(["sapt", "--work", "work", "--revision", "abc123", "--not-run", ";".join(SHOWN)]) == 0
     assert main(["sapt", "--check"]) == 0
     assert (tmp_path / "docs" / "figures" / "sapt-curves.svg").exists()
     (tmp_path / "docs" / "sapt.md").write_text("old", encoding="utf-8")

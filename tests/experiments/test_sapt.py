@@ -25,10 +25,11 @@ from experiments.common.claims import (
 )
 from experiments.common.figures import save_figures
 from experiments.common.parts import Page
+from experiments.pages import declare_not_run
 from experiments.sapt import figures as sapt_figures
 from experiments.sapt.analysis_tables import CURVES, curve_table, describe_decoder
 from experiments.sapt.claims import CLAIMS, LLAMA, T5, baselines
-from experiments.sapt.page import PAPER
+from experiments.sapt.page import PAPER, SHOWN
 from experiments.sapt.run import ORDERS, ROWS, SEEDS
 from experiments.sapt.tables import ANALYSES, COLUMNS, MEASURES, PUBLISHED, RECORD, Tables
 from regard.continual.methods import METHODS
@@ -279,6 +280,7 @@ def test_published_numbers_are_of_known_rows() -> None:
 @pytest.mark.exhaustive
 def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> None:
     tables.save(tmp_path / "results")
+    declare_not_run(tmp_path / "results" / "sapt.json", SHOWN)
     page = PAPER.page(tmp_path / "results")
     files, text = files_of(page), " ".join(page.to_markdown().split())
     first = "sapt,3,71.0 ± 2.5,76.0 ± 2.5,1.0 ± 0.0,-1.0 ± 0.0,71.7 ± 2.5,76.7 ± 2.5,-0.5 ± 0.7,"
@@ -299,6 +301,7 @@ def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> No
 @pytest.mark.exhaustive
 def test_orders_and_analyses_are_in_the_tables(both: Tables, tmp_path: Path) -> None:
     both.save(tmp_path / "results")
+    declare_not_run(tmp_path / "results" / "sapt.json", SHOWN)
     page = PAPER.page(tmp_path / "results")
     files, text = files_of(page), " ".join(page.to_markdown().split())
     assert files["sapt-orders"].startswith('row,"AP, order 3","F.Ra, order 3","AP, order 4","F.Ra, order 4"\n')
@@ -315,8 +318,12 @@ def test_orders_and_analyses_are_in_the_tables(both: Tables, tmp_path: Path) -> 
 
 def test_pages_of_few_rows_can_be_made(tmp_path: Path) -> None:
     gathered(tmp_path, {"sequential-lora": (30.0,)}).save(tmp_path / "results")
+    with pytest.raises(UserError, match="tables: expected runs of every row of sapt-scores, found none of sapt; "):
+        PAPER.page(tmp_path / "results")
+    declare_not_run(tmp_path / "results" / "sapt.json", SHOWN)
     page = PAPER.page(tmp_path / "results")
     assert "| sequential-lora | 1 | 30.0 |" in page.to_markdown()
+    assert "| sapt | not run | – |" in page.to_markdown()
     assert len(save_figures(page.figures, tmp_path / "figures")) == 2
 
 

@@ -20,6 +20,7 @@ from experiments.common.claims import (
     Verdict,
     judge_claims,
 )
+from experiments.pages import declare_not_run
 from experiments.sinks import page as sinks_page
 from experiments.sinks import run as sinks
 from experiments.sinks.claims import CLAIMS
@@ -275,6 +276,7 @@ def test_every_row_is_on_one_axis() -> None:
 def test_a_page_of_few_rows_says_what_is_missing(tmp_path: Path) -> None:
     runs = runs_of(made("softmax", **SINKING), made("K bias", sink_rate=(0, 0), virtual_sink_rate=(50, 60)))
     save(runs, tmp_path / "results")
+    declare_not_run(tmp_path / "results" / "sinks.json", sinks_page.SHOWN)
     text = " ".join(sinks_page.PAPER.page(tmp_path / "results").to_markdown().split())
     assert "With fewer than 3 seeds: `K bias` (2)." in text
     assert "The paper's base has no fixed token and a weight decay of 0.1. Changed to one of these: No run" in text
@@ -285,10 +287,11 @@ def test_a_page_of_few_rows_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_page_without_softmax_can_be_made(tmp_path: Path) -> None:
     save(runs_of(made("elu", **SINKLESS), made("first token free", **SINKLESS)), tmp_path / "results")
+    declare_not_run(tmp_path / "results" / "sinks.json", sinks_page.SHOWN)
     page = sinks_page.PAPER.page(tmp_path / "results").to_markdown()
     assert "| elu | 3 of 3 |" in page
     assert "Changed to one of these: `first token free`: Sink₁ 1.0 ± 2.5 %" in " ".join(page.split())
-    assert "| softmax" not in page
+    assert "| softmax | not run |" in page
 
 
 def test_tables_that_are_not_whole_are_refused(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match=rf"trackers: expected some of .*, got {name}"):
             trained(net(), replace(PLAN, trackers=(name,)))
     monkeypatch.setattr(Kept, "requires_logging_directory", True)
-    with pytest.raises(UserError, match="trackers: kept writes to the run's folder; expected a folder, got none"):
+    with pytest.raises(UserError, match="trackers: kept writes files; expected a folder to keep them"):
         trained(net(), replace(PLAN, trackers=("kept",)))
 
 

@@ -87,7 +87,7 @@ def run_stream(
     gated: int = 0,
     on_progress: Callable[[ProgressEvent], None] | None = None,
     on_task: Callable[[Learner, int], None] | None = None,
-    on_kept: Callable[[int], None] | None = None,
+    on_kept: Callable[[int, Mapping[str, list[Row]]], None] | None = None,
 ) -> RunState:
     """Train a method on a stream, task after task.
 
@@ -96,7 +96,8 @@ def run_stream(
     Within a task there is a checkpoint every `checkpoint_every` steps, by default none. `evaluate` is called before
     the first and after each task, with the number of trained tasks, and gives rows of `statistic`, `value`,
     `standard_error`, `n`. On `gated` dev rows of each task the gate is measured. `on_task` is called after each task
-    in every process before its state is written (perhaps again in a resumed run), `on_kept` when it is written.
+    in every process before its state is written (perhaps again in a resumed run), `on_kept` when it is written,
+    with all rows so far.
     """
     run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
@@ -144,7 +145,7 @@ def run_stream(
                     shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
         run.rows["cost"][-1]["saving_seconds"] = time.perf_counter() - saving
         if on_kept is not None:
-            on_kept(task + 1)
+            on_kept(task + 1, run.rows)
     learner.network.eval()
     return run
 

@@ -189,6 +189,20 @@ def open_work_dir(
                     _remove_empty(new_folders)
 
 
+def find_log_dir(folder: str | Path | None, *, resume: bool) -> Path | None:
+    """Return where trackers of a run write files: OUT.logs beside the work folder OUT.work, which does not last.
+
+    What an earlier run has logged there is deleted, unless this one goes on with it. None without a work folder.
+    """
+    if folder is None:
+        return None
+    work = Path(folder).absolute()
+    logs = work.with_name(f"{work.name.removesuffix('.work')}.logs")
+    if not resume and is_main_process():
+        shutil.rmtree(logs, ignore_errors=True)
+    return logs
+
+
 def clear_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
     """Delete what a finished run has kept in its work folder. No other process waits for this one any more."""
     with readable_errors(folder), lock_dir(folder, command):

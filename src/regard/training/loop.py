@@ -21,6 +21,7 @@ from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint, placement
 from regard.training.placement import Placement, Rows, move_rows, seed_step
 from regard.training.plan import TrainingConfig, learning_rate, set_rate
+from regard.training.trackers import run_trackers
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
@@ -89,6 +90,7 @@ def train(
     loss: Callable[[nn.Module, Rows], Tensor],
     count: Callable[[Rows], int],
     folder: str | Path | None = None,
+    log_dir: str | Path | None = None,
     resume: bool = False,
     journal: Journal | None = None,
     watchers: Sequence[Monitor] = (),
@@ -109,6 +111,7 @@ def train(
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
         folder: Folder of checkpoints that all processes see, or None.
+        log_dir: Folder of the trackers that write files.
         resume: Continue from the last checkpoint, if there is one.
         journal: Journal of the monitors; a checkpoint keeps its head, and a resumed run checks it.
         watchers: Monitors, called in evaluation mode in all processes before the first step (0) and after steps.
@@ -123,11 +126,13 @@ def train(
         `items_per_second`, `seconds` (in steps), and metrics of monitors.
     """
     snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
-    with placement.make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
+    with placement.make_accelerator(
+        plan.trackers, device, folder=None if log_dir is None else str(log_dir)
+    ) as accelerator:
         placed = placement.prepare_model(model, plan, accelerator, times)
         run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct)
         progress = _restore_progress(run, resume)
-        with placement.isolated_rng(placed.device), _run_trackers(run):
+        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)):
             _take_steps(run, progress)
     return TrainResult(progress.history, progress.seconds, progress.step)
 
@@ -287,19 +292,6 @@ def _report(run: _Run, progress: _Progress) -> None:
         left = (run.plan.max_steps - progress.step) * seconds / max(len(progress.recent), 1)
         speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
-
-
-@contextlib.contextmanager
-def _run_trackers(run: _Run) -> Iterator[None]:
-    if run.plan.trackers:
-        values = vars(run.plan).items()
-        fields = {name: value if isinstance(value, (int, float, str)) else str(value) for name, value in values}
-        run.placed.accelerator.init_trackers("regard", config=fields)
-    try:
-        yield
-    finally:
-        for tracker in run.placed.accelerator.trackers:
-            tracker.finish()
 
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:

@@ -85,18 +85,21 @@ def _sharded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def make_accelerator(plan: TrainingConfig, device: str | None, folder: str | None) -> Iterator[Accelerator]:
-    """Make an Accelerator, for neither precision nor accumulation, and restore its global state afterwards."""
+def make_accelerator(trackers: Sequence[str], device: str | None, folder: str | None) -> Iterator[Accelerator]:
+    """Make an Accelerator, for neither precision nor accumulation, and restore its global state afterwards.
+
+    `folder` is where trackers write files.
+    """
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
-    _check_trackers(plan.trackers, folder)
+    _check_trackers(trackers, folder)
     was_initialized = bool(PartialState._shared_state)
     previous = {state: dict(state._shared_state) for state in (AcceleratorState, GradientState)}
     for state in previous:
         state._shared_state.clear()
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     try:
-        accelerator = _accelerator(on_cpu, plan.trackers, folder)
+        accelerator = _accelerator(on_cpu, trackers, folder)
         _check_processes(accelerator)
         yield accelerator
     finally:
@@ -124,7 +127,7 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
             allowed = ", ".join(available) or "none (none is installed)"
             raise UserError(f"trackers: expected some of {allowed}, got {name}")
         if folder is None and tracking.LOGGER_TYPE_TO_CLASS[name].requires_logging_directory:
-            raise UserError(f"trackers: {name} writes to the run's folder; expected a folder, got none")
+            raise UserError(f"trackers: {name} writes files; expected a folder to keep them (work_dir=…), got none")
 
 
 def _check_processes(accelerator: Accelerator) -> None:

@@ -138,7 +138,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 
     learner, method = learner_of()
     with pytest.raises(KeyboardInterrupt):
-        run_stream(learner, method, folder=tmp_path / "run", on_kept=lambda learnt: stop(learner, learnt))
+        run_stream(learner, method, folder=tmp_path / "run", on_kept=lambda learnt, _: stop(learner, learnt))
     again = run_stream(*learner_of(), folder=tmp_path / "run", resume=True)
     assert [row["score"] for row in again.rows["matrix"]] == [row["score"] for row in whole.rows["matrix"]]
     for name, value in whole.learner.network.state_dict().items():

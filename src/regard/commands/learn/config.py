@@ -58,7 +58,7 @@ class LearnConfig(Config):
 
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
-    resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
+    resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
@@ -139,6 +139,9 @@ class LearnConfig(Config):
     held_out_samples: int = config_field(64, "windows of held-out text (default: 64)", minimum=1)
     evaluate: str | None = config_field(
         None, "tasks of lm-evaluation-harness before the first and after each task: names or YAML files, with commas"
+    )
+    trackers: tuple[str, ...] = config_field(
+        (), "where scores go as well, as accelerate names it: tensorboard, wandb, …", repeated=True
     )
     save_steps: int | None = config_field(None, "steps between checkpoints within a task (default: none)")
 

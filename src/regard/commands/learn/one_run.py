@@ -43,7 +43,7 @@ from regard.runs.provenance import peak_memory
 from regard.runs.rank import is_main_process
 
 TASK_END = "learnt"
-"""Phase reported when a task is done and saved."""
+"""Phase reported when a task is done and saved, with its scores (`collect_numbers`)."""
 PROTOCOLS = "protocols"
 """Phase reported before the first task if the protocols differ; `metrics` holds the differences."""
 NOTE = "note"
@@ -99,9 +99,10 @@ def run_method(
             if deltas is not None:
                 deltas.write(learner, num_tasks)
 
-    def report_task(num_tasks: int) -> None:
+    def report_task(num_tasks: int, rows: Mapping[str, Sequence[Row]]) -> None:
         if tell_main is not None:
-            tell_main(ProgressEvent(num_tasks, stream.tasks[num_tasks - 1].name, TASK_END, 0, 0, {}))
+            numbers = collect_numbers(rows, num_tasks)
+            tell_main(ProgressEvent(num_tasks, stream.tasks[num_tasks - 1].name, TASK_END, 0, 0, numbers))
 
     run_state = run_stream(
         learner,
@@ -142,6 +143,18 @@ def run_method(
         "not_learnt": not_learnt,
         "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
     }
+
+
+def collect_numbers(rows: Mapping[str, Sequence[Row]], num_tasks: int) -> dict[str, float]:
+    """Return the scores after a task, "SCENARIO/TASK" and "SCENARIO/average", and what else was evaluated."""
+    numbers: dict[str, float] = {}
+    scores = [row for row in rows["matrix"] if row["after_task"] == num_tasks >= row["task_index"]]
+    for scenario in dict.fromkeys(row["scenario"] for row in scores):
+        by_task = {row["task"]: float(row["score"]) for row in scores if row["scenario"] == scenario}
+        numbers |= {f"{scenario}/{task}": score for task, score in by_task.items()}
+        numbers[f"{scenario}/average"] = sum(by_task.values()) / len(by_task)
+    evaluated = [row for row in rows["general"] if row["after_task"] == num_tasks]
+    return numbers | {f"general/{row['statistic']}": float(row["value"]) for row in evaluated}
 
 
 def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:

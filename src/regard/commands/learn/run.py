@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from regard.runs import distributed as processes
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.provenance import describe_run
 from regard.runs.rank import is_main_process, num_processes
-from regard.runs.work_dir import WorkDir, check_same_identity, open_work_dir
+from regard.runs.work_dir import WorkDir, check_same_identity, find_log_dir, open_work_dir
+from regard.training.trackers import open_trackers
 
 __all__ = ["DATA", "PARTS", "STATES", "TASK_END", "Progress", "learn"]
 
@@ -132,6 +134,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     held_out: str | Unset | None = UNSET,
     held_out_samples: int | Unset = UNSET,
     evaluate: str | Unset | None = UNSET,
+    trackers: str | Sequence[str] | Unset = UNSET,
     save_steps: int | Unset | None = UNSET,
 ) -> LearnResult:
     """Train methods on a stream, task after task: a run for each method and seed, all with the same budget.
@@ -199,10 +202,12 @@ def learn(  # noqa: D417 - the options are described in the configuration
                     {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)},
                 )
                 check_same_identity({name: before[name] for name in now}, now)
-        for number, run in enumerate(runs, 1):
-            if run.key not in results:
-                report = _report_run(run, number, len(runs), on_progress)
-                results[run.key] = _run_and_keep(run, loaded, work, save_models=save_models, report=report)
+        with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
+            report_all = _add_log(on_progress, log) if config.trackers else on_progress
+            for number, run in enumerate(runs, 1):
+                if run.key not in results:
+                    report = _report_run(run, number, len(runs), report_all)
+                    results[run.key] = _run_and_keep(run, loaded, work, save_models=save_models, report=report)
         models = work.folder / MODELS if save_models and work_dir is not None else None
         rows = {name: [run.columns | row for run in runs for row in results[run.key][name]] for name in TABLES}
         tables = {name: make_table(name, table_rows) for name, table_rows in rows.items()}
@@ -221,6 +226,31 @@ def _report_run(
         return None
     config, num_tasks = run.config, len(run.stream)
     return lambda event: on_progress(Progress(config.label, config.seed, number, num_runs, num_tasks, event))
+
+
+Log = Callable[[Mapping[str, float], int], None]
+
+
+def _open_trackers(
+    config: LearnConfig, loaded: Loaded, work_dir: str | Path | None, *, resume: bool
+) -> AbstractContextManager[Log]:
+    device = "cpu" if loaded.model.device.type == "cpu" else None
+    folder = find_log_dir(work_dir, resume=resume) if config.trackers else None
+    return open_trackers(config.trackers, config.to_dict(), device=device, folder=folder)
+
+
+def _add_log(on_progress: Callable[[Progress], None] | None, log: Log) -> Callable[[Progress], None]:
+    """Return a callback that also sends the scores after each task to trackers; a step is a task of all runs."""
+
+    def report(progress: Progress) -> None:
+        if progress.event.phase == TASK_END:
+            name = f"{progress.method}-{progress.seed}"
+            numbers = {f"{name}/{key}": value for key, value in progress.event.metrics.items()}
+            log(numbers, progress.num_finished)
+        if on_progress is not None:
+            on_progress(progress)
+
+    return report
 
 
 def _run_and_keep(

@@ -31,7 +31,7 @@ from regard.runs.output_dir import atomic_folder
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
-from regard.runs.work_dir import WorkDir, open_work_dir
+from regard.runs.work_dir import WorkDir, find_log_dir, open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
 CHECKPOINTS = "checkpoints"
@@ -132,6 +132,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             loss=_loss,
             count=_count,
             folder=work.folder / CHECKPOINTS,
+            log_dir=find_log_dir(work_dir, resume=work.resume) if config.trackers else None,
             resume=work.resume,
             journal=work.journal,
             watchers=[losses, sinks],
