@@ -53,24 +53,24 @@ def make_steps(data: str, text: str | None, work: Path, results: Path = RESULTS)
     steps.append(Step("papa", "experiments.pages", ("papa",)))
     folder = ("--work", str(work / "prescale"))
     for stream in STREAMS:
-        hours = sum_hours(results / "prescale-cost.csv", "run_seconds", stream=stream)
-        steps.append(Step("prescale", "experiments.prescale.run", (stream, *of_data, *folder), hours))
+        took = sum_hours(results / "prescale-cost.csv", "run_seconds", stream=stream)
+        steps.append(Step("prescale", "experiments.prescale.run", (stream, *of_data, *folder), took))
     steps.append(Step("prescale", "experiments.pages", ("prescale", *folder)))
     folder = ("--work", str(work / "sapt"))
     for order in ORDERS:
-        hours = sum_hours(results / "sapt-cost.csv", "run_seconds", order=int(order))
-        steps.append(Step("sapt", "experiments.sapt.run", (order, *of_data, *folder), hours))
+        took = sum_hours(results / "sapt-cost.csv", "run_seconds", order=int(order))
+        steps.append(Step("sapt", "experiments.sapt.run", (order, *of_data, *folder), took))
     for name in ANALYSES:
         steps.append(Step("sapt", "experiments.sapt.analyses", (name, *of_data, *folder), ANALYSIS_HOURS))
     steps.append(Step("sapt", "experiments.pages", ("sapt", *folder)))
     folder = ("--work", str(work / "routing"))
-    hours = sum_hours(results / "routing-runs.csv", "run_s")
-    steps.append(Step("routing", "experiments.routing.run", (*of_data, *folder), hours))
+    took = sum_hours(results / "routing-runs.csv", "run_s")
+    steps.append(Step("routing", "experiments.routing.run", (*of_data, *folder), took))
     steps.append(Step("routing", "experiments.routing.routers", (*of_data, *folder), ROUTERS_HOURS))
     steps.append(Step("routing", "experiments.pages", ("routing", *folder)))
     if text is not None:
-        hours = sum_hours(results / "sinks.csv", "seconds")
-        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, "--work", str(work / "sinks")), hours))
+        took = sum_hours(results / "sinks.csv", "seconds")
+        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, "--work", str(work / "sinks")), took))
         steps.append(Step("sinks", "experiments.pages", ("sinks",)))
     return steps
 

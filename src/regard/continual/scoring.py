@@ -2,7 +2,8 @@
 
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, cast
@@ -22,10 +23,76 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHORTEST_STEMMED = 4
 
 
-def score_answer(metric: Metric, answer: str, references: Sequence[str]) -> float:
-    """Return an answer's grade by a metric: the best that it has beside any of the references."""
-    score = rouge_l_score if metric == "rouge-l" else exact_match_score
-    return max(score(answer, reference) for reference in references)
+def score_answer(metric: Metric, answer: str, references: Sequence[str], source: str = "") -> float:
+    """Return an answer's grade, 0 to 1: the best beside any reference; SARI's beside all, and the source."""
+    if metric == "sari":
+        return sari_score(source, answer, references)
+    return max(_SCORES[metric](answer, reference) for reference in references)
+
+
+def accuracy_score(answer: str, reference: str) -> float:
+    """Return 1 if the answer is the reference, character for character, but for spaces around it."""
+    return float(answer.strip() == reference.strip())
+
+
+def choice_score(answer: str, reference: str) -> float:
+    """Return 1 if two texts have the same letter behind "Answer: ", or without that at their beginning (ScienceQA)."""
+    letters = [text.partition("Answer:")[2].strip()[:1] or text.strip()[:1] for text in (answer, reference)]
+    return float(letters[0] == letters[1] != "")
+
+
+def edit_similarity_score(answer: str, reference: str) -> float:
+    """Return twice the longest common subsequence over the characters of both, in whole per cent; 0 for no text.
+
+    Literals of code such as <NUM_LIT:1> become their values first (Py150).
+    """
+    one, other = (_LITERAL.sub(_write_literal, text) for text in (answer, reference))
+    if not one or not other:
+        return 0.0
+    return round(200 * longest_common_subsequence(one, other) / (len(one) + len(other))) / 100
+
+
+_LITERAL = re.compile("<(STR|NUM|CHAR)_LIT(?::(.*?))?>", re.DOTALL)
+
+
+def _write_literal(match: re.Match[str]) -> str:
+    return match[2] if match[2] is not None else "0" if match[1] == "NUM" else ""
+
+
+def sari_score(source: str, answer: str, references: Sequence[str]) -> float:
+    """Return SARI (Xu et al. 2016), 0 to 1: the mean F1 of words kept and added, and precision of words deleted.
+
+    Means over n-grams of one to four tokens, which are words or signs in lower case. A share of nothing is 1.
+    """
+    texts = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in (source, answer, *references)]
+    return (
+        sum(_sari_of_ngrams(*([_count_ngrams(words, n) for words in texts]), n=len(references)) for n in range(1, 5))
+        / 4
+    )
+
+
+def _sari_of_ngrams(source: Counter[Any], answer: Counter[Any], *references: Counter[Any], n: int) -> float:
+    """Return the mean of the three parts of SARI for n-grams of one length, with `n` references."""
+    wanted: Counter[Any] = sum(references, Counter())
+    before, after = (Counter({gram: n * count for gram, count in grams.items()}) for grams in (source, answer))
+    kept, kept_well, to_keep = before & after, before & after & wanted, before & wanted
+    keep_precision = sum(count / kept[gram] for gram, count in kept_well.items()) / len(kept) if kept else 1.0
+    keep_recall = kept_well.total() / to_keep.total() if to_keep else 1.0
+    deleted = before - after
+    deleted_well = deleted - wanted
+    deletion = sum(count / deleted[gram] for gram, count in deleted_well.items()) / len(deleted) if deleted else 1.0
+    added, to_add = answer.keys() - source.keys(), wanted.keys() - source.keys()
+    added_well = len(added & wanted.keys())
+    addition = _f1(added_well / len(added) if added else 1.0, added_well / len(to_add) if to_add else 1.0)
+    return (_f1(keep_precision, keep_recall) + deletion + addition) / 3
+
+
+def _count_ngrams(words: Sequence[str], n: int) -> Counter[Any]:
+    return Counter(tuple(words[start : start + n]) for start in range(len(words) - n + 1))
+
+
+def _f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def exact_match_score(answer: str, reference: str) -> float:
@@ -79,6 +146,13 @@ def _stemmer() -> Any:
     return PorterStemmer()
 
 
+_SCORES: Mapping[Metric, Callable[[str, str], float]] = {
+    "rouge-l": rouge_l_score,
+    "exact-match": exact_match_score,
+    "accuracy": accuracy_score,
+    "choice": choice_score,
+    "edit-similarity": edit_similarity_score,
+}
 NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
 
@@ -118,9 +192,9 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
         raise UserError(
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
         )
-    references = task.split(split).targets
+    inputs, references = task.split(split).inputs, task.split(split).targets
     answers = _generate_by_row(learner, task, split, sharded=True)
-    total = sum(score_answer(task.metric, answer, references[row]) for row, answer in answers)
+    total = sum(score_answer(task.metric, answer, references[row], inputs[row]) for row, answer in answers)
     if processes.world_size() > 1:
         summed = torch.tensor(total, dtype=torch.float64, device=learner.device)
         dist.all_reduce(summed)

@@ -41,6 +41,7 @@ class Benchmark:
     prompt: str  # template with {definition} and {input}
     prompt_without_definition: str
     tasks: Mapping[str, InstructionTask] = field(default_factory=dict)  # all others have free answers
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of tasks that have another one
 
 
 def _named_parts(*names: str) -> str:
@@ -127,6 +128,26 @@ SUPER_NI = Benchmark(
     metric="rouge-l",
     prompt="Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ",
     prompt_without_definition="Now complete the following example -\nInput: {input}\nOutput: ",
+)
+
+TRACE_METRICS: Mapping[str, Metric] = {
+    "C-STANCE": "accuracy",
+    "FOMC": "accuracy",
+    "MeetingBank": "rouge-l",
+    "Py150": "edit-similarity",
+    "ScienceQA": "choice",
+    "NumGLUE-cm": "accuracy",
+    "NumGLUE-ds": "accuracy",
+    "20Minuten": "sari",
+}
+"""The tasks of TRACE (arXiv 2310.06762) in their order, and how answers are scored."""
+TRACE = Benchmark(
+    folder="TRACE",
+    task_types=("generation",),
+    metric="accuracy",
+    prompt="{input}",
+    prompt_without_definition="{input}",
+    metrics=TRACE_METRICS,
 )
 
 _ORDER_3 = tuple(task.name for task in _LONG_SEQUENCE_TASKS)

@@ -38,9 +38,11 @@ class InstructionFile(NamedTuple):
 
 
 def load_instances(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """Load a JSON file with Instances, and return its content and the pairs of input and output."""
+    """Load a JSON file with Instances, or a list of TRACE; return its content and the pairs of input and output."""
     try:
         content = json.loads("\n".join(read_text_lines(path, STREAM)))
+        if content and isinstance(content, list):
+            return {}, [(row["prompt"], row["answer"]) for row in content]
         return content, [(row["input"], row["output"]) for row in content["Instances"]]
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
@@ -65,12 +67,17 @@ def read_instruction_file(path: Path) -> InstructionFile:
 def find_task_files(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:
     """Find the files of a task by split, or a single file as "all"; empty if there are none."""
     for root in candidate_folders(folder, benchmark):
-        files = {split: file for split in _SPLIT_FILES if (file := find_file(root / name, f"{split}.json"))}
+        files = {split: file for split in _SPLIT_FILES if (file := find_file(root / name, *_list_names(split)))}
         if files:
             return files
         if file := find_file(root, f"{name}.json"):
             return {"all": file}
     return {}
+
+
+def _list_names(split: str) -> tuple[str, ...]:
+    """Return the names of a split's file; TRACE's dev split is eval.json."""
+    return ("dev.json", "eval.json") if split == "dev" else (f"{split}.json",)
 
 
 def candidate_folders(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:

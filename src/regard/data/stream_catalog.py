@@ -213,4 +213,11 @@ STREAMS: Mapping[str, StreamSpec] = {
         benchmark=benchmarks.SUPER_NI,
         paper="arXiv 2401.08295",
     ),
+    "trace": StreamSpec(
+        tasks=tuple(StreamTaskSpec(name, name, ()) for name in benchmarks.TRACE_METRICS),
+        samples_per_class=5000,
+        max_eval_samples=2000,
+        benchmark=benchmarks.TRACE,
+        paper="arXiv 2310.06762",
+    ),
 }

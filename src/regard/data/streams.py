@@ -96,7 +96,7 @@ def read_stream(
     stream = assemble_stream(
         name if spec else Path(name).resolve().name,
         raw,
-        metric=_choose_metric(raw, benchmark) if metadata.get("task_type") == "generation" else None,
+        metric=_choose_metrics(raw, benchmark) if metadata.get("task_type") == "generation" else None,
         samples_per_class=samples,
         max_eval_samples=max_eval_samples,
         seed=seed,
@@ -111,7 +111,7 @@ def assemble_stream(
     name: str,
     raw: Sequence[RawTask],
     *,
-    metric: Metric | None = None,
+    metric: Metric | Sequence[Metric] | None = None,
     samples_per_class: Sequence[int | None],
     max_eval_samples: int | None,
     seed: int,
@@ -121,7 +121,7 @@ def assemble_stream(
 ) -> Stream:
     """Make a stream of tasks as read: clean their splits (see `clean_splits`) and sample rows.
 
-    Tasks with a `metric` are text to text. `samples_per_class` has one number per task.
+    Tasks with a `metric`, one for all or one each, are text to text. `samples_per_class` has one number per task.
     """
     available = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
     sampled = [
@@ -129,9 +129,13 @@ def assemble_stream(
         for splits, task, count in zip(available, raw, samples_per_class, strict=True)
     ]
     comparison = compare_splits(raw, available, protocol, seed)
+    metrics = [metric] * len(raw) if metric is None or isinstance(metric, str) else metric
     return Stream(
         name=name,
-        tasks=tuple(make_text_task(task, metric) if metric else make_classification_task(task) for task in sampled),
+        tasks=tuple(
+            make_text_task(task, metric) if metric else make_classification_task(task)
+            for task, metric in zip(sampled, metrics, strict=True)
+        ),
         order=tuple(range(len(raw))),
         seed=seed,
         protocol=protocol,
@@ -208,11 +212,11 @@ def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dic
     return {"task_type": "generation" if is_text else "classification", "instructions": has_instructions}
 
 
-def _choose_metric(raw: Sequence[RawTask], benchmark: Benchmark | None) -> Metric:
+def _choose_metrics(raw: Sequence[RawTask], benchmark: Benchmark | None) -> list[Metric]:
     """Return how answers are scored: as published, or a user's free answers as SuperNI's, labels as Long Sequence's."""
-    if benchmark is not None:
-        return benchmark.metric
-    return SUPER_NI.metric if raw[0].has_free_answers else LONG_SEQUENCE.metric
+    if benchmark is None:
+        benchmark = SUPER_NI if raw[0].has_free_answers else LONG_SEQUENCE
+    return [benchmark.metrics.get(task.name, benchmark.metric) for task in raw]
 
 
 def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HELP = "Train on task after task, and measure forgetting."
 EXAMPLES = """streams:
   stdlib-split (embedded), ag-split, db-split, yahoo-split, yahoo-db-split,
-  news-series, news-series-mnli, reviews, long-sequence, superni
+  news-series, news-series-mnli, reviews, long-sequence, superni, trace
 
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
