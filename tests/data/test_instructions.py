@@ -410,7 +410,7 @@ def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
         (
             "stdlib-split",
             {"task_type": "generation"},
-            "task-type: expected classification with 'stdlib-split' (others: long-sequence, superni), got",
+            "task-type: expected classification with 'stdlib-split' (others: long-sequence, superni, trace), got",
         ),
         ("stdlib-split", {"instructions": True}, "instructions: expected none, or one of the streams long-sequence"),
     ],

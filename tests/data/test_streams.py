@@ -392,7 +392,7 @@ def test_ag_from_the_hub_with_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_stream_that_is_not_there() -> None:
     said = message_of("db-splits")
     assert said.startswith("stream: expected one of yahoo-split, db-split, ")
-    assert "stdlib-split, long-sequence, superni, a file (.jsonl, .csv, .tsv, .parquet) or a folder" in said
+    assert "stdlib-split, long-sequence, superni, trace, a file (.jsonl, .csv, .tsv, .parquet) or a folder" in said
     assert said.endswith("got 'db-splits'")
 
 
