@@ -67,7 +67,8 @@ def test_the_tables(whole: LearnResult) -> None:
     assert {name: tuple(table_of(whole, name)) for name in TABLES} == COLUMNS
     assert whole.gate.empty
     assert whole.pseudo.empty
-    for name in (one for one in TABLES if one not in ("gate", "pseudo")):
+    assert whole.general.empty
+    for name in (one for one in TABLES if one not in ("gate", "pseudo", "general")):
         table = table_of(whole, name)
         assert set(table["method"]) == set(METHODS)
         assert {*table["stream"]} == {"words"}
