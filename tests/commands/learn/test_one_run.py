@@ -134,7 +134,13 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
     """Of every task, beside its rows; a run without any has none, and what was found is read again."""
     for task in stream().tasks:
         published(tmp_path / "written", task.name, *(" ".join(one) for one in task.train.texts[::2]))
-    settings = (*SAPT["set"], "router=attention", "reflection=generated", "memory_size=4", f"pseudo_samples_dir={tmp_path / 'written'}")
+    settings = (
+        *SAPT["set"],
+        "router=attention",
+        "reflection=generated",
+        "memory_size=4",
+        f"pseudo_samples_dir={tmp_path / 'written'}",
+    )
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
     assert tuple(found.pseudo) == COLUMNS["pseudo"]
     kept = found.pseudo[found.pseudo["statistic"] == "kept"]
