@@ -41,13 +41,14 @@ LIMITS = {
     "constant_attention": 150,
     "structured_constants": 120,
     "cached_probe": 90,
-    "operators": 300,
+    "operators": 270,
     "loss_layer": 60,
     "attention_backend": 120,
-    "training_step": 270,
+    "training_step": 240,
     "learning": 120,
     "adapters": 150,
     "gathering": 60,
+    "look": 60,
 }
 """Seconds that each part may take, 40 minutes in all."""
 GPU_OPTIONS = {"training_step": ("--sizes", "10M,124M", "--lengths", "1024", "--parts", "peers")}

@@ -25,6 +25,7 @@ TITLES = {
     "learning": "Learning a task",
     "adapters": "A pool of LoRA adapters",
     "gathering": "Gathering or masking adapters",
+    "look": "A look at a text",
 }
 """The benchmarks that run on a GPU, in order, and their headings."""
 MOST_ROWS = 12

@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for name, (loaded, count, words) in cases.items():
         text = " ".join(words[(7 * index) % len(words)] for index in range(count))
-        ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"]
+        loaded.model.to(given.device)
+        ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"].to(given.device)
         page = regard.look(loaded, text=text).page()
 
         def plain(loaded: Loaded = loaded, ids: Any = ids) -> object:

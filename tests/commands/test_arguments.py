@@ -77,7 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "learn": {
         **RESUMABLE,
         **dict.fromkeys(COURSE, argparse.SUPPRESS),
-        "stream": None,
+        **dict.fromkeys(("stream", "--continue")),
         "--seeds": None,
         "--no-save-models": False,
     },

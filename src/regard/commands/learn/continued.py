@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.config import AS_GIVEN, LearnConfig
+from regard.commands.learn.heads import HEAD
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
 from regard.continual.earlier_tasks import KEPT, EarlierTasks
 from regard.continual.methods import method_named
 from regard.continual.run_state import TABLES
+from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.runs.config import read_results
 from regard.runs.integrity import SEAL
 
 CONTINUED = "continued"
 """Key in the metadata: the runs that this one went on with, the first first."""
-_CHANGEABLE = LearnConfig.resumable | {"stream", "model"}
+RunT = TypeVar("RunT", bound=Any)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +42,29 @@ class FinishedRun:
     def seeds(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(run["seed"]) for run in self.result.metadata["runs"]))
 
-    def config(self, changes: Mapping[str, Any]) -> LearnConfig:
+    def configure(self, stream: Any, method: Any, seeds: Any, arguments: Mapping[str, Any]) -> LearnConfig:
         """Return the run's configuration with the new tasks behind its stream. Raises UserError for other changes."""
         config = LearnConfig.from_dict(self.result.metadata["config"])
+        for name, value in {"method": method, "seeds": seeds}.items():
+            if value is not None:
+                raise UserError(f"{name}: expected none with a run to go on with, which has its own")
+        changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
         for name, value in changes.items():
-            if name not in _CHANGEABLE and value != getattr(config, name):
-                raise UserError(
-                    f"{name.replace('_', '-')}: expected that of {self.folder}, which is gone on with, got {value!r}"
-                )
-        new = {name: value for name, value in changes.items() if name in _CHANGEABLE}
-        if "stream" in new:
-            new["stream"] = f"{config.stream},{new['stream']}"
-        return config.replace(**new)
+            if name not in LearnConfig.resumable and value != getattr(config, name):
+                problem = f"expected that of {self.folder}, which is gone on with, got {value!r}"
+                raise UserError(f"{name.replace('_', '-')}: {problem}")
+        if isinstance(stream, Stream):
+            return config.replace(**changes, stream=stream.name, order=AS_GIVEN)
+        if config.order == AS_GIVEN:
+            raise UserError(f"stream: expected all tasks as one Stream, as {self.folder} was over a Stream")
+        return config.replace(**changes, stream=f"{config.stream},{stream}")
+
+    def go_on(self, run: RunT) -> RunT:
+        """Return a run as the finished one was begun: its length, its head, its adapters, and its tasks."""
+        chosen = self.choices(run.config.label, run.config.seed)
+        config = replace(run.config, length=chosen["length"], head=chosen.get(HEAD) or "method")
+        changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "earlier": self.earlier_tasks(config)}
+        return replace(run, config=config, **changes)
 
     def choices(self, method: str, seed: int) -> Mapping[str, Any]:
         """Return what the run chose for a method and a seed. Raises UserError if it has no such run."""
@@ -59,10 +72,6 @@ class FinishedRun:
             if (run["method"], int(run["seed"])) == (method, seed):
                 return run
         raise UserError(f"continue: {self.folder} has no run of {method} with seed {seed}")
-
-    def lora(self, method: str, seed: int) -> Mapping[str, Any] | None:
-        """Return the adapters that a reference trains."""
-        return self.choices(method, seed).get(LORA)
 
     def earlier_tasks(self, config: LearnConfig) -> EarlierTasks | None:
         """Return the tasks of one run, None for `joint`, which begins anew. Raises UserError if nothing was kept."""

@@ -165,7 +165,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     if finished is None:
         config = _make_config(stream, method, model, arguments)
     else:
-        config, seeds = _continue_config(finished, stream, method, model, seeds, arguments)
+        config, seeds = finished.configure(stream, method, seeds, arguments), finished.seeds
     by_method = split_methods(config)
     configs = [replace(run, seed=run_seed) for run_seed in _seeds(seeds, config) for run in by_method]
     own_stream = add_row_hashes(stream) if isinstance(stream, Stream) else None
@@ -188,7 +188,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
             for run in configs
         ]
         if finished is not None:
-            runs = [_continue_run(run, finished) for run in runs]
+            runs = [finished.go_on(run) for run in runs]
         if work.can_resume() and not work.resume:  # `start` deletes its state: check first
             for run in runs[: len(by_method)]:
                 check_method(run.config, run.stream, loaded, run.lora)
@@ -288,35 +288,6 @@ def _make_config(
         if changes.get(name) is not None:
             raise UserError(f"{name.replace('_', '-')} cannot be used with a Stream object, which has its own rows")
     return LearnConfig.from_dict({"stream": stream.name, "order": AS_GIVEN, **changes})
-
-
-def _continue_config(
-    finished: FinishedRun, stream: Any, method: Any, model: Any, seeds: Any, arguments: Mapping[str, Any]
-) -> tuple[LearnConfig, tuple[int, ...]]:
-    """Return the configuration and the seeds of a run that goes on. Raises UserError for what it cannot change."""
-    if method is not None or seeds is not None:
-        given = "method" if method is not None else "seeds"
-        raise UserError(f"{given}: expected none with a run to go on with, which has its own")
-    changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
-    if isinstance(stream, Stream):
-        return replace(finished.config(changes), stream=stream.name, order=AS_GIVEN), finished.seeds
-    if finished.result.metadata["config"]["order"] == AS_GIVEN:
-        raise UserError(f"stream: expected all tasks as one Stream, as {finished.folder} was over a Stream")
-    return finished.config({**changes, "stream": str(stream)}), finished.seeds
-
-
-def _continue_run(run: _Run, finished: FinishedRun) -> _Run:
-    """Return a run as the finished one was begun: its length, its head, its adapters, and its tasks."""
-    chosen, label, seed = finished.choices(run.config.label, run.config.seed), run.config.label, run.config.seed
-    head: Any = chosen.get(HEAD) or "method"
-    config = replace(run.config, length=chosen["length"], head=head)
-    return replace(
-        run,
-        config=config,
-        fitted=chosen["fitted"],
-        lora=finished.lora(label, seed),
-        earlier=finished.earlier_tasks(config),
-    )
 
 
 def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:
