@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from regard.commands.replace.run import replace as replace
     from regard.commands.sweep.run import sweep as sweep
     from regard.constants import Constants as Constants
+    from regard.continual.learnt_model import LearntModel as LearntModel
     from regard.hooks import ReplacedModel as ReplacedModel
     from regard.hooks import average_attention as average_attention
     from regard.hooks import mixing as mixing
@@ -55,6 +56,7 @@ _MODULES = {
     "GateCallback": "regard.adapters.gate_callback",
     "LearnConfig": "regard.commands.learn.config",
     "LearnResult": "regard.commands.learn.result",
+    "LearntModel": "regard.continual.learnt_model",
     "LookConfig": "regard.commands.look.config",
     "LookResult": "regard.commands.look.run",
     "MeasureResult": "regard.commands.measure.result",

@@ -157,13 +157,20 @@ def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: i
 
 
 def export_network(
-    network: Network, tokenizer: Any, metadata: Mapping[str, Any], folder: str | Path, *, overwrite: bool = False
+    network: Network,
+    tokenizer: Any,
+    metadata: Mapping[str, Any],
+    folder: str | Path,
+    *,
+    card: str = "",
+    overwrite: bool = False,
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
     Of tasks from text to text it is the language model itself, with adapters added to its weights. A network with more
     than the classifier is written as well, for `load_network`; and alone where the classifier is nothing without it, as
-    in L2P. The memory of MbPA++ is not. With `overwrite` it may replace a folder that has the file `LINEAGE`.
+    in L2P. The memory of MbPA++ is not. A `card` is written as README.md. With `overwrite` it may replace a folder that
+    has the file `LINEAGE`.
     """
     with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as target:
         (target / LINEAGE).write_text(json.dumps(network.classifier.config.lineage, indent=1) + "\n", encoding="utf-8")
@@ -182,6 +189,8 @@ def export_network(
             method_metadata = {"method": metadata["method"], "tasks": len(metadata["tasks"]), "seed": metadata["seed"]}
             method_metadata["lora"] = network.classifier.config.lora
             (target / METHOD).write_text(json.dumps(method_metadata, indent=1) + "\n", encoding="utf-8")
+        if card:
+            (target / "README.md").write_text(card, encoding="utf-8")
     return Path(folder)
 
 

@@ -85,7 +85,28 @@ def rollback(
     network, lineage, model = restore(run, task, method=method, seed=seed, model=model)
     if peft:
         return extract_adapters(model.model, network).export_peft_set(out, overwrite=overwrite)
-    return export_network(network, model.tokenizer, lineage, out, overwrite=overwrite)
+    return export_network(
+        network, model.tokenizer, lineage, out, card=_write_card(run, network, method, seed), overwrite=overwrite
+    )
+
+
+def _write_card(run: str | Path, network: Network, method: str | None, seed: int | None) -> str:
+    """Add the length of texts to the network's lineage, and return its card."""
+    import pandas as pd
+
+    from regard.continual.learnt_model import describe_learnt_model
+    from regard.models.generator import Generator
+    from regard.runs.result import read_metadata
+
+    run_metadata = _find_run(read_metadata(run, "learn")["runs"], method, seed)
+    learnt = network.classifier.config.lineage
+    learnt["length"] = run_metadata["length"]
+    last = run_metadata["tasks"].index(learnt["tasks"][-1]["name"]) + 1 if learnt["tasks"] else 0
+    matrix = pd.read_parquet(Path(run) / "matrix.parquet")
+    of_run = (matrix["method"] == run_metadata["method"]) & (matrix["seed"] == run_metadata["seed"])
+    rows = matrix[of_run & (matrix["after_task"] == last) & (matrix["scenario"] == "til")]
+    scores = dict(zip(rows["task"], map(float, rows["score"]), strict=True))
+    return describe_learnt_model(learnt, scores, writes=isinstance(network.classifier, Generator))
 
 
 def restore(

@@ -1,0 +1,75 @@
+"""A folder that was handed on gives the labels that the run was scored with."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from regard.commands.learn.result import LearnResult
+from regard.commands.learn.rollback import rollback
+from regard.commands.learn.run import learn
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import loaded, stream
+
+METHODS = ["finetune", "sapt"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("learnt")
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "num_epochs": 3, "set": ("r=2",)}
+    found = learn(stream(), METHODS, loaded(), seeds=[1], work_dir=place / "work", **fields)
+    return found.save(place / "run")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_path: Path) -> None:
+    folder = rollback(run, 2, tmp_path / "model", method=method, model=loaded())
+    model = regard.LearntModel.from_pretrained(folder)
+    matrix = LearnResult.load(run).accuracy_matrix
+    rows = matrix[(matrix["method"].str.startswith(method)) & (matrix["after_task"] == 2)]
+    for place, task in enumerate(stream().tasks[:2], 1):
+        names = [task.labels[label] for label in task.test.labels]
+        for scenario, known in (("til", task.name), ("cil", None)):
+            predicted = model.predict(task.test.texts, known)
+            right = 100 * sum(map(str.__eq__, predicted, names)) / len(names)
+            assert right == pytest.approx(
+                rows[(rows["scenario"] == scenario) & (rows["task_index"] == place)]["score"].item()
+            )
+    assert model.labels() == (*stream().tasks[0].labels, *stream().tasks[1].labels)
+    with pytest.raises(UserError, match="^task: expected one of cat-dog, red-blue-green, got 'run-sit'"):
+        model.predict(["a cat"], "run-sit")
+
+
+def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: Path, tmp_path: Path) -> None:
+    folder = rollback(run, 2, tmp_path / "model", method="sapt", model=loaded())
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| 2 | red-blue-green | red, blue, green |" in card
+    assert str(tmp_path) not in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    lines = code.replace("FOLDER", str(folder)).replace("model.predict", "print(model.predict").strip() + ")"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()[2:-2] in regard.LearntModel.from_pretrained(folder).labels()
+
+
+def test_other_folders_and_models_that_write_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"lineage.json"):
+        regard.LearntModel.from_pretrained(tmp_path / "empty")
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
+    found = learn(
+        small_text_tasks.stream(2), "finetune", small_text_tasks.loaded(), work_dir=tmp_path / "work", **fields
+    )
+    folder = rollback(found.save(tmp_path / "run"), 1, tmp_path / "model", model=small_text_tasks.loaded())
+    with pytest.raises(UserError, match="^model: expected one of classes, .* writes answers"):
+        regard.LearntModel.from_pretrained(folder)
+    assert "load_network" in (folder / "README.md").read_text(encoding="utf-8")
