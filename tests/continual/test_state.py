@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,28 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
     for (names, states), (again, mine) in zip(whole, parts, strict=True):
         assert again == names
         assert torch.equal(mine, states)
+
+
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 100))  # each look at the clock is 100 seconds after the one before
+    monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(clock)))
+
+    def learnt(stop: int | None, *, resume: bool) -> running.RunState:
+        method = Sapt(SaptConfig(r=2))
+        learner = make_learner(stream(2), method, loaded(), BUDGET, seed=1)
+
+        def tell(num_tasks: int, _rows: Any) -> None:
+            if num_tasks == stop:
+                raise KeyboardInterrupt
+
+        return run_stream(learner, method, folder=tmp_path, resume=resume, on_kept=tell)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        learnt(1, resume=False)
+    manifest = json.loads((tmp_path / "after-00000001" / "manifest.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(KeyboardInterrupt):
+        learnt(2, resume=True)
+    last = learnt(None, resume=True)
+    assert last.seconds_before > manifest["record"]["rows"]["seconds"] >= 100

@@ -99,7 +99,8 @@ def run_stream(
     in every process before its state is written (perhaps again in a resumed run), `on_kept` when it is written,
     with all rows so far.
     """
-    run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
+    start, run = time.perf_counter(), RunState(learner, method)
+    checkpoint_dir = None if folder is None else Path(folder)
     fingerprint, tasks_trained = _fingerprint(learner, method), 0
     restored = None
     if checkpoint_dir is not None and resume:
@@ -110,6 +111,7 @@ def run_stream(
         restored = earlier.restore(learner)
     if restored is not None:
         tasks_trained, method.state, rows = restored
+        run.seconds_before = float(rows.get("seconds", 0.0))
         run.rows = {name: rows.get(name, []) for name in run.rows}
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
@@ -140,7 +142,8 @@ def run_stream(
         if checkpoint_dir is not None:
             with processes.raise_on_all_ranks():
                 if is_main_process():
-                    rows = {**run.rows, "identity": fingerprint}
+                    seconds = run.seconds_before + time.perf_counter() - start
+                    rows = {**run.rows, "identity": fingerprint, "seconds": seconds}
                     save(checkpoint_dir, task + 1, learner.network, method.state, rows)
                     shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
         run.rows["cost"][-1]["saving_seconds"] = time.perf_counter() - saving

@@ -40,11 +40,15 @@ class ProgressEvent:
 
 @dataclass(eq=False)
 class RunState:
-    """What a run gave: rows of its tables, and its network as it is at the end; `peak_memory` is in MiB."""
+    """What a run gave: rows of its tables, and its network as it is at the end; `peak_memory` is in MiB.
+
+    `seconds_before` are those of the parts before it was resumed, each as far as its last state.
+    """
 
     learner: Learner
     method: Method
     peak_memory: float = 0.0
+    seconds_before: float = 0.0
     rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
     @property

@@ -127,7 +127,7 @@ def run_method(
         **rows,
         "interference": pairs,
         "pseudo": collect_rows(learner, method, len(stream)) if config.diagnostic_samples else [],
-        "seconds": round(time.perf_counter() - start, 3),
+        "seconds": round(run_state.seconds_before + time.perf_counter() - start, 3),
         "peak_memory_mib": round(max(run_state.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
         "device": str(learner.device),
