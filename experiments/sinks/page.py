@@ -101,8 +101,8 @@ def describe_settings(tables: Tables) -> str:
         f"{f' ({join_words(several)}: more)' if several else ''}; {tables.seeds} seeds from weights to text order; "
         f"{tables.ends['seconds'].median() / 60:.1f} minutes a run. Sinks are measured on "
         f"{record['watch']['samples']} held-out sequences of {tables.length} tokens; uniform attention has a mean α₁ "
-        f"of {record['watch']['uniform']:.3f} without window, prefix and virtual sink, and the steps of emergence of rows "
-        f"that have one were judged by it as well, as Regard did at the time. torch {record['versions']['torch']}."
+        f"of {record['watch']['uniform']:.3f} without window, prefix and virtual sink, and the steps of emergence of "
+        f"rows that have one were judged by it as well, as Regard did at the time. torch {record['versions']['torch']}."
     )
 
 
