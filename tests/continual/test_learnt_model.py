@@ -45,7 +45,7 @@ def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_pa
                 rows[(rows["scenario"] == scenario) & (rows["task_index"] == place)]["score"].item()
             )
     assert model.labels() == (*stream().tasks[0].labels, *stream().tasks[1].labels)
-    with pytest.raises(UserError, match="^task: expected one of cat-dog, red-blue-green, got 'run-sit'"):
+    with pytest.raises(UserError, match=r"^task: expected one of cat-dog, red-blue-green, got 'run-sit'"):
         model.predict(["a cat"], "run-sit")
 
 
@@ -70,6 +70,6 @@ def test_other_folders_and_models_that_write_are_refused(tmp_path: Path) -> None
         small_text_tasks.stream(2), "finetune", small_text_tasks.loaded(), work_dir=tmp_path / "work", **fields
     )
     folder = rollback(found.save(tmp_path / "run"), 1, tmp_path / "model", model=small_text_tasks.loaded())
-    with pytest.raises(UserError, match="^model: expected one of classes, .* writes answers"):
+    with pytest.raises(UserError, match=r"^model: expected one of classes, .* writes answers"):
         regard.LearntModel.from_pretrained(folder)
     assert "load_network" in (folder / "README.md").read_text(encoding="utf-8")
