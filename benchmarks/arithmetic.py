@@ -152,7 +152,7 @@ def make_page() -> str:
         table,
         wrap(
             "Moved: the bytes that a forward of one batch reads of base (bfloat16), adapters and router. Hours: "
-            "training of a task behind all others; all adapters mixed, the best few of each row (`top_k`), and adapters "
+            "training of a task behind all others; all adapters mixed, a row's best few (`top_k`), and adapters "
             "above the query's layers alone (`above_query`), whose query costs nothing. Without `top_k`, a thousand "
             f"adapters add {shares} of the base's operations to each forward. The covariance of the router is one for "
             "all tasks; its memory grows with the square of the width: `query_layers` with one layer takes a quarter."
