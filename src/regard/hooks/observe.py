@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -29,13 +28,12 @@ from regard.hooks.modalities import RootTokens, TokenModalities
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
+from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences, find_site
-from regard.statistics import Statistic, StatisticRow, select_statistics
-from regard.statistics.columns import Columns, Positions, join_columns, select_positions
+from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass
-from regard.statistics.table import select_rows
 
 EMBEDDING_LAYER = -1
 """Index of the layer whose output is the input of layer 0."""
@@ -80,7 +78,7 @@ def watching(
         watch.close()
 
 
-class Watch(Observer):
+class Watch(Observer, Readings):
     """The statistics measured so far.
 
     Sequences count once they are finished: by the next ones, by `close`, or at the end of the block. `samples` is their
@@ -88,8 +86,7 @@ class Watch(Observer):
     """
 
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
-        self.statistics = {statistic.name: statistic for statistic in statistics}
-        self.samples = 0
+        super().__init__(type(model).__name__, {statistic.name: statistic for statistic in statistics})
         self.seconds = dict.fromkeys(self.statistics, 0.0)
         self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
         for name in _required_reductions(statistics):
@@ -119,31 +116,6 @@ class Watch(Observer):
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
         self.latest = CallPosition(0)
         """The position of the latest call."""
-
-    def __getitem__(self, name: str) -> Statistic:
-        """Return the statistic of this name."""
-        return self.statistics[name]
-
-    def rows(self) -> list[StatisticRow]:
-        """Return all results so far, as rows of the table.
-
-        Raises:
-            UserError: A row is of no sample.
-        """
-        return [row for part in self.columns() for row in part.rows()]
-
-    def columns(self, positions: Positions = "all") -> list[Columns]:
-        """Return the results so far as columns with some positions, cheaper than `rows`; raise as it does."""
-        statistics = self.statistics.values()
-        columns = [part for statistic in statistics for part in select_positions(statistic.columns(), positions)]
-        if empty := [part for part in columns if (part.n < 1).any()]:
-            name, site, layer = empty[0][:3]
-            raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")
-        return columns
-
-    def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
-        return select_rows(join_columns(self.columns()), statistic, equal)
 
     @property
     def left_out(self) -> frozenset[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from regard.runs.rank import is_main_process
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN_INTERVAL = 30.0  # seconds between two lines where standard error is no terminal
+NOTEBOOK_INTERVAL = 0.2  # seconds between two pictures of a notebook's bar
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,5 +129,57 @@ def _bar(console: Console) -> Iterator[OnProgress]:
                 notes.add(event.note)
                 console.print(event.note, soft_wrap=True, markup=False)
             bar.update(task, description=str(event), completed=event.step, total=event.steps)
+
+        yield show
+
+
+def shown_in_notebook(adapt: Callable[[OnProgress], Callable[[Any], None]] | None = None) -> Callable[[F], F]:
+    """Give the decorated command a bar as its `on_progress` in a notebook, if it is given none.
+
+    `adapt` makes a callback for the command's own events out of one for a `ProgressEvent`.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("on_progress") is not None or not in_notebook() or not is_main_process():
+                return function(*args, **kwargs)
+            with _notebook_bar() as show:
+                return function(*args, **{**kwargs, "on_progress": show if adapt is None else adapt(show)})
+
+        return cast("F", command)
+
+    return decorate
+
+
+def in_notebook() -> bool:
+    """Return whether the process is the kernel of a notebook, as Jupyter and Colab start it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+@contextlib.contextmanager
+def _notebook_bar() -> Iterator[OnProgress]:
+    """Yield a callback that shows events as a bar: a widget where there are some, else text."""
+    from tqdm.auto import tqdm
+
+    notes: set[str] = set()
+    shown_at, phase = 0.0, ""
+    with tqdm(desc="starting", bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]") as bar:
+
+        def show(event: ProgressEvent) -> None:
+            nonlocal shown_at, phase
+            if event.note and event.note not in notes:
+                notes.add(event.note)
+                bar.write(event.note)
+            if event.steps is not None and event.steps != bar.total:
+                bar.reset(event.steps)
+            bar.n = event.step
+            bar.set_description_str(str(event), refresh=False)
+            is_last, now = event.step == event.steps, time.monotonic()
+            if is_last or event.milestone or event.phase != phase or now - shown_at >= NOTEBOOK_INTERVAL:
+                bar.refresh()
+                shown_at, phase = now, event.phase
 
         yield show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pandas as pd
 
 from regard.errors import UserError, describe_error
+from regard.runs.display import Display
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
 from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
+from regard.runs.selection import select_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="RunResult")
 
 
-class RunResult(ABC):
+class RunResult(Display):
     """The result of a command: tables, metadata, and a page.
 
     A folder holds `results.json` (the metadata, with the checksums of all other files), each table as Parquet,
@@ -40,11 +42,30 @@ class RunResult(ABC):
     def summary(self) -> RenderableType:
         """Return the few lines that a terminal shows, for rich's `print`."""
 
+    @property
+    def _all_tables(self) -> dict[str, pd.DataFrame]:
+        return {file: getattr(self, name) for name, file in self.tables.items()}
+
+    def frame(self, name: str | None = None, /, **equal: Any) -> pd.DataFrame:
+        """Return rows of a table (None: the first) by column, as `result.frame("cost", dynamic_fraction=0)`.
+
+        A value of None is null, several are any of them. Warns if no row is left. Raises UserError for an unknown
+        table or column.
+        """
+        tables = self._all_tables
+        if name is not None and name not in tables:
+            raise UserError(f"unknown table {name!r}; the run has: {', '.join(tables)}")
+        return select_rows(tables[next(iter(tables)) if name is None else name], equal, name)
+
+    def overview(self) -> pd.DataFrame:
+        """Return the main figures by name."""
+        return pd.DataFrame(self.main_figures().items(), columns=["figure", "value"])
+
     def main_figures(self) -> dict[str, float]:
         """Return the figures by which runs are compared, by name."""
         return {}
 
-    def write_artifacts(self, folder: Path) -> None:  # noqa: B027 - most results have nothing more
+    def write_artifacts(self, folder: Path) -> None:
         """Write what the folder holds beside tables, metadata and page."""
 
     @classmethod

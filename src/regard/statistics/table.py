@@ -1,6 +1,6 @@
 """The tidy table of all results: its columns, and the selection of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,28 +31,16 @@ def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
     return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
 
 
-def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows of a statistic (None: all), with one of the values (None: null) in each column of `equal`.
+def select_statistic(table: pd.DataFrame, statistic: str | None) -> pd.DataFrame:
+    """Return the rows of a statistic (None: all). Raises UserError for one that the table lacks.
 
     A name that no row has stands for its numbers, as massive_activations for massive_activations_top1.
     """
-    if statistic is not None:
-        check_statistic(table, statistic)
-        exact = table["statistic"] == statistic
-        table = table[exact if exact.any() else filter_statistic(table, statistic)]
-    for column, value in equal.items():
-        if column not in table:
-            raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
-        if value is None:
-            table = table[table[column].isna()]
-        elif isinstance(value, (list, tuple, set, range)):
-            table = table[table[column].isin(list(value))]
-        else:
-            if column == "epsilon" and not (table[column] == value).any():
-                known = ", ".join(f"{number:g}" for number in table[column].dropna().unique()) or "none"
-                raise UserError(f"epsilon: {value!r} was not measured; the table has: {known}")
-            table = table[table[column] == value]
-    return table.reset_index(drop=True)
+    if statistic is None:
+        return table
+    check_statistic(table, statistic)
+    exact = table["statistic"] == statistic
+    return table[exact if exact.any() else filter_statistic(table, statistic)]
 
 
 def check_statistic(table: pd.DataFrame, statistic: str) -> None:

@@ -337,9 +337,23 @@ def test_rows_by_what_they_are_of(run: MeasureResult) -> None:
     assert len(run.frame("column_mass", layer=1, head=3)) == 20
     assert len(run.frame("column_mass", layer=1, head=3, position=4)) == 1
     assert set(run.frame(layer=-1)["statistic"]) >= {"hidden_norm"}
-    assert run.frame("column_mass", layer=7).empty
-    assert run.frame("column_mass", site="encoder").empty
     pd.testing.assert_frame_equal(run.frame(), run.table)
+
+
+@pytest.mark.parametrize(
+    "equal, message",
+    [
+        ({"layer": 7}, r"frame\('column_mass', layer=7\) is empty: layer was measured for 0, 1, 2"),
+        ({"layer": 1, "site": "encoder"}, "layer=1, site='encoder'.* is empty: site was measured for decoder"),
+        ({"head": None}, "is empty: head was measured for 0, 1, 2, 3"),
+        ({"position": [40, 41]}, "is empty: position was measured for 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
+    ],
+)
+def test_an_empty_selection_says_what_was_measured(run: MeasureResult, equal: dict[str, Any], message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as warned:
+        assert run.frame("column_mass", **equal).empty
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
 
 
 def test_an_epsilon_that_was_not_measured_is_refused(run: MeasureResult) -> None:

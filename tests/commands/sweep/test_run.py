@@ -130,6 +130,21 @@ def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     assert sorted(told.finished for told in events if told.event.kind == "finished") == list(range(1, 9))
 
 
+def test_a_sweep_shows_itself(tmp_path: Path) -> None:
+    found = swept(tmp_path, {"name": ["softmax", "sigmoid"]}, seeds=[0, 2])
+    assert repr(found).startswith("SweepResult(Sweep over name 2 combinations · 2 seeds · 4 of 4 trials finished")
+    assert found.overview()["Validation loss"].tolist() == ["1.0 ± 1.0"] * 2
+    axes = found.plot().axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["softmax (n = 2)", "sigmoid (n = 2)"]
+    assert axes.lines[0].get_xdata() == pytest.approx([1.0, 1.0])
+    low, high = axes.collections[0].get_segments()[0][:, 0]  # type: ignore[attr-defined]
+    assert (high - low) / 2 == pytest.approx(12.7062, rel=1e-5)  # Student's t for one degree of freedom, s/√n = 1
+    assert "<table" in found._repr_html_()
+    assert len(found.frame(seed=2)) == 2
+    with pytest.raises(UserError, match="metric"):
+        found.plot("sink_rate")
+
+
 def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
     first = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=2)
     (tmp_path / "report.html").unlink()

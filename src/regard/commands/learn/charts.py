@@ -21,6 +21,8 @@ from regard.report import labels
 from regard.report.panels import INKS, Panel, Styles, line, panel, thin_indices
 from regard.runs.intervals import t_half_width
 
+MEANS = ("Mean over tasks trained so far", "Forgotten so far")
+"""Captions of the panels that are of all tasks."""
 MAX_TASK_PANELS = 12
 """Tasks with a panel each, at most."""
 
@@ -41,9 +43,9 @@ def make_curve_panels(matrix: pd.DataFrame) -> dict[str, list[Panel]]:
 
 def _curves(matrix: pd.DataFrame, scenario: str) -> list[Panel]:
     rows, names, styles = select_trained(matrix, scenario), task_names(matrix), assign_styles(matrix)
-    panels = _panel("Mean over tasks trained so far", "score, %", average_seen_tasks(rows), styles)
+    panels = _panel(MEANS[0], "score, %", average_seen_tasks(rows), styles)
     if count_tasks(matrix) > 1:
-        panels += _panel("Forgotten so far", "points, mean over old tasks", average_forgetting(rows), styles)
+        panels += _panel(MEANS[1], "points, mean over old tasks", average_forgetting(rows), styles)
     for index in thin_indices(max(len(names) - 1, 0), MAX_TASK_PANELS):
         task_rows = rows[rows["task_index"] == index + 1].rename(columns={"score": "value"})
         prefix = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "

@@ -8,20 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import pandas as pd
 
+from regard.commands.learn.figures import draw_curves, draw_matrices
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.words import learn_summary
 from regard.continual import comparison, forgetting, metrics
 from regard.continual.costs import AROUND
+from regard.errors import UserError, check_choice
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 MODELS = "models"
+LearnKind = Literal["curves", "matrix"]
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo", "general")
 _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
 MAIN_METRICS = ("average_performance", "forgetting_rate", "bwt")
@@ -95,16 +99,37 @@ class LearnResult(RunResult):
         tasks = self.metadata["stream"]["tasks"]
         return {task["name"]: 0.0 if task.get("metric") else 100 / len(task["labels"]) for task in tasks}
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
         rows = self.summary_table
         rows = rows[(rows["scenario"] == "til") & (rows["metric"] == "average_performance")]
         means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(rows["method"], rows["mean"], strict=True))
-        return f"LearnResult({self.metadata['stream']['name']}: {means})"
+        return f"{self.metadata['stream']['name']}: {means}"
+
+    def overview(self) -> pd.DataFrame:
+        """Return the means of average performance, forgetting and backward transfer with their 95 % intervals."""
+        rows = self.summary_table[self.summary_table["metric"].isin(MAIN_METRICS)]
+        return rows[["method", "scenario", "metric", "n", "mean", "ci_low", "ci_high"]]
+
+    def plot(self, kind: LearnKind = "curves") -> Figure:
+        """Draw scores and forgetting over the tasks trained, a line per method, or the accuracy matrix of each method.
+
+        Curves are means over runs with 95 % intervals, matrices means over runs, both of the first scenario. Raises
+        UserError if there is nothing to draw.
+        """
+        check_choice("kind", kind, get_args(LearnKind))
+        drawn = {"curves": draw_curves, "matrix": draw_matrices}[kind](self.accuracy_matrix)
+        if drawn is None:
+            raise UserError(f"there is no {kind} to draw: expected scores of a trained task")
+        return drawn
 
     @property
     def _all_tables(self) -> dict[str, pd.DataFrame]:
-        tables = {file: getattr(self, name) for name, file in self.tables.items()}
-        return {**tables, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
+        return {
+            **super()._all_tables,
+            "metrics": self.metrics,
+            "summary": self.summary_table,
+            "differences": self.differences,
+        }
 
     def main_figures(self) -> dict[str, float]:
         """Return the means over runs of average performance, forgetting and backward transfer, by method."""

@@ -15,6 +15,7 @@ from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, choose_head, chosen_head
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
+from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.earlier_tasks import EarlierTasks
@@ -29,6 +30,7 @@ from regard.errors import UserError
 from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
+from regard.runs.progress import shown_in_notebook
 from regard.runs.provenance import describe_run
 from regard.runs.rank import is_main_process, num_processes
 from regard.runs.work_dir import WorkDir, check_same_identity, find_log_dir, open_work_dir
@@ -46,23 +48,6 @@ STREAM_FIELDS = (
     *("task_type", "missing_tasks", "instructions"),
 )
 """Fields that select the rows of a named stream; a `Stream` object has its rows."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress in run number `run`, from 1, of `runs` over `tasks` tasks; its phase is `TASK_END` after each task."""
-
-    method: str
-    seed: int
-    run: int
-    runs: int
-    tasks: int
-    event: ProgressEvent
-
-    @property
-    def num_finished(self) -> int:
-        """Number of finished tasks of all runs."""
-        return (self.run - 1) * self.tasks + self.event.task_index - (self.event.phase != TASK_END)
 
 
 @dataclass(frozen=True)
@@ -88,6 +73,7 @@ class _Run:
         return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
 
 
+@shown_in_notebook(describe_progress)
 @describe_options(LearnConfig)
 def learn(  # noqa: D417 - the options are described in the configuration
     stream: str | Stream | LearnConfig = "stdlib-split",

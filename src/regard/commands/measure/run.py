@@ -27,7 +27,7 @@ from regard.models.pretrained import resolve_model
 from regard.models.processors import image_inputs, with_processor
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
-from regard.runs.progress import OnProgress, ProgressEvent
+from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import DEFAULT, STATISTICS, Statistic, cost_class
 from regard.statistics.columns import Columns, join_columns
@@ -41,6 +41,7 @@ AXES = ("layer", "head", "position", "epsilon")
 """Columns of the table that say where a value is of."""
 
 
+@shown_in_notebook()
 @describe_options(MeasureConfig)
 def measure(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,

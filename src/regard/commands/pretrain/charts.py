@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from regard.report import labels
+from regard.report.drawing import Map
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, round_value, thin_indices
 
 Points = list[dict[str, Any]]
@@ -113,6 +114,19 @@ def position_panels(sinks: pd.DataFrame) -> list[Panel]:
 def maps(sinks: pd.DataFrame) -> list[dict[str, Any]]:
     """Map layers × heads by step: α_1, and the mass of a virtual sink."""
     return [*_map(sinks, "alpha", "Mean α₁"), *_map(sinks, "virtual_alpha", "Mass on the virtual sink")]
+
+
+def last_maps(sinks: pd.DataFrame) -> list[Map]:
+    """Return the maps at the last monitored step."""
+    return [
+        Map(
+            f"{item['caption']}, step {item['steps'][-1]:,}",
+            np.array(item["values"][-1], dtype=np.float64),
+            item["layers"],
+            item["heads"],
+        )
+        for item in maps(sinks)
+    ]
 
 
 def _map(sinks: pd.DataFrame, statistic: str, caption: str) -> list[dict[str, Any]]:

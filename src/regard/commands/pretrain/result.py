@@ -1,19 +1,28 @@
 """Result of `regard pretrain`, and its files."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import pandas as pd
 from rich.console import RenderableType
 
+from regard.commands.pretrain.charts import last_maps, loss_panels, sink_panels
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
+from regard.errors import UserError, check_choice
+from regard.report.drawing import draw_maps, draw_panels
 from regard.runs.quiet import suppress_logging
 from regard.runs.result import RunResult
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MODEL = "model"
+PretrainKind = Literal["curves", "map"]
 SINKS = ("sink_rate", "sink_rate_max", "sink_position", "alpha_first", "alpha_uniform", "virtual_sink_rate")
 FINAL = ("loss", "valid_loss", *SINKS, "norm_ratio")
 """Columns of the history whose last values are kept in the metadata."""
@@ -43,9 +52,21 @@ class PretrainResult(RunResult):
     def final(self) -> dict[str, float]:
         return dict(self.metadata["final"])
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
         numbers = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
-        return f"PretrainResult({len(self.history)} rows, {numbers})"
+        return f"{len(self.history)} rows, {numbers}"
+
+    def plot(self, kind: PretrainKind = "curves") -> Figure:
+        """Draw loss, sink rate and attention on the first token by step, or a map of it at the last monitored step.
+
+        Raises UserError if there is nothing to draw.
+        """
+        check_choice("kind", kind, get_args(PretrainKind))
+        if kind == "curves" and (panels := [*loss_panels(self.history), *sink_panels(self.history, self.metadata)]):
+            return draw_panels(panels)
+        if kind == "map" and (maps := last_maps(self.sinks)):
+            return draw_maps(maps)
+        raise UserError(f"there is no {kind} to draw: expected logged steps, and for a map those of the sink monitor")
 
     def main_figures(self) -> dict[str, float]:
         """Return the last values of losses and sinks."""

@@ -28,7 +28,7 @@ from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
 from regard.runs.output_dir import atomic_folder
-from regard.runs.progress import OnProgress, ProgressEvent
+from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import WorkDir, find_log_dir, open_work_dir
@@ -39,6 +39,7 @@ PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
 
 
+@shown_in_notebook()
 @describe_options(PretrainConfig)
 def pretrain(  # noqa: D417 - the options are described in the configuration
     config: str | PretrainConfig = "nano",

@@ -17,14 +17,13 @@ from regard.commands.replace.charts import Picture, order_panels, pictures, scor
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import Outcome, intervals, relative_drop
-from regard.commands.replace.words import replace_summary
+from regard.commands.replace.words import describe_fraction, replace_summary, row_drop
 from regard.errors import UserError
-from regard.report import colors
+from regard.report import colors, labels
+from regard.report.drawing import draw_panels, grid
 from regard.runs.result import RunResult
-from regard.statistics.table import select_rows
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
@@ -35,7 +34,7 @@ ReplaceKind = Literal["fractions", "orders", "constants"]
 __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReplaceResult(RunResult):
     """Scores, head ranking and cost; `docs/design.md` describes the tables.
 
@@ -59,9 +58,22 @@ class ReplaceResult(RunResult):
     matrices: dict[str, Tensor] = field(default_factory=dict)
     constants: bytes | None = None
 
-    def frame(self, **equal: Any) -> pd.DataFrame:
-        """Return scores, filtered by column: `result.frame(task="sst2", dynamic_fraction=0)`; None is null."""
-        return select_rows(self.scores, None, equal)
+    @property
+    def _all_tables(self) -> dict[str, pd.DataFrame]:
+        return {**super()._all_tables, "heads": self.heads}
+
+    def headline(self) -> str:
+        outcome = Outcome(self.scores, self.metadata)
+        drops = outcome.main if len(outcome.main) else outcome.operations
+        last = drops[drops["dynamic_fraction"] == drops["dynamic_fraction"].min()]
+        parts = [f"{row.task} loses {row_drop(row)} with {row.constants}" for row in last.itertuples()]
+        fraction = f", {describe_fraction(float(last['dynamic_fraction'].iloc[0]))}" if len(last) else ""
+        tasks = labels.join(parts or map(str, self.scores["task"].unique()))
+        return f"{labels.model_name(self.metadata)}: {tasks}{fraction}"
+
+    def overview(self) -> pd.DataFrame:
+        """Return the mean score over seeds of each task, constants, ranking and fraction, with its 95 % interval."""
+        return intervals(self.scores).drop(columns="model")
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
         """Return the constant heads (site, layer, head) at a dynamic fraction. Raises UserError outside 0 to 1."""
@@ -89,7 +101,7 @@ class ReplaceResult(RunResult):
         panels = draw(Outcome(self.scores, self.metadata))
         if not panels:
             raise UserError(f"there are no {kind} to draw: expected {needed}")
-        return _lines(panels)
+        return draw_panels(panels)
 
     def main_figures(self) -> dict[str, float]:
         """Return the mean score over seeds of each task, source of constants, order of heads and fraction."""
@@ -132,45 +144,10 @@ class ReplaceResult(RunResult):
         return {"heads": heads, "constants": constants, "matrices": matrices}
 
 
-def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    num_columns = min(count, columns)
-    num_rows = math.ceil(count / num_columns)
-    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
-    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten().tolist()
-    for unused in all_axes[count:]:
-        unused.remove()
-    return figure, all_axes[:count]
-
-
-def _lines(panels: list[dict[str, Any]]) -> Figure:
-    figure, all_axes = _grid(len(panels), 3, 3.6, 2.9)
-    for axes, panel in zip(all_axes, panels, strict=True):
-        points = pd.DataFrame(panel["points"])
-        for index, (name, line) in enumerate(points.groupby("series", sort=False)):
-            _line(axes, line.astype({"value": float, "low": float, "high": float}), str(name), index)
-        axes.set_title(f"{panel['caption']}, {panel['note']}", fontsize=9, loc="left")
-        axes.set_xticks(panel["ticks"]["places"], panel["ticks"]["names"])
-        axes.set_xlabel("Dynamic heads")
-        axes.spines[["top", "right"]].set_visible(False)
-    lines, names = all_axes[0].get_legend_handles_labels()
-    if len(names) > 1:
-        all_axes[0].legend(lines, names, fontsize=7, frameon=False)
-    return figure
-
-
-def _line(axes: Axes, line: pd.DataFrame, name: str, index: int) -> None:
-    palette = colors.SERIES_LIGHT
-    color, style = palette[index % len(palette)], "-" if index < len(palette) else "--"
-    axes.plot(line["place"], line["value"], style, color=color, linewidth=1.5, marker="o", markersize=3, label=name)
-    axes.vlines(line["place"], line["low"], line["high"], color=color, linewidth=1, alpha=0.6)
-
-
 def _matrices(images: list[Picture]) -> Figure:
     from matplotlib.colors import PowerNorm
 
-    figure, all_axes = _grid(len(images), 4, 2.1, 2.3)
+    figure, all_axes = grid(len(images), 4, 2.1, 2.3)
     for axes, image in zip(all_axes, images, strict=True):
         axes.imshow(image.weights, cmap=colors.ramp(), norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
         axes.set_title(f"{image.site} {image.layer}.{image.head}\n{image.pattern}".rstrip(), fontsize=8, loc="left")

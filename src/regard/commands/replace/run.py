@@ -25,7 +25,7 @@ from regard.hooks.average import vocabulary_digest
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
-from regard.runs.progress import OnProgress, ProgressEvent
+from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
 from regard.runs.work_dir import open_work_dir
 from regard.training import ProbeConfig, check_metric
@@ -37,6 +37,7 @@ PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
 
 
+@shown_in_notebook()
 @describe_options(ReplaceConfig)
 def replace(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str,

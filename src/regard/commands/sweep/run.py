@@ -1,24 +1,35 @@
 """Run a command for every combination of some fields and every seed, each in a process of its own, none twice."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
 from regard.commands.sweep.commands import LearnCommand, PretrainCommand
+from regard.commands.sweep.figures import draw_means, tabulate_means
+from regard.commands.sweep.means import Comparison
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
+from regard.commands.sweep.words import write_ledes, write_title
 from regard.errors import UserError, check_choice
 from regard.runs.command import Command
 from regard.runs.config import Config
+from regard.runs.display import Display
 from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
 from regard.runs.output_dir import PAGE, write_file
+from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
+from regard.runs.selection import select_rows
 from regard.runs.work_dir import lock_dir
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TABLE = "trials.parquet"
 LAUNCHERS = ("local", "ray")
@@ -50,8 +61,8 @@ class SweepProgress:
     trials: int
 
 
-@dataclass(frozen=True)
-class SweepResult:
+@dataclass(frozen=True, repr=False)
+class SweepResult(Display):
     """Result of a sweep: the finished trials as a table, the record (`sweep.json`), errors of the others by key."""
 
     folder: Path
@@ -59,7 +70,41 @@ class SweepResult:
     metadata: dict[str, Any]
     failed: dict[str, str]
 
+    def frame(self, **equal: Any) -> pd.DataFrame:
+        """Return the finished trials, by column: `result.frame(seed=0)`; None is null. Warns if there are none."""
+        return select_rows(self.table, equal)
 
+    def headline(self) -> str:
+        return " ".join([write_title(self._comparison), *write_ledes(self._comparison)[:1]])
+
+    def overview(self) -> pd.DataFrame:
+        """Return mean ± standard error over seeds of each metric, by combination."""
+        return tabulate_means(self._comparison)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Draw a metric (None: the first) of each combination: mean over seeds with its 95 % interval.
+
+        Raises UserError for a metric that no trial has.
+        """
+        return draw_means(self._comparison, metric)
+
+    @property
+    def _comparison(self) -> Comparison:
+        return Comparison.of(self.table, self.metadata)
+
+
+def describe_progress(on_progress: OnProgress) -> Callable[[SweepProgress], None]:
+    """Return a callback that reports how many trials are finished; those that failed become notes."""
+
+    def report(progress: SweepProgress) -> None:
+        event = progress.event
+        note = f"{progress.trial}: {event.kind} ({event.error})" if event.error else ""
+        on_progress(ProgressEvent(phase="trials", step=progress.finished, steps=progress.trials, note=note))
+
+    return report
+
+
+@shown_in_notebook(describe_progress)
 def sweep(
     command: Literal["pretrain", "learn"] | Command,
     vary: Mapping[str, Sequence[Any]],

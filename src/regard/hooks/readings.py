@@ -1,0 +1,74 @@
+"""What was measured so far: as rows, columns, a table, and figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from regard.errors import UserError
+from regard.report.drawing import Kind, draw_statistic, statistic_overview
+from regard.report.labels import pluralize
+from regard.runs.display import Display
+from regard.runs.selection import select_rows
+from regard.statistics import Statistic, StatisticRow
+from regard.statistics.columns import Columns, Positions, join_columns, select_positions
+from regard.statistics.table import select_statistic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Readings(Display):
+    """The values of statistics by name, over samples that are finished."""
+
+    def __init__(self, model_name: str, statistics: dict[str, Statistic]) -> None:
+        self.statistics = statistics
+        self.samples = 0
+        self._model_name = model_name
+
+    def __getitem__(self, name: str) -> Statistic:
+        """Return the statistic of this name."""
+        return self.statistics[name]
+
+    def rows(self) -> list[StatisticRow]:
+        """Return all results so far, as rows of the table.
+
+        Raises:
+            UserError: A row is of no sample.
+        """
+        return [row for part in self.columns() for row in part.rows()]
+
+    def columns(self, positions: Positions = "all") -> list[Columns]:
+        """Return the results so far as columns with some positions, cheaper than `rows`; raise as it does."""
+        statistics = self.statistics.values()
+        columns = [part for statistic in statistics for part in select_positions(statistic.columns(), positions)]
+        if empty := [part for part in columns if (part.n < 1).any()]:
+            name, site, layer = empty[0][:3]
+            raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")
+        return columns
+
+    def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
+        """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
+        return select_rows(select_statistic(join_columns(self.columns()), statistic), equal, statistic)
+
+    def plot(
+        self,
+        statistic: str | None = None,
+        *,
+        site: str | None = None,
+        epsilon: float | None = None,
+        position: int | None = None,
+        kind: Kind | None = None,
+    ) -> Figure:
+        """Draw a statistic so far, as `regard.MeasureResult.plot` does."""
+        table = select_statistic(join_columns(self.columns()), statistic)
+        return draw_statistic(table, site=site, epsilon=epsilon, position=position, kind=kind)
+
+    def headline(self) -> str:
+        about = f"{pluralize(len(self.statistics), 'statistic')}, {pluralize(self.samples, 'finished sample')}"
+        return f"{self._model_name}: {about}"
+
+    def overview(self) -> pd.DataFrame:
+        """Return the mean, smallest and largest value of each statistic so far."""
+        return statistic_overview(join_columns(self.columns()))

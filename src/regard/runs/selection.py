@@ -1,0 +1,47 @@
+"""Selection of a table's rows by the values of its columns."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from regard.errors import UserError
+
+MAX_LISTED = 8
+"""Values that a warning lists, at most."""
+
+
+def select_rows(table: pd.DataFrame, equal: Mapping[str, Any], name: str | None = None) -> pd.DataFrame:
+    """Return the rows with one of the values (None: null) in each column of `equal`.
+
+    Warns the caller's caller if no row is left, with what there is in the column that left none. `name` is what was
+    selected before. Raises UserError for an unknown column, and for a threshold that was not measured.
+    """
+    for column, value in equal.items():
+        if column not in table:
+            raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
+        if value is None:
+            rows = table[table[column].isna()]
+        elif isinstance(value, (list, tuple, set, range)):
+            rows = table[table[column].isin(list(value))]
+        else:
+            rows = table[table[column] == value]
+            if column == "epsilon" and rows.empty:
+                known = ", ".join(f"{number:g}" for number in table[column].dropna().unique()) or "none"
+                raise UserError(f"epsilon: {value!r} was not measured; the table has: {known}")
+        if rows.empty:
+            asked = ", ".join([*([] if name is None else [repr(name)]), *(f"{k}={v!r}" for k, v in equal.items())])
+            warnings.warn(f"frame({asked}) is empty: {_describe_column(table[column])}", UserWarning, stacklevel=3)
+            return rows.reset_index(drop=True)
+        table = rows
+    return table.reset_index(drop=True)
+
+
+def _describe_column(column: pd.Series) -> str:
+    if column.empty:
+        return "nothing was measured"
+    values = [*column.dropna().unique(), *([None] if column.hasnans else [])]
+    rest = len(values) - MAX_LISTED
+    listed = ", ".join(str(value) for value in values[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    return f"{column.name} was measured for {listed}"
