@@ -55,6 +55,7 @@ def test_a_watch_draws_what_a_result_draws(watch: Watch) -> None:
         expected = rows.pivot(index="layer", columns="head", values="value").to_numpy(dtype=float)
         np.testing.assert_array_equal(drawn.axes[0].images[0].get_array(), expected)
     assert watch.plot("entropy").axes[0].get_title(loc="left").startswith("Entropy")
+    assert drawn._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="unknown statistic 'distance'; the table has: entropy"):
         watch.plot("distance")
 

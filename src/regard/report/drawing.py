@@ -133,11 +133,11 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
 
 def grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many axes in rows, each of a width and height in inches."""
-    from matplotlib.figure import Figure
+    from regard.report.figure import NotebookFigure
 
     num_columns = min(count, columns)
     num_rows = math.ceil(count / num_columns)
-    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
+    figure = NotebookFigure(figsize=(width * num_columns, height * num_rows), layout="constrained")
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten().tolist()
     for unused in all_axes[count:]:
         unused.remove()
