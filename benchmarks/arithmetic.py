@@ -144,7 +144,7 @@ def make_page() -> str:
         wrap(
             "What many tasks would take, computed from shapes by `python -m benchmarks.arithmetic`. **Nothing here was "
             "run**: no card with such a model was at hand. What was tried, on small models, is in "
-            "[adapters.md](adapters.md)."
+            "[big-models.md](big-models.md)."
         ),
         wrap(
             f"Assumed: {ASSUMED}. {bases}. Activations come on top, as without adapters; gradient checkpointing helps."

@@ -168,6 +168,8 @@ class LoraAdapters(nn.Module):
             return out
         if weights.shape[-1] > len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
+        if len(self) and self.A[0].is_meta and not states.is_meta:  # would give any numbers
+            raise UserError("adapters: expected tensors in memory, got off-loaded ones; train without `cpu_offload`")
         tokens = states.numel() // self.inputs
         mix = mixture.layer_weights(len(states), tokens, self.rank, self.scale, self.trained, training=self.training)
         groups = 1 if weights.dim() == 1 else len(weights)
@@ -245,9 +247,11 @@ def is_linear_layer(module: nn.Module) -> bool:
 
 def weight_shape(layer: nn.Module) -> tuple[int, int]:
     """Return the numbers of input and output features of a linear layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features  # quantized weights have other shapes
     weight: Any = layer.weight
     rows, columns = weight.shape
-    return (columns, rows) if isinstance(layer, nn.Linear) else (rows, columns)
+    return rows, columns
 
 
 def _cast(states: Tensor, like: Tensor) -> Tensor:

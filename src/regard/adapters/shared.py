@@ -247,6 +247,10 @@ class SharedAdapters(AdapterModel):
         adapter is still saved by `save_pretrained`, whose files belong to the unchanged base.
         """
         index = self.index_of(name)
+        for layer, mixed in self.layers("merge").items():
+            if not mixed.weight.is_floating_point():
+                expected = "expected weights of floating point to merge into"
+                raise UserError(f"model: {expected}, got {mixed.weight.dtype} in {layer}; load it without quantization")
         parts = {
             layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
             for layer, mixed in self.layers("merge").items()

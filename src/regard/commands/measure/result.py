@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.commands.measure.page import page as measure_page
 from regard.commands.measure.words import summary as measure_summary
+from regard.errors import UserError
 from regard.report import labels
 from regard.report.drawing import Kind, draw_statistic, statistic_overview
 from regard.runs.result import RunResult

@@ -1,0 +1,108 @@
+"""Bases that are quantized or off-loaded: what works equals the whole base; the rest is refused before a change."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import regard
+from regard.errors import UserError
+
+IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
+
+
+class PackedLinear(nn.Linear):
+    """A stand-in for bitsandbytes' `Linear4bit`: two weights in a byte of a column, and a scale for all."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states, self.whole())
+
+    def whole(self) -> Tensor:
+        packed: Any = self.weight.flatten()
+        values = torch.stack([packed >> 4, packed & 15], -1).float() - 8
+        return values.view(self.out_features, self.in_features) / 32
+
+
+class ByteLinear(PackedLinear):
+    """A stand-in for `Linear8bitLt`: whole numbers in the place of the weights."""
+
+    def whole(self) -> Tensor:
+        return self.weight.float() / 256
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, hidden_size=16, intermediate_size=16, pad_token_id=0)).eval()
+
+
+def quantized(kind: type[PackedLinear]) -> LlamaForCausalLM:
+    model = llama()
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            linear = kind(16, 16, bias=False)
+            packed = torch.randint(0, 256, (128, 1), dtype=torch.uint8)
+            whole = torch.randint(-127, 127, (16, 16), dtype=torch.int8)
+            linear.weight = nn.Parameter(packed if kind is PackedLinear else whole, requires_grad=False)
+            layer.self_attn.set_submodule(name, linear)
+    return model.eval()
+
+
+def dequantized(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    whole = llama()
+    for layer, other in zip(model.model.layers, whole.model.layers, strict=True):
+        for name in ("q_proj", "v_proj"):
+            getattr(other.self_attn, name).weight.data = getattr(layer.self_attn, name).whole()
+    return whole
+
+
+def with_adapters(model: LlamaForCausalLM) -> regard.SharedAdapters:
+    adapters = regard.SharedAdapters(model, r=4).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name in ("a", "b"):
+        adapters.add_adapter(name)
+        with torch.no_grad():
+            for parameter in adapters.pool.parameters_of(adapters.index_of(name)):
+                parameter.normal_(0, 0.3, generator=generator)
+        adapters.fit_router(name, [{"input_ids": torch.randint(1, 20, (8, 5), generator=generator)}])
+    return adapters
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_weights(
+    kind: type[PackedLinear],
+) -> None:
+    model = quantized(kind)
+    expected, actual = with_adapters(dequantized(model)), with_adapters(model)
+    with torch.no_grad():
+        weights = actual.routing_weights(input_ids=IDS)
+        torch.testing.assert_close(weights, expected.routing_weights(input_ids=IDS))
+        torch.testing.assert_close(actual(input_ids=IDS).logits, expected(input_ids=IDS).logits)
+    actual(input_ids=IDS, labels=IDS).loss.backward()
+    expected(input_ids=IDS, labels=IDS).loss.backward()
+    for parameter, other in zip(actual.pool.parameters_of(1), expected.pool.parameters_of(1), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad)
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+def test_merging_into_a_quantized_base_is_refused_and_changes_nothing(kind: type[PackedLinear]) -> None:
+    adapters = with_adapters(quantized(kind))
+    before = {name: value.clone() for name, value in adapters.model.state_dict().items()}
+    with pytest.raises(UserError, match=r"^model: expected weights of floating point to merge into, got .*int8"):
+        adapters.merge("a")
+    assert adapters.adapter_names == ("a", "b")
+    assert not adapters.merged
+    assert adapters.base_sha256 is None
+    after = adapters.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_off_loaded_adapters_are_refused_in_the_place_of_other_numbers() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="off-loading is accelerate's")
+    adapters = with_adapters(llama())
+    accelerate.cpu_offload(adapters.model, execution_device=torch.device("cpu"))
+    with pytest.raises(UserError, match=r"^adapters: expected tensors in memory, got off-loaded ones"):
+        adapters(input_ids=IDS)
