@@ -76,6 +76,7 @@ class Operation:
         slopes: Subtracted from it times d (ALiBi).
         window: A query sees the last `window` keys up to its own; None: all.
         prefix: Every query sees the first `prefix` real keys, unless `AttentionCall.keep` hides them.
+        function: Makes weights of scores and mask instead of `weighting`; only as a whole (`materialised`).
         backend: How a whole sequence is computed. A cached or padded one goes block by block.
     """
 
@@ -88,6 +89,7 @@ class Operation:
     slopes: Float[Tensor, " head"] | None = None
     window: int | None = None
     prefix: int = 0
+    function: Callable[[Tensor, Tensor], Tensor] | None = None
     backend: str = "blockwise"
 
     @classmethod

@@ -173,7 +173,8 @@ def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> 
     """Return the requested reductions, each by the fastest backend that computes it; on CPUs the output if asked."""
     call, _ = simplify(call)
     if call.operation is not None:
-        return None, reduce_by_rows(call, request)
+        by_rows = call.operation.function is None  # a function may look at all rows
+        return None, reduce_by_rows(call, request) if by_rows else reduce_dense(call.to_acc_dtype(), request)
     exact = call.to_acc_dtype()
     reductions: dict[str, Tensor] = {}
     if "spectral_bound" in request.names:

@@ -127,7 +127,7 @@ def unpadded_samples(call: AttentionCall) -> Bool[Tensor, " batch"]:
 def _lse(dense: DenseWeights) -> Tensor:
     """Return the log-normalizer of softmax; of other weightings the logarithm of the sum of |weights|."""
     operation = dense.call.operation
-    if operation is None or operation.weighting == "softmax":
+    if operation is None or (operation.weighting == "softmax" and operation.function is None):
         return reference.log_normalizer(dense.call)
     return reference.weights(dense.call).abs().sum(-1).log()
 

@@ -1,6 +1,8 @@
 """Attention with its whole matrix: the definition that every other backend is tested against."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,6 +11,7 @@ from torch import Tensor
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, relative_positions, visible_mask
 from regard.attention.constant import constant_weights
 from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy_distribution
+from regard.errors import UserError
 
 WeightsAndColumn = tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]
 """Weights of the keys, and of the column beside them if there is one."""
@@ -48,9 +51,24 @@ def operation_weights(call: AttentionCall, operation: Operation) -> WeightsAndCo
     if column is not None:
         logits = torch.cat([column, logits], dim=-1)
         keep = torch.nn.functional.pad(keep, (1, 0), value=True)
+    if operation.function is not None:
+        return _own_weights(operation.function, logits, keep, column is not None)
     matrix = WEIGHTINGS[operation.weighting].weigh(logits, keep)
     matrix = NORMALISATIONS[operation.normalisation](matrix)
     return (matrix, None) if column is None else (matrix[..., 1:], matrix[..., :1])
+
+
+def _own_weights(function: Callable[[Tensor, Tensor], Tensor], logits: Tensor, keep: Tensor, column: bool) -> Any:
+    """Return the weights of a function, zero in rows that see no key. UserError if it weighs what is hidden."""
+    keep = keep.expand_as(logits)
+    matrix = function(logits, keep)
+    if not isinstance(matrix, Tensor) or matrix.shape != logits.shape:
+        got = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise UserError(f"attention: expected weights of the shape of the scores, {tuple(logits.shape)}; got {got}")
+    matrix = matrix.masked_fill(~keep.any(-1, keepdim=True), 0.0).to(logits.dtype)
+    if bool((matrix.detach().masked_fill(keep, 0.0) != 0).any()):
+        raise UserError("attention: expected weights of zero where keep is False; the function weighs hidden keys")
+    return (matrix[..., 1:], matrix[..., :1]) if column else (matrix, None)
 
 
 def _extra_scores(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query 1"] | None:
@@ -140,6 +158,6 @@ def distribution(
         return matrix, (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
     columns = matrix if column is None else torch.cat([column, matrix], dim=-1)
-    if WEIGHTINGS[operation.weighting].proxy:
+    if operation.function is not None or WEIGHTINGS[operation.weighting].proxy:
         columns = proxy_distribution(columns)
     return (columns, torch.zeros_like(columns[..., 0])) if column is None else (columns[..., 1:], columns[..., 0])

@@ -1,9 +1,9 @@
 """Another operation instead of a trained model's softmax."""
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,23 @@ from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.routing import ModuleHook, routed
 
 Layers = Collection[int | Layer] | int | None
 Sites = Collection[str] | str | None
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""From scores (batch, head, query, key) and what may be seen, of that shape, to weights."""
 
 
 @dataclass(frozen=True)
 class OverriddenOperation:
-    """The operation that layers compute instead of softmax, and these layers (site, layer)."""
+    """The operation that layers compute instead of softmax, and these layers (site, layer).
+
+    Of a function of the user's own the spec names only the backend.
+    """
 
     spec: AttentionSpec
     layers: tuple[Layer, ...]
@@ -35,19 +40,20 @@ class OverriddenOperation:
 
 @contextmanager
 def override_attention(
-    model: nn.Module, attention: AttentionSpec | str, layers: Layers = None, sites: Sites = None
+    model: nn.Module, attention: AttentionSpec | str | Weigh, layers: Layers = None, sites: Sites = None
 ) -> Iterator[OverriddenOperation]:
     """Let layers of a model compute another operation inside the block: see `regard.replacing`."""
-    spec = parse_attention(attention)
+    function = None if isinstance(attention, (AttentionSpec, str)) else attention
+    spec = AttentionSpec(backend="materialised") if callable(attention) else parse_attention(attention)
     all_layers = find_attention_layers(model)
     _check_computes_softmax(model, all_layers)
     selected = _select_layers(all_layers, spec, layers, sites)
-    cached = {layer.stack.module: CachedLength() for layer in selected}
-    hooks = [ModuleHook(stack, partial(_begin_forward, length)) for stack, length in cached.items()]
+    passes = {layer.stack.module: CurrentPass() for layer in selected}
+    hooks = [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
     with routed(model, hooks if spec.window is not None else []):
         try:
             for layer in selected:
-                operation = LayerOperation(spec, layer.causal, cached[layer.stack.module])
+                operation = LayerOperation(spec, layer.causal, passes[layer.stack.module], function)
                 setattr(layer.module, OVERRIDE, operation)
             yield OverriddenOperation(spec, tuple(layer.key for layer in selected))
         finally:
@@ -89,7 +95,7 @@ def _obstacle(spec: AttentionSpec) -> str | None:
         return f"{', '.join(spec.learns)}, which would have to be learned"
     if spec.positions != AttentionSpec().positions:
         return f"positions={spec.positions}, for it keeps its own"
-    return f"prefix={spec.prefix}, for its own masks stay" if spec.prefix else None
+    return f"prefix={spec.prefix} without a window, for its own masks stay" if spec.prefix and not spec.window else None
 
 
 def _describe_allowed() -> str:
@@ -129,6 +135,10 @@ def _select_layers(
         raise UserError("layers: layers of this model share their weights and their attention; choose all of them")
     if not selected:
         raise UserError("layers: expected one layer at least, got none")
+    if spec.prefix and not all(layer.causal for layer in selected):
+        raise UserError(
+            "attention: a prefix beside a window needs layers that see no later key; choose others with sites="
+        )
     return selected
 
 
@@ -156,14 +166,23 @@ def _matches(layer: AttentionLayer, value: Any) -> bool:
 
 
 @dataclass
-class CachedLength:
-    """How many tokens came before the forward that a stack is in."""
+class CurrentPass:
+    """The forward that a stack is in."""
 
-    tokens: int = 0
+    forward: ForwardContext = field(default_factory=ForwardContext)
+
+    def starts(self, call: AttentionCall) -> Tensor:
+        """Return the position at which the sequence of each query begins, (batch or 1, query or 1)."""
+        forward, device = self.forward, call.query.device
+        if forward.block_starts is not None:
+            return forward.block_starts.to(device)
+        if forward.segments is not None and keeps_apart(call, forward.segments):
+            return segment_starts(forward.segments).to(device)
+        return torch.tensor(forward.token_starts or (0,), device=device)[:, None]
 
 
-def _begin_forward(cached: CachedLength, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    cached.tokens = ForwardContext.from_arguments(stack, args, kwargs, None).offset
+def _begin_forward(current: CurrentPass, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    current.forward = ForwardContext.from_arguments(stack, args, kwargs, current.forward)
 
 
 @dataclass(frozen=True)
@@ -175,12 +194,14 @@ class LayerOperation:
     Attributes:
         spec: The operation.
         causal: A query sees no later key; where it does, a window reaches both ways.
-        cached: Tokens before the forward.
+        current: The forward that the layer is called in.
+        function: Makes the weights instead of the operation.
     """
 
     spec: AttentionSpec
     causal: bool
-    cached: CachedLength
+    current: CurrentPass
+    function: Weigh | None = None
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with the operation in it; its feature map takes the model's queries and keys."""
@@ -191,7 +212,7 @@ class LayerOperation:
                 f"feature_map={spec.feature_map}"
             )
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
-        operation = Operation.from_spec(spec)
+        operation = Operation.from_spec(spec, function=self.function)
         if sink is not None and (spec.weighting != "softmax" or spec.window) and operation.backend != "materialised":
             operation = replace(operation, backend="blockwise")
         query, key = feature_map(call.query), feature_map(call.key)
@@ -201,16 +222,22 @@ class LayerOperation:
         return _lower_by_log_length(call) if spec.log_length else call
 
     def _apply_window(self, call: AttentionCall, operation: Operation, window: int) -> AttentionCall:
-        """Put queries at their positions; where they see later keys, make the window a mask."""
+        """Put queries at their positions; where they see later or first keys, make the window a mask."""
+        dropped = 0
         if not call.causal:
-            queries, keys = call.query.shape[2], call.key.shape[2]
-            dropped = max(self.cached.tokens + queries - keys, 0)
-            call = replace(call, offset=self.cached.tokens - dropped)
-        if self.causal:
+            queries, keys, offset = call.query.shape[2], call.key.shape[2], self.current.forward.offset
+            dropped = max(offset + queries - keys, 0)
+            call = replace(call, offset=offset - dropped)
+        if self.causal and not operation.prefix:
             return call
-        near = (relative_positions(call).abs() < window)[None, None]
+        distance = relative_positions(call)
+        near = ((distance if self.causal else distance.abs()) < window)[None, None]
+        if operation.prefix:
+            keys_from_start = torch.arange(call.key.shape[2], device=near.device) + dropped
+            keys_from_start = keys_from_start - self.current.starts(call)[..., None]
+            near = near | ((keys_from_start >= 0) & (keys_from_start < operation.prefix))[:, None]
         keep = near if call.keep is None else call.keep & near
-        return replace(call, keep=keep, operation=replace(operation, window=None))
+        return replace(call, keep=keep, operation=replace(operation, window=None, prefix=0))
 
 
 def _lower_by_log_length(call: AttentionCall) -> AttentionCall:

@@ -17,7 +17,7 @@ from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall
 from regard.hooks.input_projections import prune_projections
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
-from regard.hooks.operation import Layers, OverriddenOperation, Sites, override_attention
+from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.patches import patched
 from regard.hooks.routing import ModuleHook, routed
 
@@ -58,7 +58,7 @@ class Replacement:
 
 @overload
 def replacing(
-    model: nn.Module, constants: AttentionSpec | str, *, layers: Layers = None, sites: Sites = None
+    model: nn.Module, constants: AttentionSpec | str | Weigh, *, layers: Layers = None, sites: Sites = None
 ) -> AbstractContextManager[OverriddenOperation]: ...
 
 
@@ -70,7 +70,7 @@ def replacing(
 
 def replacing(
     model: nn.Module,
-    constants: ConstantsLike | AttentionSpec | str,
+    constants: ConstantsLike | AttentionSpec | str | Weigh,
     heads: Heads = None,
     *,
     layers: Layers = None,
@@ -86,7 +86,8 @@ def replacing(
             the shortest that serves it. Or another operation: an `AttentionSpec`, or a name in
             `regard.attention.spec.ATTENTIONS`. The model's own scale, positions, masks, biases, soft-cap and sink logit
             stay (`extra="zero"` replaces the logit); a window reaches both ways where queries see later keys;
-            `log_length` lowers a row of scores by the logarithm of how many keys it sees.
+            `log_length` lowers a row of scores by the logarithm of how many keys it sees. Or a function of scores and
+            mask, `(scores, keep) -> weights`, all (batch, head, query, key): T×T numbers a head.
         heads: Of constants: (layer, head) or (site, layer, head); or a fraction of all heads, those whose attention
             depends least on the input; None: all.
         layers: Of an operation: indices of blocks, or (site, layer); None: all.
@@ -101,7 +102,7 @@ def replacing(
         UserError: Something does not fit the model, or the operation would have to be learned; or another thread is
             inside a block on this model.
     """
-    if isinstance(constants, (AttentionSpec, str)):
+    if isinstance(constants, (AttentionSpec, str)) or callable(constants):
         if heads is not None or train or any_model:
             raise UserError("heads, train and any_model are for constants; choose where an operation goes with layers=")
         return override_attention(model, constants, layers, sites)
