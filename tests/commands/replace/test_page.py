@@ -282,3 +282,35 @@ def test_inputs_that_were_cut_are_said_at_the_top() -> None:
         }
         page = Parsed(replace_page(*TABLES[:3], record, {})).text
         assert ("3 seeds · 12 of 150 inputs cut to the length · run in 12.3 s" in page) == is_said
+
+
+# -- what the intervals support
+
+
+def test_a_drop_within_its_interval_is_not_stated() -> None:
+    """The original and the replaced model of a seed are a pair: drops −2, 0 and 5 % of 0.5 have 1 ± 8.957 %."""
+    keys = ("example/tiny", "cola")
+    rows = [(*keys, "none", "none", 1.0, seed, "accuracy", 0.5) for seed in range(3)]
+    rows += [
+        (*keys, "average", "lambda", 0.0, seed, "accuracy", score) for seed, score in enumerate((0.51, 0.5, 0.475))
+    ]
+    tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
+    told = " ".join(terminal(*tables).split())
+    assert "With all heads constant no drop is shown: one of up to 10.0 % cannot be excluded." in told
+    assert "drops by" not in told
+    text = Parsed(replace_page(*tables, {})).text
+    assert "drop 1.0 % (-8.0 to 10.0 %)" in text
+
+
+def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
+    cost = replaced_run.cost().assign(relative_time_high=1.0)
+    page = Parsed(replace_page(TABLES[0], TABLES[1], cost, TABLES[3], {}))
+    assert "Speed-up" not in page.text
+    assert "One forward pass then takes 80 % of the FLOPs." in page.text
+
+
+def test_the_majority_stands_below_the_sources() -> None:
+    record = {**replaced_run.record(), "data": {"majority": 0.625}}
+    page = Parsed(replace_page(replaced_run.scores(tasks=("sst2",)), *TABLES[1:3], record, {}))
+    assert re.search(r"the most frequent label alone\s*0\.625", page.text)
+    assert " ± " in page.text

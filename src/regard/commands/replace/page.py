@@ -1,13 +1,15 @@
 """Report on a run with replaced heads as one self-contained HTML file."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
 from regard.commands.replace import charts, words
-from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name
+from regard.commands.replace.scores import ATTENTION, GROUP, KEYS, Outcome, fraction_name, intervals
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
 
@@ -32,7 +34,7 @@ def replace_page(
         ledes=words.ledes(outcome, cost, metadata),
         key_figures=words.key_figures(outcome, cost),
         sections=[
-            *_scores(outcome),
+            *_scores(outcome, labels.metadata_number(metadata, "data", "majority")),
             Section("order", "Ranking of heads", [Maps(charts.order_maps(heads, metadata))], _RANK),
             Section(
                 "constants",
@@ -49,7 +51,7 @@ def replace_page(
     ).html()
 
 
-def _scores(outcome: Outcome) -> list[Section]:
+def _scores(outcome: Outcome, majority: float | None) -> list[Section]:
     bars = "Bars: 95 % intervals over seeds (Student’s t). " if outcome.scores["seed"].nunique() > 1 else ""
     description = (
         f"{bars}From the original model (left) to all heads constant (right); head ranking “{outcome.ranking}”."
@@ -61,7 +63,7 @@ def _scores(outcome: Outcome) -> list[Section]:
         Section("scores", "Score by fraction of dynamic heads", [Panels(lines, "scores")], description),
         Section("drops", "Drop", [_drops_table(outcome)], drops),
         Section("operations", "Other operations", [operations], _OPERATIONS),
-        _sources(outcome),
+        _sources(outcome, majority),
         Section("orders", "Head rankings", [Panels(orders, "orders")], f"{bars}Constants “{outcome.constants}”."),
     ]
 
@@ -86,8 +88,11 @@ def _drops_table(outcome: Outcome) -> Table:
     return Table(table_rows, head, "Relative drop by task and fraction")
 
 
-def _sources(outcome: Outcome) -> Section:
-    """Make a table of scores by source of constants and task, with the fewest dynamic heads; empty for one source."""
+def _sources(outcome: Outcome, majority: float | None) -> Section:
+    """Make a table of scores by source of constants and task, with the fewest dynamic heads; empty for one source.
+
+    Below it stands the score of the most frequent label, if it is known.
+    """
     drops = outcome.drops[outcome.drops["rank_heads_by"] != ATTENTION]
     fewest = drops["dynamic_fraction"].min() if len(drops) else 1.0
     drops = drops[drops["dynamic_fraction"] == fewest]
@@ -95,17 +100,32 @@ def _sources(outcome: Outcome) -> Section:
         drops = drops.iloc[:0]
     drops = drops.assign(other=drops["rank_heads_by"] != outcome.ranking).sort_values("other", kind="stable")
     drops = drops.drop_duplicates([*GROUP, "constants"]).sort_index()
-    about = f"Mean score with {words.describe_fraction(float(fewest))}, and the relative drop."
+    about = f"Mean score ± 95 % over seeds with {words.describe_fraction(float(fewest))}, and the relative drop."
     table = _by_task(outcome, drops, "Constants", "no head constant")
+    if majority is not None and len(drops) and drops["task"].nunique() == 1:
+        rows = [*table.rows, ("majority", "the most frequent label alone", [labels.number(majority, 3)])]
+        table = replace(table, rows=rows)
     return Section("sources", "Sources of constants", [table], about)
 
 
 def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) -> Table:
     by_task = dict(list(drops.groupby(GROUP, sort=False)))
-    table_rows: list[Row] = [("original", original, [_original(rows) for rows in by_task.values()])] if by_task else []
+    means = intervals(outcome.scores).set_index(KEYS)
+    margins = (means["ci_high"] - means["mean"]).to_dict()
+    originals = means[means.index.get_level_values("dynamic_fraction") == 1].groupby(GROUP, sort=False).head(1)
+    of_original = {key[:3]: margins[key] for key in originals.index}
+
+    def with_margin(value: float, margin: float) -> str:
+        return labels.number(value, 3) + ("" if math.isnan(margin) else f" ± {labels.number(margin, 2)}")
+
+    first = [with_margin(float(rows["original"].iloc[0]), of_original[key]) for key, rows in by_task.items()]
+    table_rows: list[Row] = [("original", original, first)] if by_task else []
     for name, rows in drops.groupby("constants", sort=False):
         by_key = {
-            (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} ({words.row_drop(row)})"
+            (row.model, row.task, row.metric): (
+                f"{with_margin(float(row.score), margins[tuple(getattr(row, key) for key in KEYS)])}"
+                f" ({words.row_drop(row)})"
+            )
             for row in rows.itertuples()
         }
         table_rows.append((str(name), "", [by_key.get(key, "–") for key in by_task]))

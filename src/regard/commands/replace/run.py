@@ -18,6 +18,7 @@ from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COL
 from regard.commands.replace.scores import ATTENTION, NONE
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
+from regard.data.examples import IGNORE_INDEX
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
@@ -28,13 +29,15 @@ from regard.runs.config import UNSET, Unset, describe_options, explicit_argument
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
 from regard.runs.work_dir import open_work_dir
-from regard.training import ProbeConfig, check_metric
+from regard.training import ProbeConfig, check_metric, score
 from regard.training.states import get_encoder
 
 STATES, CONSTANTS = "states", "constants"
 From = str | Path | Constants | None
 PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
+BASELINES = ("zeros", "identity")
+"""Constants that stand beside the averages with all heads constant, if none are asked for."""
 
 
 @shown_in_notebook()
@@ -263,11 +266,21 @@ def _describe(
             "truncated": train.truncated + validation.truncated,
             "inputs_sha256": train.sha256,
             "labels": len(read.labels),
+            "majority": _majority(read, validation),
             "separators": list(train.separators),
             "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
             "constants_sha256": constants.sha256 if constants is not None else None,
         },
     )
+
+
+def _majority(read: Task, validation: Encoded) -> float | None:
+    """Return the score of the most frequent label of the validation rows; None where labels are tokens."""
+    if read.kind == "mlm" or read.name == LANGUAGE_MODEL:
+        return None
+    labels = validation.labels
+    most = labels[labels != IGNORE_INDEX].mode().values
+    return score(read.metric, labels, most.expand_as(labels), read.labels)
 
 
 def _scores(
@@ -303,6 +316,11 @@ def _scores(
                     if fraction:
                         heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
                     add(name, ranking, fraction, evaluation.scores(constants, heads, group))
+    if averages is not None and config.constants is None and 0.0 in config.shares:
+        for name in BASELINES:
+            evaluation.step(f"scoring {name}, for comparison")
+            constants = make_data_free(name, averages)
+            add(name, config.rankings[0], 0.0, evaluation.scores(constants, averages.heads, seeds))
     return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
 
 

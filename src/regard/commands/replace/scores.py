@@ -11,7 +11,7 @@ import pandas as pd
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import check_table
-from regard.runs.intervals import t_half_width
+from regard.runs.intervals import Interval, t_half_width, t_interval
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
@@ -61,6 +61,20 @@ def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
     drops["drop"] = difference.where(in_nats, 100 * difference / size)
     drops["unit"] = np.where(in_nats, "nats", "%")
     return drops
+
+
+def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
+    """Return the interval of the mean drop of rows of `relative_drop` in one unit, over the seeds that all have.
+
+    The original model and the replaced one are paired by seed; the drops are in the rows' unit.
+    """
+    by_row = []
+    for row in rows.to_dict("records"):
+        of_row = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)].set_index("seed")["score"]
+        is_original = (scores[GROUP] == [row[key] for key in GROUP]).all(axis=1) & (scores["dynamic_fraction"] == 1)
+        size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
+        by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
+    return t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
 
 
 def curves(scores: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Group
 
-from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, fraction_name, intervals
+from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, drop_interval, fraction_name, intervals
 from regard.report import labels
 from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
@@ -72,8 +72,12 @@ def _write_operations(outcome: Outcome) -> str:
     drops, unit = _in_one_unit(outcome.operations)
     if drops.empty:
         return ""
-    means = drops.groupby("constants", sort=False)["drop"].mean()
-    by_operation = ", ".join(f"{name} {drop(float(value), unit)}" for name, value in means.items())
+    parts = []
+    for name, rows in drops.groupby("constants", sort=False):
+        low, high = _bounds(outcome, rows)
+        unsupported = f"none that is shown (up to {drop(high, unit)} cannot be excluded)"
+        parts.append(f"{name} {unsupported if low <= 0 <= high else drop(float(rows['drop'].mean()), unit)}")
+    by_operation = ", ".join(parts)
     average = "on average " if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
     return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
 
@@ -88,6 +92,11 @@ def _write_drops(outcome: Outcome) -> str:
         rows = drops[drops["dynamic_fraction"] == fraction]
         if rows.empty:
             continue
+        low, high = _bounds(outcome, rows)
+        if low <= 0 <= high:
+            most = f"one of up to {drop(high, unit)} cannot be excluded"
+            parts.append(f"with {describe_fraction(fraction)} no drop is shown: {most}")
+            continue
         text = f"the score drops by {drop(float(rows['drop'].mean()), unit)}"
         if len(rows) > 1:
             worst = rows.loc[rows["drop"].idxmax()]
@@ -96,6 +105,20 @@ def _write_drops(outcome: Outcome) -> str:
         parts.append(f"with {describe_fraction(fraction)} {text}")
     sentence = "; ".join(parts)
     return f"Constants: {outcome.constants}. {sentence[:1].upper()}{sentence[1:]}."
+
+
+def _bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
+    """Return the 95 % interval of the mean drop of rows; NaN for one seed."""
+    interval = drop_interval(outcome.scores, rows)
+    return interval.ci_low, interval.ci_high
+
+
+def _drop_with_interval(outcome: Outcome, row: pd.Series) -> str:
+    """Format a row's drop, with its interval if there is one."""
+    low, high = _bounds(outcome, pd.DataFrame([row]))
+    unit = str(row["unit"])
+    spread = "" if math.isnan(low) else f" ({drop(low, unit).removesuffix(f' {unit}')} to {drop(high, unit)})"
+    return drop(float(row["drop"]), unit) + spread
 
 
 def describe_fraction(fraction: float) -> str:
@@ -110,11 +133,16 @@ def _write_costs(cost: pd.DataFrame) -> str:
     if len(costs) < 2:
         return ""
     fewest = costs.iloc[-1]
-    names = {"time": "time", "work": "FLOPs"}
+    names = {"time": "time", "work": "FLOPs"} if _is_faster(fewest) else {"work": "FLOPs"}
     parts = [f"{fewest[key]:.0f} % of the {name}" for key, name in names.items() if not math.isnan(fewest[key])]
     fraction = float(fewest["dynamic_fraction"])
     condition = "then" if fraction == 0 else f"with {describe_fraction(fraction)}"
     return f"One forward pass {condition} takes {' and '.join(parts)}." if parts else ""
+
+
+def _is_faster(row: Mapping[Any, Any]) -> bool:
+    """Return whether the middle half of the rounds lies below the original model's time."""
+    return bool(row["relative_time_high"] < 1)
 
 
 def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +179,7 @@ def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
     best_rows = [rows.loc[rows["score"].idxmax()] for _, rows in outcome.operations.groupby(GROUP, sort=False)]
     figures = [_make_figure(outcome, row) for row in (*fewest_rows, *best_rows)]
     costs = relative_cost(cost)
-    if len(costs) > 1 and not math.isnan(costs["time"].iloc[-1]):
+    if len(costs) > 1 and not math.isnan(costs["time"].iloc[-1]) and _is_faster(costs.iloc[-1]):
         fewest = costs.iloc[-1]
         latency = labels.number(float(fewest["latency_ms"]), 3)
         slow, fast = (1 / float(fewest[f"relative_time_{end}"]) for end in ("high", "low"))
@@ -163,7 +191,7 @@ def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
 
 def _make_figure(outcome: Outcome, row: pd.Series) -> KeyFigure:
     name = f"{title(outcome, str(row['model']), str(row['task']))}, {metric(str(row['metric']))}"
-    note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
+    note = f"original {labels.number(float(row['original']), 3)}, drop {_drop_with_interval(outcome, row)}"
     if row["rank_heads_by"] == ATTENTION:
         note = f"with {row['constants']}; {note}"
     elif row["dynamic_fraction"] > 0:
