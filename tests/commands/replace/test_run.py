@@ -403,7 +403,7 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
         untouched = -float(model(ids, labels=ids).loss)
         with regard.replacing(model, constants):
             constant = -float(model(ids, labels=ids).loss)
-    scores = found.scores.set_index("dynamic_fraction")["score"]
+    scores = found.frame(constants=["none", "average"]).set_index("dynamic_fraction")["score"]
     assert scores[1.0] == pytest.approx(untouched, abs=1e-5)
     assert scores[0.0] == pytest.approx(constant, abs=1e-5)
     assert scores[1.0] != pytest.approx(scores[0.0], abs=1e-3)
