@@ -113,7 +113,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == FOLDER
     assert [path.name for path in out.parent.iterdir()] == ["run"], "no work folder is left"
     scores = pd.read_parquet(out / "scores.parquet")
-    assert scores["dynamic_fraction"].tolist() == [1, 1, 0.5, 0.5, 0, 0]
+    assert scores["dynamic_fraction"].tolist() == [1, 1, 0.5, 0.5, *[0] * 6]
     assert scores["rank_heads_by"].tolist() == ["none"] * 2 + ["input-dependence"] * 4
     told = json.loads((out / "heads.json").read_text())
     assert len(told["order"]) == 12
