@@ -128,7 +128,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             f"# {base} after {len(tasks)} tasks",
             "",
             f"`{base}` (weights {str(lineage['sha256'])[:12]}), taught these tasks one after another by the method "
-            f"`{method}` of [Regard](https://pypi.org/project/regard).",
+            f"`{method}` of Regard.",
             "",
             "| | task | labels | score |",
             "|---|---|---|---|",

@@ -114,7 +114,8 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["run"], "no work folder is left"
     scores = pd.read_parquet(out / "scores.parquet")
     assert scores["dynamic_fraction"].tolist() == [1, 1, 0.5, 0.5, *[0] * 6]
-    assert scores["rank_heads_by"].tolist() == ["none"] * 2 + ["input-dependence"] * 4
+    own = scores[scores["constants"].isin(["none", "average"])]  # besides: zeros and identity at 0
+    assert set(own["rank_heads_by"]) == {"none", "input-dependence"}
     told = json.loads((out / "heads.json").read_text())
     assert len(told["order"]) == 12
     assert told["value"] == sorted(told["value"], reverse=True)

@@ -118,7 +118,9 @@ def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) 
     def with_margin(value: float, margin: float) -> str:
         return labels.number(value, 3) + ("" if math.isnan(margin) else f" ± {labels.number(margin, 2)}")
 
-    first = [with_margin(float(rows["original"].iloc[0]), of_original.get(key, math.nan)) for key, rows in by_task.items()]
+    first = [
+        with_margin(float(rows["original"].iloc[0]), of_original.get(key, math.nan)) for key, rows in by_task.items()
+    ]
     table_rows: list[Row] = [("original", original, first)] if by_task else []
     for name, rows in drops.groupby("constants", sort=False):
         by_key = {
