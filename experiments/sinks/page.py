@@ -22,17 +22,18 @@ CURVES = ("softmax", "sigmoid", "elu", "K bias", "weight decay 0.1", "sigmoid, n
 SHOWN = (
     *("softmax", "sigmoid", "elu", "sigmoid, normalised", "K bias", "KV bias", "V bias", "weight decay 0"),
     *("weight decay 0.1", "weight decay 1", "weight decay 5", "window 16", "prefix 5", "first token free"),
-    "fixed token at 1",
+    *("fixed token at 1", "learning rate 0.001", "batch 8", "1 % of the text", "linear", "mlp kernel"),
+    *("no positions", "sinusoidal positions", "learned positions", "ALiBi", "T5", "post-norm", "ReLU", "one head"),
 )
 """Rows of the table on the page."""
 PUBLISHED_RECIPE = {"fixed_token": None, "weight_decay": 0.1}
 """Fields of the paper's recipe that a small model may need to change to grow a sink."""
 BIASES, DECAY, INPUT, RATE = "K/V biases", "weight decay", "window, prefix, first token", "learning rate"
-OPERATION, REST = "operation", "positions, norm, feed-forward, heads"
-AXES = (OPERATION, BIASES, DECAY, INPUT, RATE, REST)
+OPERATION, REST, AMOUNT = "operation", "positions, norm, feed-forward, heads", "batch, text"
+AXES = (OPERATION, BIASES, DECAY, INPUT, RATE, AMOUNT, REST)
 NUMBERS = {DECAY: "weight_decay", RATE: "learning_rate"}
 """Axes of numbers, with the field."""
-UNPUBLISHED = ("softpick", "gated", "QK-norm", "sink logit", "off-by-one")
+UNPUBLISHED = ("sigmoid, by log-length", "softpick", "gated", "QK-norm", "sink logit", "off-by-one")
 """Rows of operations that the paper does not have."""
 
 
@@ -101,8 +102,8 @@ def describe_settings(tables: Tables) -> str:
         f"{f' ({join_words(several)}: more)' if several else ''}; {tables.seeds} seeds from weights to text order; "
         f"{tables.ends['seconds'].median() / 60:.1f} minutes a run. Sinks are measured on "
         f"{record['watch']['samples']} held-out sequences of {tables.length} tokens; uniform attention has a mean α₁ "
-        f"of {record['watch']['uniform']:.3f} without window, prefix and virtual sink, and the steps of emergence of "
-        f"rows that have one were judged by it as well, as Regard did at the time. torch {record['versions']['torch']}."
+        f"of {record['watch']['uniform']:.3f} without window, prefix and virtual sink. "
+        f"torch {record['versions']['torch']}."
     )
 
 
@@ -132,8 +133,7 @@ def describe_missing(tables: Tables) -> str:
     sentences = [f"Without any run: {join_words(absent)}."] if absent else []
     sentences += [f"With fewer than {tables.seeds} seeds: {join_words(few)}."] if few else []
     return " ".join(sentences or [f"Every row has its {tables.seeds} seeds."]) + (
-        " The linear kernel, other positions, norms, feed-forward layers and numbers of heads, 1B parameters and open "
-        "models were not run."
+        " 1B parameters and open models were not run."
     )
 
 
@@ -148,7 +148,7 @@ def axis_of(tables: Tables, row: str) -> str:
         has_bias = spec.sink_token or spec.extra != "none"
         return BIASES if has_bias else REST if spec.qk_norm else OPERATION
     axes = {DECAY: ("weight_decay",), INPUT: ("window", "prefix", "fixed_token", "random_tokens")}
-    axes |= {RATE: ("learning_rate",), REST: ARCHITECTURE}
+    axes |= {RATE: ("learning_rate",), AMOUNT: ("batch_size", "data_fraction"), REST: ARCHITECTURE}
     return next((axis for axis, fields in axes.items() if set(fields) & set(change)), REST)
 
 
