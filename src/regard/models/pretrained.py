@@ -275,7 +275,7 @@ def check_complete_model(config: Any, name: str) -> None:
     method = getattr(config, "part_of", None)
     if method is None:
         return
-    adapters = ", regard.continual.saved_adapters.load_adapters its blocks" if str(method).startswith(_SAPT) else ""
+    adapters = f"; `regard look BASE TEXT --learnt {name}` shows its adapters" if str(method).startswith(_SAPT) else ""
     kind = f"the network of {method}, which has weights beside its model"
-    advice = f"regard.continual.models.load_network reads it{adapters}"
+    advice = f"regard.LearntModel.from_pretrained('{name}') predicts with it{adapters}"
     raise UserError(f"model: expected a complete one, got '{name}', {kind}; {advice}")

@@ -131,15 +131,25 @@ def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(scores(found), scores(whole), check_exact=True)
 
 
-def test_new_tasks_in_a_file_stand_behind_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("order, names", [("paper", ["a", "c", "b"]), ("1-0", ["c", "a", "b"])])
+def test_new_tasks_in_a_file_stand_behind_those_of_the_run(
+    order: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, words in (("a", ("cat", "dog")), ("b", ("red", "blue"))):
-        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(20)]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    options: dict[str, Any] = {**OPTIONS, "order": "paper"}
+    words = {"a": ("cat", "dog"), "b": ("red", "blue"), "c": ("up", "down")}
+    for file in ("ac", "b"):
+        rows = [
+            {"task": name, "text": f"the {word} on mat {n}", "label": word}
+            for name in file
+            for word in words[name]
+            for n in range(20)
+        ]
+        Path(f"{file[0]}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options: dict[str, Any] = {**OPTIONS, "order": order}
     learn("a.jsonl", "finetune", loaded(), work_dir="work", **options).save("run-a")
     part = learn("b.jsonl", model=loaded(), after="run-a")
     whole = learn("a.jsonl,b.jsonl", "finetune", loaded(), **options)
     pd.testing.assert_frame_equal(scores(part), scores(whole))
+    assert [task["name"] for task in part.metadata["stream"]["tasks"]] == names
     assert part.metadata["config"]["stream"] == "a.jsonl,b.jsonl"
     assert part.metadata["stream"]["name"] == whole.metadata["stream"]["name"] == "a.jsonl + b.jsonl"

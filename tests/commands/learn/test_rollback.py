@@ -57,7 +57,7 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"method": "finetune"}, "run: expected one, by method and seed, several fit; the folder has 'finetune' with "),
+        ({"method": "finetune"}, "run: expected one, several fit (give `regard rollback` --method and --seed); the folder has 'finetune' with "),
         (
             {"method": "joint"},
             "run: expected one, by method and seed, none fits; the folder has 'finetune' with ",

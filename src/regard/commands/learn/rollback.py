@@ -21,10 +21,10 @@ EXAMPLES = """examples:
   regard rollback runs/db athlete-village --method prescale --seed 508 --out m
   regard rollback runs/sapt 15 --peft --out adapters
 
-Load DIR with AutoModelForSequenceClassification. For methods with their own
-weights (l2p, ctr, idbr, and all with adapters or prompts), use load_network
-from regard.continual.models. lineage.json lists the tasks, their order, and the
-base model. --peft writes the adapters of sapt, epi or merge-*, each as PEFT
+regard.LearntModel.from_pretrained(DIR).predict(texts) names their labels; for
+methods without weights of their own AutoModelForSequenceClassification loads
+DIR, too. DIR's README.md says how others load it; lineage.json lists the tasks,
+their order, and the base model. --peft writes the adapters of sapt, epi or merge-*, each as PEFT
 reads it, and their router, for SharedAdapters.from_peft_set.
 """
 
@@ -139,7 +139,8 @@ def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int |
     if len(matching) != 1:
         available = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
         problem = "several fit" if matching else "none fits"
-        raise UserError(f"run: expected one, by method and seed, {problem}; the folder has {available}")
+        way = "give `regard rollback` --method and --seed"
+        raise UserError(f"run: expected one, {problem} ({way}); the folder has {available}")
     return matching[0]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from regard.errors import UserError, check_choice
 from regard.runs.command import Command
 from regard.runs.config import Config
 from regard.runs.display import Display
-from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
+from regard.runs.launchers import Job, JobEvent, Launcher, make_launcher, run_jobs
 from regard.runs.output_dir import PAGE, write_file
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.selection import select_rows
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TABLE = "trials.parquet"
-LAUNCHERS = ("local", "ray")
 COMMANDS: dict[str, Callable[[], Command]] = {"pretrain": PretrainCommand, "learn": LearnCommand}
 """The commands that a sweep can repeat."""
 
@@ -202,34 +200,6 @@ def make_trials(
         shown = {name: complete[name] for name in vary}
         trials.setdefault(key, Trial(key, shown, seed, complete, folder / TRIALS / key))
     return list(trials.values())
-
-
-def make_launcher(
-    launcher: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None
-) -> Launcher:
-    """Return what runs the trials. Raises UserError."""
-    check_choice("launcher", launcher, LAUNCHERS)
-    if gpus is not None and gpus < 0:
-        raise UserError(f"gpus: expected at least 0, got {gpus}")
-    if launcher == "ray":
-        return Ray(address=address, workers=workers, gpus=gpus or 0)
-    if address is not None:
-        raise UserError("address: local trials need none; choose ray")
-    if gpus is not None and gpus > 1:
-        raise UserError(f"gpus: expected 0 or 1 for local trials, got {gpus}")
-    devices = () if gpus == 0 else _list_gpus()
-    if gpus and not devices:
-        raise UserError("gpus: there is none on this machine")
-    return Local(workers=workers, devices=devices)
-
-
-def _list_gpus() -> tuple[str, ...]:
-    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()
-    return tuple(visible.split(",")[:count] if visible else map(str, range(count)))
 
 
 def _list_seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
