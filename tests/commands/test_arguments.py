@@ -69,6 +69,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **MODEL,
         **RESUMABLE,
         **dict.fromkeys(REPLACE, argparse.SUPPRESS),
+        "--workers": None,
+        "--launcher": "local",
         "--task": None,
         "--data": None,
         "--constants-from": None,

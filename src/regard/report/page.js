@@ -171,7 +171,8 @@ const regard = (() => {
   // ---- dots: an ink and a shape for each series ----
   const SHAPES = ["circle", "triangle-up", "square"];
   const GLYPHS = ["●", "▲", "■"];
-  const dotSpec = ({ axis, lines }) => {
+  const DOTS = ["Method", "Run"];
+  const dotSpec = ({ axis, lines, names = DOTS }) => {
     const domain = lines.map(([name]) => name);
     const side = { type: "quantitative", scale: { zero: false, padding: 8 } };
     return {
@@ -182,7 +183,7 @@ const regard = (() => {
         y: { ...side, field: "value", title: null, axis: { tickCount: 5 } },
         color: byLine(domain, lines.map(([, ink]) => palette("series")[ink])),
         shape: byLine(domain, lines.map(([, , shape]) => SHAPES[shape])),
-        tooltip: tooltip({ series: "method", what: "run", shown: "value" }),
+        tooltip: tooltip({ series: names[0].toLowerCase(), what: names[1].toLowerCase(), shown: "value" }),
       },
       ...fitted(230),
     };
@@ -199,7 +200,7 @@ const regard = (() => {
     for (const panel of panels) {
       const { element, box } = figure(parent, panel.caption, panel.note);
       draw(box, dotSpec(panel), { points: panel.points }, `${panel.caption}: ${panel.note} over ${panel.axis}`);
-      asTable(element, panel.caption, () => [["Method", "Run", "Values"], panel.points.map((p) => [p.series, p.what, p.shown])]);
+      asTable(element, panel.caption, () => [[...(panel.names ?? DOTS), "Values"], panel.points.map((p) => [p.series, p.what, p.shown])]);
     }
   };
 

@@ -24,8 +24,9 @@ EXAMPLES = """examples:
 regard.LearntModel.from_pretrained(DIR).predict(texts) names their labels; for
 methods without weights of their own AutoModelForSequenceClassification loads
 DIR, too. DIR's README.md says how others load it; lineage.json lists the tasks,
-their order, and the base model. --peft writes the adapters of sapt, epi or merge-*, each as PEFT
-reads it, and their router, for SharedAdapters.from_peft_set.
+their order, and the base model. --peft writes the adapters of sapt, epi or
+merge-*, each as PEFT reads it, and their router, for
+SharedAdapters.from_peft_set.
 """
 
 

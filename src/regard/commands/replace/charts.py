@@ -13,9 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.commands.replace import words
-from regard.commands.replace.scores import GROUP, NONE, Outcome, axis_places, constant_rows, curves, fraction_name
+from regard.commands.replace.scores import (
+    GROUP,
+    NONE,
+    Outcome,
+    axis_places,
+    constant_rows,
+    curves,
+    fewest_dynamic,
+    fraction_name,
+)
 from regard.report import labels
-from regard.report.panels import Panel, panel
+from regard.report.panels import Panel, assign_styles, panel, round_value
 
 SIDE, MOST = 64, 12
 """The most rows and columns of an image, and images on a page."""
@@ -67,6 +76,33 @@ def _point(
     rounded = {name: None if math.isnan(x) else float(f"{x:.6g}") for name, x in numbers.items()}
     place = {"place": positions[fraction], "fraction": fraction_name(fraction)}
     return {**place, "series": series, "shown": shown, **rounded}
+
+
+def model_panels(outcome: Outcome) -> list[Panel]:
+    """Plot the drop with the fewest dynamic heads over the original score, a dot a model, for each task with two."""
+    drops = fewest_dynamic(outcome.main).dropna(subset="drop")
+    styles = assign_styles([str(model) for model in outcome.scores["model"].unique()])
+    known = {name for name, _, _ in styles}
+    panels = []
+    for (task, metric, unit), rows in drops.groupby(["task", "metric", "unit"], sort=False):
+        dots = [
+            {
+                "series": str(row["model"]),
+                "part": "",
+                "what": str(task),
+                "x": round_value(row["original"]),
+                "value": round_value(row["drop"]),
+                "shown": f"original {labels.number(row['original'], 3)}, drop {words.drop(row['drop'], str(unit))}",
+            }
+            for row in rows.to_dict("records")
+            if str(row["model"]) in known
+        ]
+        axis = f"Original {words.metric(str(metric))}"
+        caption = words.task_title(str(task))
+        panels += panel(
+            caption, f"drop, {unit}", axis, dots if len(dots) > 1 else [], styles, kind="dots", names=["Model", "Task"]
+        )
+    return panels
 
 
 def cost_panels(cost: pd.DataFrame) -> list[Panel]:

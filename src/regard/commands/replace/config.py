@@ -135,8 +135,8 @@ class ReplaceConfig(Config):
         return self.dynamic_fractions
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field, with sources, rankings and fractions as used."""
-        lists = {"constants": self.sources, "rank_heads_by": self.rankings, "dynamic_fractions": self.shares}
+        """Return every field, with rankings and fractions as used; no constants are what a run has by default."""
+        lists = {"rank_heads_by": self.rankings, "dynamic_fractions": self.shares}
         return {**super().to_dict(), **{name: list(values) for name, values in lists.items()}}
 
     def check_constants_from(self) -> None:

@@ -9,12 +9,16 @@ import pandas as pd
 from torch import Tensor
 
 from regard.commands.replace import charts, words
-from regard.commands.replace.scores import ATTENTION, GROUP, KEYS, Outcome, fraction_name, intervals
+from regard.commands.replace.scores import ATTENTION, GROUP, KEYS, Outcome, drops_by_original, fraction_name, intervals
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
 
 _DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
 _OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
+_CORRELATION = (
+    "Drop with the fewest dynamic heads over the original score, a dot a model, and Pearson’s r with its interval by "
+    "Fisher’s z. Over all tasks: of the deviations from each task’s means."
+)
 _RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
 
 
@@ -49,6 +53,43 @@ def replace_page(
         data={"pictures": charts.payload(images)},
         script=read_asset("page.js", __package__),
     ).html()
+
+
+def several_page(scores: pd.DataFrame, cost: pd.DataFrame, metadata: dict[str, Any]) -> str:
+    """Return the report over several models or tasks as one HTML file; each run has a page of its own."""
+    outcome = Outcome(scores, metadata)
+    correlations = drops_by_original(outcome)
+    rows = [
+        (str(row.task), "", [str(row.models), labels.number(row.r, 2), _interval(row.ci_low, row.ci_high)])
+        for row in correlations.itertuples()
+    ]
+    table = Table(rows, ["Task", "Models", "r", "95 % interval"], "Correlation of drop and original score over models")
+    dots = Panels(charts.model_panels(outcome), "models", fit=True)
+    return Page(
+        eyebrow="Regard · replaced heads",
+        title=labels.model_name(metadata),
+        ledes=[*words.ledes(outcome, cost, metadata), words.describe_correlations(correlations)],
+        key_figures=words.key_figures(outcome, cost),
+        sections=[
+            *_scores(outcome, None),
+            Section("models", "Do better models lose more?", [dots, table], _CORRELATION),
+            Section("runs", "Runs", [_runs(metadata)], "Each has its heads, its cost and a page in its folder."),
+            Section("provenance", "Provenance", [Record(metadata)]),
+        ],
+        record=metadata,
+    ).html()
+
+
+def _runs(metadata: Mapping[str, Any]) -> Table:
+    rows = [
+        (str(run["folder"]), "", [str(run["model"]["name"]), str(run["data"]["task"]), f"{run['cost']['seconds']:.0f}"])
+        for run in metadata.get("runs", [])
+    ]
+    return Table(rows, ["Folder", "Model", "Task", "Seconds"], "Runs")
+
+
+def _interval(low: float, high: float) -> str:
+    return "–" if math.isnan(low) else f"{labels.number(low, 2)} to {labels.number(high, 2)}"
 
 
 def _scores(outcome: Outcome, majority: float | None) -> list[Section]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
-from regard.report.arrays import check_table
-from regard.runs.intervals import Interval, t_half_width, t_interval
+from regard.report.arrays import Floats, check_table
+from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
@@ -20,6 +21,7 @@ ATTENTION = "attention"
 """Ranking in rows of a model whose heads compute another operation, named as constants."""
 IN_NATS = ("negative_log_perplexity",)
 """Metrics without a meaningful zero: their drop is a difference."""
+ALL_TASKS = "all tasks"
 GROUP = ["model", "task", "metric"]
 KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
@@ -75,6 +77,44 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
         by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
     return t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
+
+
+def drops_by_original(outcome: "Outcome") -> pd.DataFrame:
+    """Return how drops in percent go with the original scores of models, by task and within all tasks.
+
+    Of the main constants with the fewest dynamic heads: `task` (the last row: all), the number of `models`, Pearson's
+    `r`, and its 95 % interval by Fisher's z (null for fewer than four models). Over all tasks r is of the deviations
+    from each task's means, which costs z a degree of freedom a task. Source: PAPA, figure 3.
+    """
+    drops = fewest_dynamic(outcome.main)
+    drops = drops[(drops["unit"] == "%") & drops["drop"].notna()]
+    groups = [(str(task), rows[["original", "drop"]]) for task, rows in drops.groupby("task", sort=False)]
+    groups = [(task, rows - rows.mean()) for task, rows in groups if len(rows) > 1]
+    if len(groups) > 1:
+        groups.append((ALL_TASKS, pd.concat([rows for _, rows in groups])))
+    rows = []
+    for task, pairs in groups:
+        spent = len(groups) - 1 if task == ALL_TASKS else 1
+        rows.append((task, len(pairs), *_correlation(pairs["original"].to_numpy(), pairs["drop"].to_numpy(), spent)))
+    return pd.DataFrame(rows, columns=["task", "models", "r", "ci_low", "ci_high"])
+
+
+def _correlation(x: Floats, y: Floats, means: int) -> tuple[float, float, float]:
+    """Return r of values whose `means` were subtracted, and its 95 % interval by Fisher's z."""
+    size = math.sqrt(float(x @ x) * float(y @ y))
+    if size <= ROUNDING:
+        return math.nan, math.nan, math.nan
+    r = max(-1.0, min(1.0, float(x @ y) / size))
+    free = len(x) - means - 2
+    if free < 1 or abs(r) == 1:
+        return r, math.nan, math.nan
+    z, half = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(free)
+    return r, math.tanh(z - half), math.tanh(z + half)
+
+
+def fewest_dynamic(drops: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the smallest fraction of dynamic heads."""
+    return drops[drops["dynamic_fraction"] == drops["dynamic_fraction"].min()]
 
 
 def curves(scores: pd.DataFrame) -> pd.DataFrame:

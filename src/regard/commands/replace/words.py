@@ -24,8 +24,12 @@ def metric(name: str) -> str:
 
 def title(outcome: Outcome, model: str, name: str) -> str:
     """Return the task's title, and the model's name if there are several."""
-    task = _TASKS.get(name, name)
-    return f"{task}, {model}" if outcome.multiple_models else task
+    return f"{task_title(name)}, {model}" if outcome.multiple_models else task_title(name)
+
+
+def task_title(name: str) -> str:
+    """Return the task's title."""
+    return _TASKS.get(name, name)
 
 
 def drop(value: float, unit: str) -> str:
@@ -93,6 +97,9 @@ def _write_drops(outcome: Outcome) -> str:
         if rows.empty:
             continue
         low, high = _bounds(outcome, rows)
+        if low == high == 0:
+            parts.append(f"with {describe_fraction(fraction)} the score is the same for every seed")
+            continue
         if low <= 0 <= high:
             most = f"one of up to {drop(high, unit)} cannot be excluded"
             parts.append(f"with {describe_fraction(fraction)} no drop is shown: {most}")
@@ -143,6 +150,20 @@ def _write_costs(cost: pd.DataFrame) -> str:
 def _is_faster(row: Mapping[Any, Any]) -> bool:
     """Return whether the middle half of the rounds lies below the original model's time."""
     return bool(row["relative_time_high"] < 1)
+
+
+def describe_correlations(correlations: pd.DataFrame) -> str:
+    """Say whether models of higher scores lose more; "" for fewer than two models."""
+    if correlations.empty:
+        return ""
+    row = correlations.iloc[-1]
+    if math.isnan(row["ci_low"]):
+        return "Whether models of higher scores lose more cannot be told from so few models."
+    r, low, high = (f"{row[name]:.2f}".replace("-", "−") for name in ("r", "ci_low", "ci_high"))
+    numbers = f"r = {r}, 95 % interval {low} to {high}"
+    if row["ci_low"] <= 0 <= row["ci_high"]:
+        return f"Whether models of higher scores lose more cannot be told ({numbers})."
+    return f"Models of higher scores lose {'more' if row['r'] > 0 else 'less'} ({numbers})."
 
 
 def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:

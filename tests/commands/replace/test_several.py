@@ -1,0 +1,186 @@
+"""Several models and tasks in one `regard replace`: each pair a run, one result and one page."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from regard.cli import main
+from regard.commands.replace import several
+from regard.commands.replace.page import several_page
+from regard.commands.replace.result import COST_COLUMNS, ReplaceResult
+from regard.commands.replace.scores import ALL_TASKS, COLUMNS, Outcome, drops_by_original
+from regard.commands.replace.words import describe_correlations
+from regard.errors import UserError
+from regard.runs.launchers import Job
+
+Tiny = Callable[[str], Path]
+Regard = Callable[..., Any]
+SMALL = (
+    *("--length", 12, "--max-train-samples", 24, "--max-eval-samples", 8, "--num-epochs", 1, "--batch-size", 8),
+    *("--num-seeds", 2, "--device", "cpu", "--dynamic-fractions", "1,0", "--rank-heads-by", "first-layers"),
+)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for shift, path in enumerate(paths):
+        rows = [{"text": f"w{n % 7 + 2} w{n % 5 + shift} w3", "label": "xy"[n % 2]} for n in range(40)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return paths
+
+
+def scores_of(originals: dict[tuple[str, str], tuple[float, float]]) -> pd.DataFrame:
+    """Scores by (model, task): untouched, and with all heads constant; two seeds."""
+    rows = []
+    for (model, task), (original, constant) in originals.items():
+        for seed in (0, 1):
+            rows.append((model, task, "none", "none", 1.0, seed, "accuracy", original))
+            rows.append((model, task, "average", "lambda", 0.0, seed, "accuracy", constant))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+# -- correlation -----------------------------------------------------------------------------------------------------
+
+
+def test_the_correlation_of_one_task_is_that_of_scipy() -> None:
+    original, drops = [0.5, 0.6, 0.7, 0.8, 0.9], [0.02, 0.01, 0.05, 0.04, 0.09]
+    values = {(f"m{n}", "cola"): (x, x - y) for n, (x, y) in enumerate(zip(original, drops, strict=True))}
+    (row,) = drops_by_original(Outcome(scores_of(values), {})).to_dict("records")
+    expected = stats.pearsonr(original, [100 * y / x for x, y in zip(original, drops, strict=True)])
+    interval = expected.confidence_interval()
+    assert (row["task"], row["models"]) == ("cola", 5)
+    assert np.allclose([row["r"], row["ci_low"], row["ci_high"]], [expected.statistic, *interval], atol=1e-9)
+
+
+def test_over_all_tasks_the_correlation_is_partial() -> None:
+    draw = np.random.default_rng(0)
+    original = {task: level + 0.05 * draw.standard_normal(4) for task, level in (("a", 0.3), ("b", 0.6), ("c", 0.9))}
+    drops = {task: 5 + 20 * x + draw.standard_normal(4) for task, x in original.items()}  # per cent
+    values = {
+        (f"m{n}", task): (x, x * (1 - y / 100))
+        for task in original
+        for n, (x, y) in enumerate(zip(original[task], drops[task], strict=True))
+    }
+    row = drops_by_original(Outcome(scores_of(values), {})).iloc[-1]
+    x, y = (np.concatenate([part - part.mean() for part in of.values()]) for of in (original, drops))
+    r = np.corrcoef(x, y)[0, 1]
+    half = stats.norm.ppf(0.975) / np.sqrt(12 - 2 - 3)  # twelve dots, two dummies
+    assert (row["task"], row["models"]) == (ALL_TASKS, 12)
+    assert np.allclose(
+        [row["r"], row["ci_low"], row["ci_high"]], [r, *np.tanh([np.arctanh(r) - half, np.arctanh(r) + half])]
+    )
+
+
+@pytest.mark.parametrize(
+    "drops, told",
+    [
+        ((1, 2, 3.1, 3.9, 5), "lose more (r = 1.00"),
+        ((5, 4, 3.1, 1.9, 1), "lose less (r = −1.00"),
+        ((1, 5, 1, 5, 2), "cannot be told (r = 0.1"),
+        ((1, 2, 4), "cannot be told from so few models"),
+    ],
+)
+def test_the_page_says_whether_better_models_lose_more(drops: tuple[float, ...], told: str) -> None:
+    values = {(f"m{n}", "cola"): (0.5 + 0.1 * n, (0.5 + 0.1 * n) * (1 - y / 100)) for n, y in enumerate(drops)}
+    outcome = Outcome(scores_of(values), {})
+    assert told in describe_correlations(drops_by_original(outcome))
+    page = several_page(outcome.scores, pd.DataFrame(columns=list(COST_COLUMNS)), {"model": {"name": "m0, m1"}})
+    assert told.split(" (")[0] in page
+    assert "Do better models lose more?" in page
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that were run: in this process, for tests of launchers have processes of their own."""
+    made: list[Job] = []
+
+    def run(jobs: Sequence[Job], engine: object, *, finished: Callable[[str], bool], **options: Any) -> dict[str, str]:
+        made[:] = jobs
+        codes = {job.key: main(list(job.command[2:])) for job in jobs}
+        assert [finished(key) for key in codes] == [code == 0 for code in codes.values()]
+        return {key: "what went wrong" for key, code in codes.items() if code}
+
+    monkeypatch.setattr(several, "run_jobs", run)
+    return made
+
+
+def test_each_pair_is_a_run_and_the_scores_stand_together(
+    regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
+) -> None:
+    out = tasks[0].parent / "out"
+    ended = regard("replace", tiny("bert"), tiny("llama"), "--task", f"{tasks[0]},{tasks[1]}", *SMALL, "--out", out)
+    assert ended.code == 0, ended.err
+    result = ReplaceResult.load(out)
+    assert result.scores.groupby(["model", "task"]).ngroups == len(jobs) == 4
+    runs = [out / run["folder"] for run in result.metadata["runs"]]
+    assert [path.name for path in runs] == ["bert-a", "bert-b", "llama-a", "llama-b"]
+    for run in runs:
+        part = ReplaceResult.load(run)
+        keys = {name: part.scores[name].iloc[0] for name in ("model", "task")}
+        same = result.frame(**keys).reset_index(drop=True)
+        pd.testing.assert_frame_equal(same, part.scores)
+        assert {"average", "zeros", "identity"} <= set(part.scores["constants"]), "as a run by default"
+    assert not out.with_name("out.work").exists()
+
+
+def test_what_failed_is_named_and_what_is_done_is_kept(
+    regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
+) -> None:
+    out = tasks[0].parent / "out"
+    line = ("replace", tiny("bert"), "nothing", "--task", tasks[0], *SMALL, "--out", out)
+    ended = regard(*line)
+    assert (ended.code, out.exists()) == (2, False)
+    last = ended.err.splitlines()[-1]
+    assert all(told in last for told in ("1 of 2 runs failed", "a.jsonl with nothing (what went wrong)", "--resume"))
+    assert [job.key for job in jobs] == ["bert-a", "nothing-a"]
+    assert regard(*line, "--resume").code == 2
+    assert [job.key for job in jobs] == ["nothing-a"]
+
+
+@pytest.mark.parametrize(
+    "models, names, told",
+    [
+        (("m", "m"), ("a",), "model: expected each once, got m twice"),
+        (("m",), ("a", "a"), "task: expected each once, got a twice"),
+    ],
+)
+def test_each_model_and_task_is_given_once(models: tuple[str, ...], names: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        several.make_pairs(models, names)
+
+
+def test_folders_of_the_same_name_are_told_apart() -> None:
+    keys = [pair.key for pair in several.make_pairs(("x/m", "y/m", "x-m"), ("a",))]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (("--adapter", "x"), "adapter: expected one model with it"),
+        (("--launcher", "slurm"), "launcher: expected"),
+        (("--workers", 0), "workers: expected at least 1"),
+    ],
+)
+def test_mistakes_are_refused_before_a_run_begins(
+    options: tuple[object, ...], told: str, regard: Regard, tiny: Tiny, tasks: list[Path]
+) -> None:
+    before = sorted(tasks[0].parent.rglob("*"))
+    ended = regard("replace", tiny("bert"), "--task", f"{tasks[0]},{tasks[1]}", *SMALL, *options)
+    assert (ended.code, told in ended.err) == (2, True)
+    assert sorted(tasks[0].parent.rglob("*")) == before
+
+
+def test_one_run_has_no_workers(regard: Regard, tiny: Tiny, tasks: list[Path]) -> None:
+    ended = regard("replace", tiny("bert"), "--task", tasks[0], "--workers", 2)
+    assert "workers: expected several models or tasks" in ended.complaint
