@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.models import INDEX, LINEAGE, delta_path, read_deltas
 from regard.continual.run_state import Row, collect_tensors, load_tensors, method_state, open_parameters
-from regard.errors import UserError, describe_error
-from regard.runs.integrity import is_sealed, seal, sha256_of_file
+from regard.errors import UserError
+from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_file
 from regard.runs.output_dir import read_json, write_file
 
 KEPT, KEPT_TENSORS = "state.json", "state.safetensors"
@@ -50,13 +49,8 @@ class EarlierTasks:
     rows: Mapping[str, list[Row]]
 
     def check(self, learner: Learner) -> int:
-        """Return the number of tasks. Raises UserError if model or tasks are others than in the finished run."""
-        lineage = read_json(self.folder / LINEAGE)
-        sha256 = learner.network.classifier.config.lineage.get("sha256")
-        if lineage["base"]["sha256"] != sha256:
-            expected = f"{lineage['base']['base']} with weights {str(lineage['base']['sha256'])[:12]}"
-            raise UserError(f"continue: expected the model that the run began with, {expected}; got {str(sha256)[:12]}")
-        tasks = lineage["tasks"]
+        """Return the number of tasks. Raises UserError if they are others than in the finished run."""
+        tasks = read_json(self.folder / LINEAGE)["tasks"]
         for number, before in enumerate(tasks):
             now = learner.stream.tasks[number] if number < len(learner.stream) else None
             if now is None or now.name != before["name"]:
@@ -76,20 +70,15 @@ class EarlierTasks:
     def restore(self, learner: Learner) -> tuple[int, MethodState, dict[str, Any]]:
         """Load the weights into the learner's network; return the number of tasks, the method's state, and the rows."""
         count, record = self.check(learner), read_json(self.folder / KEPT)
-        if not is_sealed(record) or sha256_of_file(self.folder / KEPT_TENSORS) != record["tensors"]:
-            raise UserError(f"continue: {self.folder / KEPT} is missing or damaged")
+        if not is_sealed(record) or find_damaged_files(self.folder, {KEPT_TENSORS: record["tensors"]}):
+            raise UserError(f"continue: {self.folder / KEPT} is missing or damaged, or {KEPT_TENSORS} beside it")
         start = collect_tensors(learner.network)
         load_tensors(
             learner.network,
             {name: widen(start, name, value) for name, value in read_deltas(self.folder, count).items()},
         )
         open_parameters(learner.network, record["trained"])
-        try:
-            tensors = load_file(self.folder / KEPT_TENSORS)
-        except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"continue: {self.folder / KEPT_TENSORS} cannot be read: {describe_error(error)}"
-            ) from error
+        tensors = load_file(self.folder / KEPT_TENSORS)
         return count, method_state(record, tensors), {name: list(rows) for name, rows in self.rows.items()}
 
     def copy_deltas(self, learner: Learner, folder: Path) -> None:

@@ -43,9 +43,10 @@ class TaskDeltas:
 
     def begin(self, learner: Learner, method: Method, name: str) -> None:
         config = learner.network.classifier.config
+        source = {"source": method.source_sha256} if method.source_sha256 else {}
         metadata = {
             "base": config.lineage,
-            "method": {"name": name, "settings": method.config.to_dict()},
+            "method": {"name": name, "settings": method.config.to_dict(), **source},
             "seed": learner.seed,
             "head": config.head,
             "label_words": config.label_words if isinstance(config, ClassifierConfig) else 0,

@@ -45,6 +45,14 @@ def settings(method: str) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in SMALL.get(method, {}).items())
 
 
+def write_tables(*names: str) -> None:
+    """Write a table of one task for each name."""
+    for name, words in {"a": ("cat", "dog"), "b": ("red", "blue"), "c": ("run", "sit")}.items():
+        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(20)]
+        if name in names:
+            Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 OTHER_RANDOM = {"prescale"}
 """Their dropout has a mask for each class: with more classes the random numbers are others."""
 
@@ -106,12 +114,69 @@ def test_a_run_without_models_cannot_be_gone_on_with(tmp_path: Path) -> None:
         learn(stream(4), model=loaded(), after=tmp_path / "run")
 
 
-def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json", "lineage.json", "index.json"])
+def test_a_damaged_or_missing_state_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part")
-    (state,) = (tmp_path / "part" / "run" / "models").glob("*/state.safetensors")
-    state.write_bytes(state.read_bytes() + b" ")
-    with pytest.raises(UserError, match=r"^continue: .*state.json is missing or damaged"):
+    (state,) = (tmp_path / "part" / "run" / "models").glob(f"*/{name}")
+    state.write_bytes(state.read_bytes() + b"x")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^(continue|models): .*(missing|damaged|not kept|cannot read)"):
+            learn(stream(4), model=loaded(), after=tmp_path / "part" / "run")
+        state.unlink(missing_ok=True)
+
+
+def test_another_model_given_by_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tables("a", "b")
+    for seed in (0, 5):
+        model = loaded(seed=seed)
+        model.model.save_pretrained(f"model-{seed}")
+        model.tokenizer.save_pretrained(f"model-{seed}")
+    for method in ("finetune", "joint"):
+        learn("a.jsonl", method, "model-0", work_dir=f"work-{method}", **OPTIONS).save(f"run-{method}")
+        with pytest.raises(UserError, match=r"^continue: expected the model that the run began with, model-0 with"):
+            learn("b.jsonl", model="model-5", after=f"run-{method}")
+    Path("model-0").rename("model-moved")
+    found = learn("b.jsonl", model="model-moved", after="run-finetune")
+    assert found.metadata["config"]["model"] == "model-moved"
+
+
+def test_a_run_goes_on_at_its_learning_rate_and_with_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the defaults are others by now, as in another version."""
+    run_over(first(stream(4), 1), tmp_path / "part", learning_rate=None)
+    after = tmp_path / "part" / "run"
+    monkeypatch.setattr("regard.continual.training_phase.FULL_RATE", 0.5)
+    found = learn(stream(4), model=loaded(), after=after)
+    assert found.metadata["runs"][0]["learning_rate"] == 1e-4
+    changed = replace(METHODS["replay"].Config(), memory_size=7)
+    monkeypatch.setattr(METHODS["replay"].Config, "parse", classmethod(lambda cls, values: changed))
+    with pytest.raises(UserError, match=r"^continue: memory_size of replay was \d+ in .*run, it is 7 now"):
+        learn(stream(4), model=loaded(), after=after)
+
+
+def test_a_changed_file_of_a_method_is_refused(tmp_path: Path) -> None:
+    own, name = tmp_path / "own.py", f"{tmp_path / 'own.py'}:Own"
+    text = "from regard.continual.method import Method\nclass Own(Method):\n    pass\n"
+    own.write_text(text, encoding="utf-8")
+    run_over(first(stream(4), 1), tmp_path / "part", name)
+    own.write_text(f"{text}    # changed\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^continue: the file of .*own.py:Own is not the one of .*run; restore it"):
         learn(stream(4), model=loaded(), after=tmp_path / "part" / "run")
+
+
+def test_a_run_with_an_order_of_its_own_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tables("a", "b")
+    Path("both.jsonl").write_text(Path("a.jsonl").read_text() + Path("b.jsonl").read_text(), encoding="utf-8")
+    write_tables("c")
+    options: dict[str, Any] = {**OPTIONS, "order": "1-0"}
+    learn("both.jsonl", "finetune", loaded(), work_dir="work", **options).save("run")
+    part = learn("c.jsonl", model=loaded(), after="run")
+    whole = learn("both.jsonl,c.jsonl", "finetune", loaded(), **options)
+    assert part.metadata["runs"][0]["tasks"] == ["b", "a", "c"]
+    pd.testing.assert_frame_equal(scores(part), scores(whole))
 
 
 def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
@@ -131,25 +196,13 @@ def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(scores(found), scores(whole), check_exact=True)
 
 
-@pytest.mark.parametrize("order, names", [("paper", ["a", "c", "b"]), ("1-0", ["c", "a", "b"])])
-def test_new_tasks_in_a_file_stand_behind_those_of_the_run(
-    order: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_tasks_in_a_file_stand_behind_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = {"a": ("cat", "dog"), "b": ("red", "blue"), "c": ("up", "down")}
-    for file in ("ac", "b"):
-        rows = [
-            {"task": name, "text": f"the {word} on mat {n}", "label": word}
-            for name in file
-            for word in words[name]
-            for n in range(20)
-        ]
-        Path(f"{file[0]}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    options: dict[str, Any] = {**OPTIONS, "order": order}
+    write_tables("a", "b")
+    options: dict[str, Any] = {**OPTIONS, "order": "paper"}
     learn("a.jsonl", "finetune", loaded(), work_dir="work", **options).save("run-a")
     part = learn("b.jsonl", model=loaded(), after="run-a")
     whole = learn("a.jsonl,b.jsonl", "finetune", loaded(), **options)
     pd.testing.assert_frame_equal(scores(part), scores(whole))
-    assert [task["name"] for task in part.metadata["stream"]["tasks"]] == names
     assert part.metadata["config"]["stream"] == "a.jsonl,b.jsonl"
     assert part.metadata["stream"]["name"] == whole.metadata["stream"]["name"] == "a.jsonl + b.jsonl"

@@ -232,8 +232,7 @@ class LearnConfig(Config):
         """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
         from regard.data.joined_streams import join_streams
 
-        orders = [self.order] + [self.order if self.order == "random" else "paper"] * (len(self.parts) - 1)
-        return join_streams([self._read_part(*one, folder) for one in zip(self.parts, orders, strict=True)])
+        return join_streams([self._read_part(part, folder, alone=len(self.parts) == 1) for part in self.parts])
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -242,17 +241,18 @@ class LearnConfig(Config):
             return (self.stream,)
         return tuple(part.strip() for part in self.stream.split(","))
 
-    def _read_part(self, part: str, order: str, folder: str | None) -> Stream:
+    def _read_part(self, part: str, folder: str | None, *, alone: bool) -> Stream:
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
         names = ("samples_per_class", "max_eval_samples", "seed", "protocol", "missing_tasks", "instructions")
-        data = self.data if len(self.parts) == 1 or part in STREAMS else None
+        is_of_first = self.order not in ("random", "paper")
+        data = self.data if alone or part in STREAMS else None
         return read_stream(
             part,
             None if part == STDLIB else data or (folder if part in STREAMS else None),
             task_type=None if self.task_type == "auto" else self.task_type,
-            order=order,
+            order="paper" if is_of_first and part != self.parts[0] else self.order,
             **{name: getattr(self, name) for name in names},
         )
 

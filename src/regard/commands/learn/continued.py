@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,14 @@ from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
 from regard.continual.earlier_tasks import KEPT, EarlierTasks
 from regard.continual.methods import method_named
+from regard.continual.models import LINEAGE
 from regard.continual.run_state import TABLES
 from regard.data.stream import Stream
 from regard.errors import UserError
+from regard.models.pretrained import Loaded
 from regard.runs.config import read_results
 from regard.runs.integrity import SEAL
+from regard.runs.output_dir import read_json
 
 CONTINUED = "continued"
 """Key in the metadata: the runs that this one went on with, the first first."""
@@ -49,8 +53,10 @@ class FinishedRun:
             if value is not None:
                 raise UserError(f"{name}: expected none with a run to go on with, which has its own")
         changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
+        if isinstance(arguments.get("model"), str):  # perhaps at another place; `check_model` compares the weights
+            changes["model"] = arguments["model"]
         for name, value in changes.items():
-            if name not in LearnConfig.resumable and value != getattr(config, name):
+            if name not in {"model", *LearnConfig.resumable} and value != getattr(config, name):
                 problem = f"expected that of {self.folder}, which is gone on with, got {value!r}"
                 raise UserError(f"{name.replace('_', '-')}: {problem}")
         if isinstance(stream, Stream):
@@ -59,10 +65,28 @@ class FinishedRun:
             raise UserError(f"stream: expected all tasks as one Stream, as {self.folder} was over a Stream")
         return config.replace(**changes, stream=f"{config.stream},{stream}")
 
+    def check_model(self, loaded: Loaded) -> None:
+        """Check that the model is that of the run. Raises UserError."""
+        model = self.result.metadata["model"]
+        if model["sha256"] != loaded.sha256:
+            expected = f"{model['name']} with weights {str(model['sha256'])[:12]}"
+            got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
+            raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
+
     def go_on(self, run: RunT) -> RunT:
-        """Return a run as the finished one was begun: its length, its head, its adapters, and its tasks."""
-        chosen = self.choices(run.config.label, run.config.seed)
+        """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.
+
+        Raises UserError if the method has other settings than it had then, by another version or file.
+        """
+        chosen, method = self.choices(run.config.label, run.config.seed), run.config.make_method()
         config = replace(run.config, length=chosen["length"], head=chosen.get(HEAD) or "method")
+        if method.own_learning_rate(config.budget()) is None:  # else it is one of the settings
+            config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
+        now = json.loads(json.dumps(method.config.to_dict()))
+        for name in {**now, **chosen["settings"]}:
+            before, after = chosen["settings"].get(name), now.get(name)
+            if before != after:
+                raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
         changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "earlier": self.earlier_tasks(config)}
         return replace(run, config=config, **changes)
 
@@ -85,6 +109,12 @@ class FinishedRun:
         folder = self.folder / MODELS / run["key"]
         if not (folder / KEPT).is_file():
             raise UserError(f"continue: {self.folder} has not kept {run['key']}; learn again without --no-save-models")
+        lineage = read_json(folder / LINEAGE)
+        if not lineage.keys() >= {"tasks", "method"}:
+            raise UserError(f"continue: {folder / LINEAGE} is missing or damaged")
+        source = method_named(config.method).source_sha256
+        if lineage["method"].get("source", source) != source:
+            raise UserError(f"continue: the file of {config.method} is not the one of {self.folder}; restore it")
         frames = {file: getattr(self.result, name) for name, file in self.result.tables.items()}
         return EarlierTasks(folder, {name: _rows_of(frames[name], run) for name in TABLES})
 

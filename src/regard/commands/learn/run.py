@@ -161,6 +161,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
+        if finished is not None:
+            finished.check_model(loaded)
         lengths = {seed: _choose_length(config, first_part(stream), loaded) for seed, stream in streams.items()}
         lora = choose_reference_lora(by_method, loaded.model)
         heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
