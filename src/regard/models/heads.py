@@ -187,11 +187,24 @@ def resolve_label_texts(classes: Sequence[str], texts: Mapping[str, str]) -> dic
     return resolved
 
 
-def are_distinct_words(classes: Sequence[str], tokenizer: Any) -> bool:
-    """Whether all class names have letters, and no two are the same tokens."""
+def are_distinct_words(classes: Sequence[str], tokenizer: Any, max_length: int | None = None) -> bool:
+    """Whether a model may know all class names as words that differ.
+
+    No two are the same tokens, or the same but for digits, as "class 1" and "class 2"; none has a token that is
+    unknown, no fewer tokens than letters (as single letters, and scripts that the vocabulary spells), or too many.
+    """
     words = [split_label(name) for name in classes]
+    texts = ["".join(sign for sign in name if not sign.isdigit()).casefold().strip() for name in words]
     ids: list[list[int]] = tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"]
-    return all(re.search(r"[^\W\d_]", name) for name in words) and len(set(map(tuple, ids))) == len(classes)
+    special, limit = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}, max_length or math.inf
+    return (
+        min(len(set(texts)), len(set(map(tuple, ids)))) == len(classes)
+        and all(tokenizer.unk_token_id not in row and len(row) <= limit for row in ids)
+        and all(
+            sum(number not in special for number in row) < sum(map(str.isalpha, name))
+            for row, name in zip(ids, words, strict=True)
+        )
+    )
 
 
 def sample_background_words(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:

@@ -20,8 +20,8 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
     """Choose the head of all compared methods: that of the "labels", or that of each "method".
 
     By default it is "labels" on an encoder where a method trains adapters, none needs weights in its head, and all
-    labels are words that differ: a linear head is trained on one task after another and tells classes of different
-    tasks apart badly (docs/rates.md).
+    labels are words that the model may know and that differ (no codes as "A" or "class 2"): a linear head is trained on
+    one task after another and tells classes of different tasks apart badly (docs/rates.md).
 
     Args:
         configs: The configuration of each method.
@@ -30,6 +30,7 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
     """
     from regard.models.classifier import reads_to_the_right
     from regard.models.heads import are_distinct_words
+    from regard.models.limits import maximum_length
 
     first, methods = configs[0], [config.make_method() for config in configs]
     if first.head != "auto" or stream.text:
@@ -38,8 +39,10 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
     is_allowed = all(method.allows_label_head and method.head == "linear" for method in methods)
     model = loaded.model.config
     is_encoder = not model.is_encoder_decoder and not reads_to_the_right(model)
-    is_chosen = has_adapters and is_allowed and is_encoder and are_distinct_words(stream.classes, loaded.tokenizer)
-    return "labels" if is_chosen else "method"
+    if not (has_adapters and is_allowed and is_encoder):
+        return "method"
+    limit = maximum_length(loaded.model, loaded.tokenizer)
+    return "labels" if are_distinct_words(stream.classes, loaded.tokenizer, limit) else "method"
 
 
 def chosen_head(config: LearnConfig) -> HeadName | None:
