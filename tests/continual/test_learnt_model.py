@@ -14,10 +14,12 @@ import regard
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
+from regard.continual.learnt_model import describe_learnt_model
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
+from tests.continual.together import SMALL
 
 METHODS = ["finetune", "sapt"]
 
@@ -73,3 +75,45 @@ def test_other_folders_and_models_that_write_are_refused(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"^model: expected one of classes, .* writes answers"):
         regard.LearntModel.from_pretrained(folder)
     assert "load_network" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["ctr", "progprompt"])
+def test_methods_that_have_to_be_told_the_task_are_told_it(method: str, tmp_path: Path) -> None:
+    settings = [f"{name}={value}" for name, value in SMALL.get(method, {}).items()]
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "set": settings}
+    found = learn(stream(), method, loaded(), work_dir=tmp_path / "work", **fields)
+    folder = rollback(found.save(tmp_path / "run"), 2, tmp_path / "model", model=loaded())
+    model = regard.LearntModel.from_pretrained(folder)
+    rows = found.accuracy_matrix.query("after_task == 2")
+    for task in stream().tasks[:2]:
+        names = [task.labels[label] for label in task.test.labels]
+        right = 100 * sum(map(str.__eq__, model.predict(task.test.texts, task.name), names)) / len(names)
+        assert right == pytest.approx(rows[rows["task"] == task.name]["score"].item())
+    with pytest.raises(UserError, match=rf"^task: expected one of cat-dog, red-blue-green, which {method} has to be"):
+        model.predict(["a cat"])
+
+
+def test_one_text_is_no_list_of_letters(run: Path, tmp_path: Path) -> None:
+    folder = rollback(run, 1, tmp_path / "model", method="finetune", model=loaded())
+    with pytest.raises(UserError, match=r"^texts: expected a list of texts, got one text, 'a cat'"):
+        regard.LearntModel.from_pretrained(folder).predict("a cat")
+
+
+@pytest.mark.parametrize(
+    "base, begins, title",
+    [
+        ("org/model", "---\nbase_model: org/model\n", "# org/model after"),
+        ("/home/me/model", "---\ntags", "# model after"),
+        ("minilm", "---\ntags", "# minilm after"),
+    ],
+)
+def test_the_card_is_one_that_the_hub_takes(base: str, begins: str, title: str) -> None:
+    """No folder of this machine, nor a name without owner; labels do not break the table."""
+    tasks = [{"name": "a|b", "labels": ["x | y", "two\nlines"]}]
+    lineage = {"base": base, "sha256": "0" * 64, "tasks": tasks, "length": 8}
+    method = {"name": "finetune", "settings": {}}
+    card = describe_learnt_model({**lineage, "method": method}, {"a|b": 50.0}, writes=False)
+    assert card.startswith(begins)
+    assert title in card
+    assert "/home" not in card
+    assert "| 1 | a/b | x / y, two lines | 50.0 |" in card

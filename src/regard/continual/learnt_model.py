@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer
 
+from regard.continual.methods import method_named
 from regard.continual.models import LINEAGE, load_network
 from regard.data.encoding import encode
 from regard.data.examples import Examples
@@ -75,15 +77,24 @@ class LearntModel:
 
         Args:
             texts: Texts, or pairs of them.
-            task: The task whose labels are possible; None for those of all tasks that were learnt.
+            task: The task whose labels are possible; None for those of all tasks that were learnt, with a method that
+                tells them apart.
             batch_size: Texts a forward.
 
         Returns:
             A label for each text.
 
         Raises:
-            UserError: There is no text, or no such task.
+            UserError: There is no text, or no such task, or the method has to be told the task.
         """
+        if isinstance(texts, str):
+            raise UserError(f"texts: expected a list of texts, got one text, {texts[:40]!r}")
+        names = [str(one["name"]) for one in self.lineage["tasks"]]
+        method = self.lineage["method"]["name"]
+        if task is None and not method_named(method).incremental:
+            if len(names) > 1:
+                raise UserError(f"task: expected one of {', '.join(names)}, which {method} has to be told; got none")
+            task = names[0]
         rows = tuple((text,) if isinstance(text, str) else tuple(text) for text in texts)
         possible, classes = self.labels(task), tuple(self.network.classifier.config.classes)
         banned = torch.tensor([name not in possible for name in classes])
@@ -92,7 +103,10 @@ class LearntModel:
         device = next(self.network.parameters()).device
         found: list[str] = []
         for batch in encoded.batches(batch_size):
-            logits = self.network({name: value.to(device) for name, value in batch.items()})
+            inputs = {name: value.to(device) for name, value in batch.items()}
+            if task is not None:
+                inputs["tasks"] = torch.full((len(batch["input_ids"]),), names.index(task), device=device)
+            logits = self.network(inputs)
             found += [
                 classes[index] for index in logits.float().cpu().masked_fill(banned, -torch.inf).argmax(-1).tolist()
             ]
@@ -108,11 +122,13 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
         writes: Whether it writes answers.
     """
     base, method, tasks = lineage["base"], lineage["method"]["name"], lineage["tasks"]
-    settings = " ".join(f"{name}={value}" for name, value in sorted(lineage["method"]["settings"].items()))
+    is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", base) is not None and not Path(base).exists()
+    name = base if is_repository else Path(base).name
+    settings = " ".join(f"{key}={value}" for key, value in sorted(lineage["method"]["settings"].items()))
     rows = []
     for number, task in enumerate(tasks, 1):
-        labels, score = ", ".join(task["labels"]) or "answers", _format_score(scores.get(task["name"]))
-        rows.append(f"| {number} | {task['name']} | {labels} | {score} |")
+        cells = [task["name"], ", ".join(task["labels"]) or "answers", _format_score(scores.get(task["name"]))]
+        rows.append(f"| {number} | {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
     use = (
         ["from regard.continual.models import load_network", 'network = load_network("FOLDER")']
         if writes
@@ -121,13 +137,13 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     return "\n".join(
         [
             "---",
-            f"base_model: {base}",
+            *([f"base_model: {base}"] if is_repository else []),  # the hub takes no card with another
             "tags: [continual-learning, regard]",
             "---",
             "",
-            f"# {base} after {len(tasks)} tasks",
+            f"# {name} after {len(tasks)} tasks",
             "",
-            f"`{base}` (weights {str(lineage['sha256'])[:12]}), taught these tasks one after another by the method "
+            f"`{name}` (weights {str(lineage['sha256'])[:12]}), taught these tasks one after another by the method "
             f"`{method}` of Regard.",
             "",
             "| | task | labels | score |",
