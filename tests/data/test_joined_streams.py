@@ -52,3 +52,14 @@ def test_a_split_of_which_nothing_is_left_is_refused() -> None:
 def test_tasks_of_the_same_name_are_refused() -> None:
     with pytest.raises(UserError, match="'a' is there twice"):
         join_streams([stream("a", "abc", "d", "ef"), stream("a", "gh", "i", "jk")])
+
+
+def test_what_was_counted_of_each_task_is_kept_of_all_parts() -> None:
+    parts = [
+        replace(stream(name, words, "d" + name, "e" + name), metadata={"overlaps": {name: 1}, "dev": "own", **more})
+        for name, words, more in (("a", "bc", {}), ("f", "gh", {"missing": ("x",)}))
+    ]
+    metadata = join_streams(parts).metadata
+    assert metadata["overlaps"] == {"a": 1, "f": 1}
+    assert metadata["dev"] == "own"
+    assert metadata["missing"] == ("x",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -36,7 +36,16 @@ def join_streams(parts: Sequence[Stream]) -> Stream:
             shared |= dropped
         order += [len(tasks) + index for index in part.order]
         tasks += part.tasks
-    metadata = {**parts[0].metadata, PARTS: [len(part) for part in parts], SHARED: shared}
+    metadata = dict(parts[0].metadata)
+    for part in parts[1:]:  # what is told of each task by its name: overlaps, files, numbers of rows
+        metadata |= {
+            name: {**metadata.get(name, {}), **value}
+            for name, value in part.metadata.items()
+            if isinstance(value, Mapping)
+        }
+        if "missing" in part.metadata:
+            metadata["missing"] = (*metadata.get("missing", ()), *part.metadata["missing"])
+    metadata |= {PARTS: [len(part) for part in parts], SHARED: shared}
     name = " + ".join(part.name for part in parts)
     return replace(parts[0], name=name, tasks=tuple(tasks), order=tuple(order), metadata=metadata)
 
