@@ -98,7 +98,7 @@ def test_a_method_is_found_without_its_settings_where_only_one_has_them() -> Non
     runs = [{"method": name, "seed": 1, "tasks": []} for name in ("finetune", "sapt r=2", "ewc", "ewc lambda=3")]
     assert _find_run(runs, "sapt", None)["method"] == "sapt r=2"
     assert _find_run(runs, "ewc", 1)["method"] == "ewc"
-    with pytest.raises(UserError, match="none fits .*; the folder has 'finetune' with seed 1, 'sapt r=2' with seed 1"):
+    with pytest.raises(UserError, match=r"none fits .*; the folder has 'finetune' with seed 1, 'sapt r=2' with seed 1"):
         _find_run(runs, "sap", None)
 
 
