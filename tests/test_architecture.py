@@ -18,7 +18,7 @@ LEVELS = (
     {"continual"},
     {"commands.look"},
     {"commands.measure", "commands.replace", "commands.pretrain", "commands.learn"},
-    {"commands.sweep", "commands.compare"},
+    {"commands.sweep", "commands.compare", "commands.explore"},
     {"cli", "__init__", "__main__", "commands"},
 )
 """Rooms by level, lowest first: each may import rooms of lower levels, and none of its own level but itself."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard.commands.compare import cli as compare
+from regard.commands.explore import cli as explore
 from regard.commands.learn import check, merge, rollback
 from regard.commands.learn import cli as learn
 from regard.commands.look import cli as look
@@ -26,6 +27,7 @@ from regard.runs.rank import is_main_process
 COMMANDS = {
     "measure": measure,
     "look": look,
+    "explore": explore,
     "compare": compare,
     "replace": replace,
     "pretrain": pretrain,

@@ -64,6 +64,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("--overwrite", "--open"), False),
         "text": None,
     },
+    "explore": {
+        **MODEL,
+        **{"model": "minilm", "--host": "127.0.0.1", "--port": "0", "--length": "256", "--open": False},
+        **dict.fromkeys(("--method", "--seed", "--constants")),
+    },
     "compare": {"runs": None, "--out": None, "--overwrite": False},
     "replace": {
         **MODEL,
@@ -174,8 +179,8 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         ([], "regard: the following arguments are required: COMMAND; see regard --help"),
         (
             ["dream"],
-            "regard: argument COMMAND: invalid choice: dream (choose from measure, look, compare, replace, pretrain, "
-            "learn, check, rollback, merge, sweep)",
+            "regard: argument COMMAND: invalid choice: dream (choose from measure, look, explore, compare, replace, "
+            "pretrain, learn, check, rollback, merge, sweep)",
         ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (

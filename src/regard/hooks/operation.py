@@ -46,7 +46,7 @@ def override_attention(
     function = None if isinstance(attention, (AttentionSpec, str)) else attention
     spec = AttentionSpec(backend="materialised") if callable(attention) else parse_attention(attention)
     all_layers = find_attention_layers(model)
-    _check_computes_softmax(model, all_layers)
+    check_computes_softmax(model, all_layers)
     selected = _select_layers(all_layers, spec, layers, sites)
     passes = {layer.stack.module: CurrentPass() for layer in selected}
     hooks = [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
@@ -103,7 +103,7 @@ def _describe_allowed() -> str:
     return f"one of {', '.join(names)}, or an AttentionSpec of weighting, normalisation, window and their kin"
 
 
-def _check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
+def check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
     """Raise a UserError if a model computes another operation."""
     if any(OVERRIDE in vars(layer.module) for layer in layers):
         raise UserError("the attention of this model is already replaced by another operation; leave that block first")

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
@@ -74,6 +82,7 @@ def load(
     language_model: bool = False,
     adapter: str | None = None,
     images: bool = False,
+    head: bool = False,
     seed: int = 0,
 ) -> Loaded:
     """Return a model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
@@ -92,6 +101,7 @@ def load(
         language_model: Load the head of a language model as well; an encoder is refused.
         adapter: Folder or hub id of an adapter of PEFT, which is merged into the weights.
         images: Load the processor of images as well, which holds the tokenizer if the model reads text.
+        head: Load the head of a language model, a masked one too, or a classifier that the checkpoint has, if any.
         seed: Seed of random weights.
     """
     torch_device = _device(device)
@@ -119,6 +129,7 @@ def load(
             with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
+        auto_class = (select_head_class(config) if head else None) or auto_class
         if adapter_folder is not None:
             auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
             files = [*files, adapter_folder / model_files.ADAPTER_WEIGHTS]
@@ -244,6 +255,16 @@ def select_auto_class(config: Any) -> Any:
 def select_language_model_class(config: Any) -> Any:
     """Return the auto class that loads a model with a language model head."""
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def select_head_class(config: Any) -> Any:
+    """Return the auto class that loads the head which the configuration names; None if it names none that we know."""
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith(("ForMaskedLM", "ForPreTraining")):
+        return AutoModelForMaskedLM
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return select_language_model_class(config)
+    return AutoModelForSequenceClassification if architecture.endswith("ForSequenceClassification") else None
 
 
 def is_bidirectional(config: Any) -> bool:

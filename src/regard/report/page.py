@@ -191,6 +191,7 @@ class Page:
     script: str = ""
     style: str = ""
     has_charts: bool = True
+    policy: str = POLICY
 
     @property
     def cards(self) -> dict[str, list[KeyFigure]]:
@@ -209,7 +210,7 @@ class Page:
     def html(self) -> str:
         return _template().render(
             page=self,
-            policy=POLICY,
+            policy=self.policy,
             css=read_asset("page.css") + self.style,
             series=colors.SERIES,
             data=script_safe(self.payload),

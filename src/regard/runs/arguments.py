@@ -61,12 +61,13 @@ def _parse(option: Option, text: Any) -> Any:
     return option.parse(text)
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the model to look at, or several, and how it is loaded."""
+def add_model_options(parser: argparse.ArgumentParser, *, default: str | None = None, several: bool = False) -> None:
+    """Add the model to look at, or several, or none if there is a default, and how it is loaded."""
     parser.add_argument(
         "model",
-        nargs="+" if several else None,
         metavar="MODEL",
+        nargs="+" if several else "?" if default else None,
+        default=default,
         help="a hub id, a local folder (of a model, or an adapter of PEFT), or minilm (embedded)",
     )
     parser.add_argument(

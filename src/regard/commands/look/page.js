@@ -59,10 +59,11 @@ const look = (() => {
   return { decode, layerOf, most, strongest, linesOf };
 })();
 
-(() => {
+// The panes of the page; `open` draws looks in the place of those before, with what was chosen in them.
+const lookPanes = (() => {
   const { data, make, ink, palette, redraw, show } = regard;
   const box = regard.$("look");
-  if (!data.looks || !box) return;
+  if (!data.looks || !box) return null;
   const WINDOW = 24;
   const svg = (tag, attributes, text = null, inside = []) => {
     const element = document.createElementNS(data.namespace, tag);
@@ -126,12 +127,14 @@ const look = (() => {
     linking = false;
   };
 
-  const makePane = (given, index) => {
+  const makePane = (given, index, kept) => {
     const id = (name) => `${name}-${index}`;
     const root = make("div", null, { class: "look" });
     box.append(root);
     const labels = { alpha: "attention drawn (α)", row: "weights of the chosen query", column: "weights to the chosen key", hidden: "norm of hidden states", value: "norm of values" };
     const state = { site: 0, layer: 0, head: -1, color: "alpha", token: null };
+    const fits = kept && kept.site < given.sites.length && kept.layer < given.sites[kept.site].layers.length;
+    if (fits) Object.assign(state, kept, kept.token < given.sites[kept.site].tokens.length ? {} : { token: null, color: "alpha" });
     const site = () => given.sites[state.site];
     const layers = given.sites.map((one) => one.layers.map((entry) => look.layerOf(one, entry, data.scale)));
     const fews = given.sites.map((one) => new Set(one.few.length < one.tokens.length ? one.few : []));
@@ -444,13 +447,19 @@ const look = (() => {
       if (change.layer >= layers[change.site ?? state.site].length) delete change.layer;
       if (Object.keys(change).length) set(change);
     };
-    const pane = { take, drawAll };
+    const pane = { take, drawAll, state };
     drawTokens();
     refill();
     drawAll();
     return pane;
   };
-  box.classList.toggle("two", data.looks.length > 1);
-  data.looks.forEach((given, index) => panes.push(makePane(given, index)));
+  const open = (looks) => {
+    const kept = panes.splice(0).map((pane) => pane.state);
+    box.replaceChildren();
+    box.classList.toggle("two", looks.length > 1);
+    looks.forEach((given, index) => panes.push(makePane(given, index, kept[index])));
+  };
+  open(data.looks);
   redraw(() => panes.forEach((pane) => pane.drawAll()), () => panes.forEach((pane) => pane.drawAll()));
+  return { open, choose: (change) => panes.forEach((pane) => pane.take(change)) };
 })();

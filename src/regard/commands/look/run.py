@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,26 +127,38 @@ def look_at(
         images = Images((image,), "image")
         inputs = image_inputs(loaded, [images.read(0)], config.prompt)
         data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}
-    weights = None
+    if routed is None or not routed.adapter_names:
+        pane = look_at_inputs(loaded, inputs, data, config)
+    else:
+        weights = routed.routing_weights(**inputs)[0]
+        with routed.use_weights(weights):
+            pane = look_at_inputs(loaded, inputs, data, config)
+        shares = zip(routed.adapter_names, weights.tolist(), strict=True)
+        pane["router"] = [[name, round(share, 4)] for name, share in shares]
+    return {**pane, "picture": _picture(loaded, inputs) if image is not None else None}
+
+
+def look_at_inputs(
+    loaded: models.Loaded,
+    inputs: Mapping[str, Any],
+    data: Mapping[str, Any],
+    config: LookConfig,
+    forward: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """Return what `look_at` does for inputs as they are; `forward` calls what the model is a part of, None: the model.
+
+    `data` says where the inputs come from, and has `notes`.
+    """
     with eval_mode(loaded.model):
-        if routed is not None and routed.adapter_names:
-            weights = routed.routing_weights(**inputs)[0]
-            with routed.use_weights(weights):
-                observed, panes = _observe(loaded, inputs, config)
-        else:
-            observed, panes = _observe(loaded, inputs, config)
-    notes = data.pop("notes") + observed.notes
-    router = None
-    if routed is not None and weights is not None:
-        router = [[name, round(share, 4)] for name, share in zip(routed.adapter_names, weights.tolist(), strict=True)]
+        observed, sites = _observe(loaded, forward or (lambda: loaded.model(**inputs)), config)
     return {
         "model": describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        "data": data,
-        "notes": notes,
-        "router": router,
+        "data": {name: value for name, value in data.items() if name != "notes"},
+        "notes": [*data["notes"], *observed.notes],
+        "router": None,
         "epsilon": config.epsilon,
-        "picture": _picture(loaded, inputs) if image is not None else None,
-        "sites": panes,
+        "picture": None,
+        "sites": sites,
     }
 
 
@@ -213,12 +225,12 @@ class _Observed:
 
 
 def _observe(
-    loaded: models.Loaded, inputs: dict[str, Any], config: LookConfig
+    loaded: models.Loaded, forward: Callable[[], object], config: LookConfig
 ) -> tuple[_Observed, list[dict[str, Any]]]:
     kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
     with watching(loaded.model, kept, verify=not config.skip_verification) as watch:
-        loaded.model(**inputs)
+        forward()
         watch.close()
         observed = _Observed.of(*kept)
         for statistic in kept:
@@ -237,7 +249,7 @@ def _observe(
             matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], blocks, detail)
 
         with observing(loaded.model, MatrixReader(watch, read), list(watch.locations)):
-            loaded.model(**inputs)
+            forward()
     encode = encoding.encode_float if detail.whole else encoding.encode_log
     for (site, layer), alpha in alphas.items():
         entry = next(entry for entry in sites[site]["layers"] if entry["layer"] == layer)

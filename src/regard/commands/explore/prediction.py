@@ -1,0 +1,108 @@
+"""What a forward predicts, and a table that sets several forwards side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from regard.commands.explore.stages import Stage
+from regard.report.labels import visible
+
+TOP = 5
+TITLES = {
+    "class": "Class",
+    "mask": "Word at the first mask",
+    "next": "Next word",
+    "first": "First word of the answer",
+    "states": "",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one forward says; nothing of what it does not.
+
+    Attributes:
+        probabilities: Of classes or words; NaN for a class that is not possible.
+        loss: Mean cross-entropy of the text's own words after the first, in nats.
+        state: Mean of the last hidden states (width).
+        cosine: Of the mean states of two texts.
+    """
+
+    probabilities: Tensor | None = None
+    loss: float | None = None
+    state: Tensor | None = None
+    cosine: float | None = None
+
+
+def predict(stage: Stage, inputs: dict[str, Any], pair_inputs: dict[str, Any] | None) -> Prediction:
+    """Return what a stage says of inputs; one without a head reads the second text by itself."""
+    outputs = stage.answerer(**inputs)
+    if stage.kind == "states":
+        state = _mean_state(outputs)
+        if pair_inputs is None:
+            return Prediction(state=state)
+        other = _mean_state(stage.answerer(**pair_inputs))
+        return Prediction(state=state, cosine=float(cosine_similarity(state, other, dim=0)))
+    logits = outputs.logits[0].double().cpu()
+    if stage.kind == "class":
+        banned = torch.tensor([name is None for name in stage.classes])
+        shares = logits.masked_fill(banned, -torch.inf).softmax(-1)
+        return Prediction(probabilities=shares.masked_fill(banned, torch.nan))
+    ids = inputs["input_ids"][0].cpu()
+    if stage.kind == "mask":
+        masks = (ids == stage.loaded.tokenizer.mask_token_id).nonzero()[:, 0]
+        return Prediction(probabilities=logits[int(masks[0])].softmax(-1) if len(masks) else None)
+    if stage.kind == "first":
+        return Prediction(probabilities=logits[0].softmax(-1))
+    return Prediction(probabilities=logits[-1].softmax(-1), loss=float(cross_entropy(logits[:-1], ids[1:])))
+
+
+def _mean_state(outputs: Any) -> Tensor:
+    state: Tensor = outputs.last_hidden_state[0].double().mean(0).cpu()
+    return state
+
+
+def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:
+    """Return the table of predictions by column, the last with replaced heads and the one before it without.
+
+    It has the `TOP` most probable of each column, the most probable anywhere first.
+    """
+    told, names = list(columns.values()), list(columns)
+    rows: list[list[Any]] = []
+    given = [one.probabilities for one in told if one.probabilities is not None]
+    if given:
+        found = {int(index) for shares in given for index in shares.nan_to_num(-1).topk(min(TOP, len(shares))).indices}
+        best = torch.stack([shares.nan_to_num(-1) for shares in given]).amax(0)
+        for index in sorted((index for index in found if best[index] >= 0), key=lambda index: -float(best[index])):
+            values = [None if shares is None else _number(shares[index]) for shares in (p.probabilities for p in told)]
+            rows.append([_name(stage, index), values])
+    more: list[list[Any]] = []
+    if any(one.loss is not None for one in told):
+        more.append(["Mean loss of the text, in nats a token", [one.loss for one in told]])
+    if stage.kind == "states":
+        reference = told[-2].state
+        assert reference is not None
+        same = [float(cosine_similarity(one.state, reference, dim=0)) for one in told if one.state is not None]
+        more.append(["Cosine of the text's mean state to that of the unchanged model", same])
+        if told[-1].cosine is not None:
+            more.append(["Cosine of the two texts' mean states", [one.cosine for one in told]])
+    notes = []
+    if stage.kind == "mask" and not given:
+        notes.append(f"Put {stage.loaded.tokenizer.mask_token} into the text to see which word the model puts there.")
+    return {"title": TITLES[stage.kind], "columns": names, "rows": rows, "more": more, "notes": notes}
+
+
+def _number(value: Tensor) -> float | None:
+    return None if bool(value.isnan()) else float(value)
+
+
+def _name(stage: Stage, index: int) -> str:
+    if stage.kind == "class":
+        return str(stage.classes[index])
+    return visible(stage.loaded.tokenizer.decode([index])) or f"#{index}"

@@ -1,0 +1,85 @@
+"""`replacing_heads`: each head computes what `regard.replacing` would have it compute, and the others what they did."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import regard
+from regard.constants import Constants, Origin
+from regard.constants.constants import SOURCES
+from regard.errors import UserError
+from regard.hooks.head_operations import list_heads, replacing_heads
+
+SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+IDS = torch.arange(4, 14)[None]
+
+
+def make(kind: str) -> Any:
+    torch.manual_seed(0)
+    wide: dict[str, Any] = {**SMALL, "intermediate_size": 32, "initializer_range": 0.5}
+    if kind == "encoder":
+        return tf.BertModel(tf.BertConfig(**wide)).eval().double()
+    return tf.LlamaModel(tf.LlamaConfig(**wide, num_key_value_heads=2)).eval().double()
+
+
+def states(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS, use_cache=False).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("name", ["sigmoid", "softmax+window=3", "off-by-one", "elu-kernel-normalised"])
+def test_all_heads_of_a_layer_compute_what_the_layer_would(kind: str, name: str) -> None:
+    model = make(kind)
+    with regard.replacing(model, name, layers=1):
+        expected = states(model)
+    with replacing_heads(model, {(kind, 1, head): name for head in range(4)}):
+        found = states(model)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found, states(model), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("source", list(SOURCES))
+def test_a_constant_head_is_that_of_constants(kind: str, source: str) -> None:
+    model = make(kind)
+    matrices = {(kind, layer): SOURCES[source](10, 10).expand(4, -1, -1).clone() for layer in range(2)}
+    heads = {(kind, 0, 2), (kind, 1, 3)}
+    with regard.replacing(model, Constants(matrices=matrices, origin=Origin(source=source)), heads=heads):
+        expected = states(model)
+    with replacing_heads(model, {head: SOURCES[source](12, 12) for head in heads}):
+        found = states(model)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_heads_of_one_layer_compute_different_things_and_the_others_what_they_did() -> None:
+    model = make("decoder")
+    before = states(model)
+    found: dict[str, dict[Any, float]] = {}
+    for name, heads in {"none": {}, "some": {("decoder", 0, 1): torch.eye(10), ("decoder", 0, 2): "sigmoid"}}.items():
+        with replacing_heads(model, heads), regard.watching(model, "entropy", verify=False) as watch:
+            states(model)
+        found[name] = {(row.head, row.position): row.value for row in watch.rows() if row.layer == 0}
+    changed = {place[0] for place, value in found["none"].items() if abs(value - found["some"][place]) > 1e-6}
+    assert changed == {1, 2}
+    torch.testing.assert_close(states(model), before, rtol=0, atol=0)
+
+
+def test_what_cannot_be_replaced_is_refused() -> None:
+    model = make("encoder")
+    assert list_heads(model) == {("encoder", 0): 4, ("encoder", 1): 4}
+    for heads, message in (
+        ({("encoder", 0, 9): "sigmoid"}, "no head 9 in layer 0"),
+        ({("decoder", 0, 0): "sigmoid"}, "no head 0 in layer 0"),
+        ({("encoder", 0, 0): "gated"}, "cannot be given"),
+        ({("encoder", 0, 0): "softmax+window=4+prefix=1"}, "see no later key"),
+    ):
+        with pytest.raises(UserError, match=message), replacing_heads(model, heads):  # type: ignore[arg-type]
+            pass
+    with replacing_heads(model, {("encoder", 0, 0): torch.eye(4)}), pytest.raises(UserError, match="at most 4 tokens"):
+        states(model)
+    shared = tf.AlbertModel(tf.AlbertConfig(**SMALL, embedding_size=8, intermediate_size=32)).eval()
+    with pytest.raises(UserError, match="no other layer shares"), replacing_heads(shared, {("encoder", 0, 0): "elu"}):
+        pass
