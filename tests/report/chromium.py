@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by its own protocol: pages, clicks, keys, pictures, and what it complained of."""
+"""A headless Chromium, driven over a pipe by its own protocol: pages, clicks, keys, pictures, complaints."""
 
 import base64
 import json

@@ -43,10 +43,13 @@
   box.append(row);
   const operation = choice(row, "operation", "Replace heads by", { Constants: named(given.constants), Window: [["window", "the nearest tokens"]], Operations: named(given.operations) });
   const width = labelled(row, "Tokens of the window", make("input", null, { id: "width", type: "number", min: "1", value: "4" }));
+  const fitWidth = () => { width.parentElement.hidden = operation.value !== "window"; };
+  operation.addEventListener("change", fitWidth);
+  fitWidth();
   const stage = given.stages.length > 1 ? choice(row, "stage", "Model", { Stages: given.stages.map((name, i) => [i, name]) }) : null;
   const buttons = make("div", null, { class: "row" });
   box.append(buttons);
-  button(buttons, "read", "Read", () => change({ text: text.value, pair: pair ? pair.value : "" }));
+  const read = button(buttons, "read", "Read", () => change({ text: text.value, pair: pair ? pair.value : "" }));
   const undo = button(buttons, "undo", "Undo", () => back());
   const reset = button(buttons, "reset", "Restore all heads", () => change({ heads: {} }));
   const said = make("p", null, { class: "said", role: "status", id: "said" });
@@ -170,7 +173,7 @@
     const typing = ["TEXTAREA", "INPUT"].includes(event.target.tagName);
     if (!event.ctrlKey && !event.metaKey) return;
     if (event.key === "z" && !typing) { event.preventDefault(); back(); }
-    if (event.key === "Enter" && event.target.tagName === "TEXTAREA") { event.preventDefault(); regard.$("read").click(); }
+    if (event.key === "Enter" && event.target.tagName === "TEXTAREA") { event.preventDefault(); read.click(); }
   });
   sync();
   ask();

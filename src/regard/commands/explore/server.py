@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -74,15 +75,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def make_server(app: Starlette) -> uvicorn.Server:
+    """Return a server of an application. Requests are not logged, for their addresses hold the token."""
+    options: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none"}
+    return uvicorn.Server(uvicorn.Config(app, lifespan="off", limit_concurrency=32, **options))
+
+
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Serve until the process is interrupted. Requests are not logged, for their addresses hold the token."""
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, ws="none", lifespan="off", limit_concurrency=32
-    )
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        return
+    """Serve until the process is interrupted."""
+    with suppress(KeyboardInterrupt):
+        make_server(app).run(sockets=[listening])
 
 
 def make_app(session: Session, token: str, host: str) -> Starlette:

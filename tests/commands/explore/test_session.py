@@ -1,0 +1,228 @@
+"""What the page of `regard explore` is told: the model's own probabilities, and those that `replacing` gives."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+import regard
+from regard.commands.explore.session import MAX_CHARACTERS, Session
+from regard.commands.explore.stages import Stages, open_stages
+from regard.commands.learn.rollback import restore
+from regard.constants import Constants
+from regard.constants.constants import make_data_free
+from regard.continual.saved_adapters import extract_adapters
+from regard.errors import UserError
+from tests.continual.small_tasks import WORDS, tokenizer
+
+TEXT = "the cat of a dog"
+SIZES: dict[str, Any] = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 32, "initializer_range": 0.5}
+
+
+def make(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "next":
+        return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)).eval()
+    config = tf.BertConfig(**SIZES, num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"})
+    kinds = {"mask": tf.BertForMaskedLM, "class": tf.BertForSequenceClassification, "states": tf.BertModel}
+    return kinds[kind](config).eval()
+
+
+def saved(kind: str, folder: Path) -> str:
+    make(kind).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def opened(name: str, **given: Any) -> Stages:
+    return open_stages(name, given.get("method"), given.get("seed"), {"device": "cpu"})
+
+
+def outputs(model: Any, *texts: str, **more: Any) -> Any:
+    with torch.no_grad():
+        return model(**{**tokenizer()(*texts, return_tensors="pt"), **more})
+
+
+def ask(session: Session, text: str = TEXT, pair: str = "", stage: int = 0, **heads: str) -> dict[str, Any]:
+    given = {name.replace("_", "."): operation for name, operation in heads.items()}
+    return session.answer({"text": text, "pair": pair, "heads": given, "stage": stage})
+
+
+def column(answer: dict[str, Any], number: int) -> dict[str, Any]:
+    return {name: values[number] for name, values in answer["prediction"]["rows"]}
+
+
+@pytest.mark.parametrize("operation", ["sigmoid", "zeros"])
+@pytest.mark.parametrize("kind", ["next", "mask", "class"])
+def test_probabilities_are_the_models_without_and_with_replaced_heads(
+    kind: str, operation: str, tmp_path: Path
+) -> None:
+    session, model, site = Session(opened(saved(kind, tmp_path)), None, 64), make(kind), "decoder"
+    text = "the [MASK] of a dog" if kind == "mask" else TEXT
+    if kind != "next":
+        site = "encoder"
+    ids = tokenizer()(text)["input_ids"]
+    place = {"next": -1, "mask": 2, "class": None}[kind]
+    if operation == "sigmoid":
+        block: Any = regard.replacing(model, "sigmoid", layers=1)
+    else:
+        averages = regard.average_attention(model, [torch.tensor([ids])], length=16)
+        block = regard.replacing(model, make_data_free("zeros", averages), heads={(1, 0), (1, 1)})
+    answer = ask(session, text, **{f"{site}_1_{head}": operation for head in range(2)})
+    names = list(model.config.id2label.values()) if kind == "class" else list(WORDS)
+    for number, shares in enumerate((outputs(model, text).logits, None)):
+        if shares is None:
+            with block:
+                shares = outputs(model, text).logits
+        expected = (shares[0] if place is None else shares[0, place]).double().softmax(-1)
+        for name, value in column(answer, number).items():
+            assert value == pytest.approx(float(expected[names.index(name)]), rel=1e-4, abs=1e-7)
+        top = {names[index] for index in expected.topk(min(5, len(names))).indices.tolist()}
+        assert top <= column(answer, number).keys()
+        if kind == "next":
+            loss = float(cross_entropy(shares[0, :-1].double(), torch.tensor(ids[1:])))
+            assert answer["prediction"]["more"][0][1][number] == pytest.approx(loss, rel=1e-4)
+    assert column(answer, 0) != column(answer, 1)
+    assert ask(session, text)["prediction"]["rows"][0][1] == pytest.approx([column(answer, 0)[answer_top(answer)]] * 2)
+
+
+def answer_top(answer: dict[str, Any]) -> str:
+    """The name that is the most probable without replaced heads."""
+    first = column(answer, 0)
+    return max(first, key=lambda name: first[name])
+
+
+def test_a_model_without_a_head_is_compared_by_its_states(tmp_path: Path) -> None:
+    session, model, pair = Session(opened(saved("states", tmp_path)), None, 64), make("states"), "red blue"
+    answer = ask(session, TEXT, pair, encoder_0_1="toeplitz")
+    states = {one: outputs(model, one).last_hidden_state[0].mean(0).double() for one in (TEXT, pair)}
+    averages = regard.average_attention(model, [torch.arange(5, 12)[None]], length=16)
+    with regard.replacing(model, make_data_free("toeplitz", averages), heads={(0, 1)}):
+        changed = {one: outputs(model, one).last_hidden_state[0].mean(0).double() for one in (TEXT, pair)}
+    (_, same), (_, both) = answer["prediction"]["more"]
+    assert same == pytest.approx([1, float(cosine_similarity(states[TEXT], changed[TEXT], dim=0))], abs=1e-5)
+    expected = [float(cosine_similarity(one[TEXT], one[pair], dim=0)) for one in (states, changed)]
+    assert both == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_look_is_that_of_the_replaced_heads(tmp_path: Path) -> None:
+    session, model = Session(opened(saved("mask", tmp_path)), None, 64), make("mask")
+    expected = regard.look_at(model, tokenizer(), TEXT)["sites"]
+    assert ask(session)["look"]["sites"] == expected
+    replaced = ask(session, encoder_0_0="identity")["look"]["sites"][0]["layers"]
+    assert replaced[0]["weights"] != expected[0]["layers"][0]["weights"]
+    assert [len(one["weights"]["data"]) for one in replaced] == [
+        len(one["weights"]["data"]) for one in expected[0]["layers"]
+    ]
+
+
+def test_averages_come_from_a_file_and_serve_what_they_serve(tmp_path: Path) -> None:
+    name, model = saved("next", tmp_path / "model"), make("next")
+    ids = torch.tensor([tokenizer()(TEXT)["input_ids"]])
+    averages: Constants = regard.average_attention(model, [ids, ids.flip(1)], length=8)
+    session = Session(opened(name), averages.save(tmp_path / "averages"), 64)
+    assert session.settings()["constants"][-1] == "average"
+    with regard.replacing(model, averages, heads={(1, 0)}):
+        expected = outputs(model, TEXT).logits[0, -1].double().softmax(-1)
+    for word, share in column(ask(session, decoder_1_0="average"), 1).items():
+        assert share == pytest.approx(float(expected[WORDS.index(word)]), rel=1e-4)
+    with pytest.raises(UserError, match="at most 8 tokens, got 14"):
+        ask(session, " ".join(["cat"] * 12), decoder_1_0="average")
+    with pytest.raises(UserError, match="--constants FILE"):
+        ask(Session(opened(name), None, 64), decoder_1_0="average")
+
+
+@pytest.fixture(scope="module")
+def run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two methods, one of which has adapters."""
+    folder = tmp_path_factory.mktemp("explored")
+    options: dict[str, Any] = {"num_epochs": 1, "num_probing_epochs": 1, "batch_size": 4, "length": 10}
+    options |= {
+        "learning_rate": 5e-3,
+        "probing_learning_rate": 5e-2,
+        "diagnostic_samples": 0,
+        "set": ("r=2",),
+        "order": "0-1-2",
+    }
+    methods = ["finetune", "sapt"]
+    source = str(words / "words.jsonl"), methods, str(words / "model")
+    return regard.learn(*source, seeds=[3], work_dir=folder / "work", **options).save(folder / "run")
+
+
+@pytest.mark.parametrize("method", ["finetune", "sapt"])
+def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) -> None:
+    session = Session(opened(str(run), method=method), None, 64)
+    assert [name.partition(": ")[2] for name in session.settings()["stages"]] == [
+        "after cat-dog",
+        "after red-blue-green",
+        "after run-sit",
+    ]
+    answer = ask(session, stage=1, encoder_0_0="zeros")
+    assert answer["prediction"]["columns"] == ["before the task", "after the task", "with replaced heads"]
+    rows = {**tokenizer()(TEXT, return_tensors="pt")}
+    for number, task in enumerate((1, 2)):
+        network, lineage, base = restore(run, task, method=method, seed=3)
+        known = [label for one in lineage["tasks"][:task] for label in one["labels"]]
+        with torch.no_grad():
+            logits = network(rows)[0].double()
+        classes = [lineage["classes"].index(label) for label in known]
+        expected = dict(zip(known, logits[classes].softmax(-1).tolist(), strict=True))
+        found = {name: value for name, value in column(answer, number).items() if value is not None}
+        assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-4)
+        assert number or "green" not in found
+    plain = ask(session, stage=1)["look"]["sites"]
+    if method == "sapt":
+        shown = regard.look_at(extract_adapters(base.model, network), tokenizer(), TEXT)["sites"]
+        assert [one["alpha"] for one in plain[0]["layers"]] == [one["alpha"] for one in shown[0]["layers"]]
+    first, second = (ask(session, "the red run", stage=stage)["look"]["sites"] for stage in (0, 1))
+    assert first != second
+
+
+def test_what_cannot_be_explored_is_refused(run: Path, words: Path, regard: Callable[..., Any]) -> None:
+    said = regard("explore", run).complaint
+    assert said.startswith("regard explore: run: expected one, by method and seed, several fit")
+    assert "--method and --seed are for runs" in regard("explore", words / "model", "--seed", "1").complaint
+    assert "--length from 2" in regard("explore", words / "model", "--length", "1").complaint
+    assert "cannot listen on" in regard("explore", words / "model", "--host", "192.0.2.1").complaint
+
+
+HOSTILE: tuple[tuple[Any, str], ...] = (
+    (None, "request: expected an object"),
+    ([1], "request: expected an object"),
+    ({"text": "cat", "path": "/etc/passwd"}, "request: expected an object"),
+    ({"text": ""}, "expected a text"),
+    ({"text": " \n"}, "expected a text"),
+    ({"text": ["cat"]}, "at most 20,000 characters"),
+    ({"text": "a" * (MAX_CHARACTERS + 1)}, "at most 20,000 characters"),
+    ({"text": "\ud800 cat"}, "surrogate"),
+    ({"text": "cat", "pair": {}}, "at most 20,000 characters"),
+    ({"text": "cat", "stage": -1}, "stage: expected a number from 0 to 0"),
+    ({"text": "cat", "stage": True}, "stage: expected a number"),
+    ({"text": "cat", "stage": 1e9}, "stage: expected a number"),
+    ({"text": "cat", "heads": ["encoder.0.0"]}, "heads: expected an object"),
+    ({"text": "cat", "heads": {"0.0": "zeros"}}, "heads: expected keys"),
+    ({"text": "cat", "heads": {"encoder.0.²": "zeros"}}, "heads: expected keys"),
+    ({"text": "cat", "heads": {"encoder.0.99999": "zeros"}}, "no head 99999"),
+    ({"text": "cat", "heads": {"../../x.0.0": "zeros"}}, "no head 0 in layer 0"),
+    ({"text": "cat", "heads": {"encoder.0.0": 7}}, "name of an operation"),
+    ({"text": "cat", "heads": {"encoder.0.0": "z" * 81}}, "name of an operation"),
+    ({"text": "cat", "heads": {"encoder.0.0": "/etc/passwd"}}, "attention: expected one of"),
+    ({"text": "cat", "heads": {"encoder.0.0": "softmax+window=0"}}, "window must be"),
+    ({"text": "cat", "heads": {"encoder.0.0": "softmax+weighting=os.system"}}, "unknown weighting"),
+    ({"text": "cat", "heads": {"encoder.0.0": "average"}}, "--constants FILE"),
+)
+
+
+def test_hostile_requests_are_refused_in_one_line(tmp_path: Path) -> None:
+    session = Session(opened(saved("class", tmp_path)), None, 64)
+    for data, message in HOSTILE:
+        with pytest.raises(UserError, match=message) as raised:
+            session.answer(data)
+        assert "\n" not in str(raised.value)
+    long = ask(session, "cat " * 4000)
+    assert "of which the first 64 are read" in long["look"]["notes"][0]
