@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra explore is not installed: starlette")
 pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvicorn")
+pytest.importorskip("starlette.testclient", reason="httpx2 is not installed", exc_type=RuntimeError)
 
 from starlette.testclient import TestClient
 

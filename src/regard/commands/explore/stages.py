@@ -87,13 +87,14 @@ def open_stages(name: str, method: str | None, seed: int | None, options: Mappin
         stage = _of_network(name, learnt.network, learnt.tokenizer, learnt.labels(), Path(name).name)
         stages = Stages([stage.name], lambda index: stage)
     else:
-        stage = _of_model(models.load(name, **options, head=True))
+        stage = make_stage(models.load(name, **options, head=True))
         stages = Stages([stage.name], lambda index: stage)
     stages.get(len(stages.names) - 1)  # what cannot be explored is refused before anything is served
     return stages
 
 
-def _of_model(loaded: Loaded) -> Stage:
+def make_stage(loaded: Loaded) -> Stage:
+    """Return the only stage of a model. Raises UserError if its attention cannot be shown."""
     model, config = loaded.model, cast(Any, loaded.model.config)
     architecture, classes = type(model).__name__, tuple[str, ...]()
     kind: Kind = "states"
