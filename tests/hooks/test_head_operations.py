@@ -10,6 +10,7 @@ import regard
 from regard.constants import Constants, Origin
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
+from regard.hooks import find_attention_layers
 from regard.hooks.head_operations import list_heads, replacing_heads
 
 SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -69,7 +70,7 @@ def test_heads_of_one_layer_compute_different_things_and_the_others_what_they_di
 
 def test_what_cannot_be_replaced_is_refused() -> None:
     model = make("encoder")
-    assert list_heads(model) == {("encoder", 0): 4, ("encoder", 1): 4}
+    assert list_heads(find_attention_layers(model)) == {("encoder", 0): 4, ("encoder", 1): 4}
     for heads, message in (
         ({("encoder", 0, 9): "sigmoid"}, "no head 9 in layer 0"),
         ({("decoder", 0, 0): "sigmoid"}, "no head 0 in layer 0"),
@@ -81,5 +82,6 @@ def test_what_cannot_be_replaced_is_refused() -> None:
     with replacing_heads(model, {("encoder", 0, 0): torch.eye(4)}), pytest.raises(UserError, match="at most 4 tokens"):
         states(model)
     shared = tf.AlbertModel(tf.AlbertConfig(**SMALL, embedding_size=8, intermediate_size=32)).eval()
+    assert list_heads(find_attention_layers(shared)) == {}
     with pytest.raises(UserError, match="no other layer shares"), replacing_heads(shared, {("encoder", 0, 0): "elu"}):
         pass

@@ -1,6 +1,6 @@
 """Another operation or a constant matrix in single heads, several of them in one layer: for one text, not for speed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -52,8 +52,12 @@ def _with_constant(call: AttentionCall, matrix: Tensor) -> AttentionCall:
 
 
 @contextmanager
-def replacing_heads(model: nn.Module, heads: Mapping[Head, HeadOperation]) -> Iterator[None]:
+def replacing_heads(
+    model: nn.Module, heads: Mapping[Head, HeadOperation], layers: Sequence[AttentionLayer] | None = None
+) -> Iterator[None]:
     """Let heads (site, layer, head) compute something else inside the block; others stay, to rounding.
+
+    `layers` are those of `find_attention_layers`, if they are known.
 
     Raises:
         UserError: There is no such head, or it shares its module with another layer, reads another sequence, or cannot
@@ -66,7 +70,7 @@ def replacing_heads(model: nn.Module, heads: Mapping[Head, HeadOperation]) -> It
     if not by_layer:
         yield
         return
-    layers = find_attention_layers(model)
+    layers = find_attention_layers(model) if layers is None else layers
     check_computes_softmax(model, layers)
     selected = [(_check_layer(key, layers, operations), operations) for key, operations in by_layer.items()]
     with routed(model, []):
@@ -80,7 +84,7 @@ def replacing_heads(model: nn.Module, heads: Mapping[Head, HeadOperation]) -> It
 
 
 def _check_layer(
-    key: tuple[str, int], layers: list[AttentionLayer], operations: Mapping[int, AttentionSpec | Tensor]
+    key: tuple[str, int], layers: Sequence[AttentionLayer], operations: Mapping[int, AttentionSpec | Tensor]
 ) -> AttentionLayer:
     layer = next((layer for layer in layers if layer.key == key), None)
     if layer is None or not all(0 <= head < layer.heads for head in operations):
@@ -94,10 +98,8 @@ def _check_layer(
     return layer
 
 
-def list_heads(model: nn.Module) -> dict[tuple[str, int], int]:
+def list_heads(layers: Sequence[AttentionLayer]) -> dict[tuple[str, int], int]:
     """Return the number of heads of each layer (site, layer) whose heads `replacing_heads` replaces."""
-    layers = find_attention_layers(model)
-    check_computes_softmax(model, layers)
     modules = [layer.module for layer in layers]
     return {
         layer.key: layer.heads

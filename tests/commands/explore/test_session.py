@@ -17,6 +17,7 @@ from regard.constants import Constants
 from regard.constants.constants import make_data_free
 from regard.continual.saved_adapters import extract_adapters
 from regard.errors import UserError
+from regard.hooks.head_operations import replacing_heads
 from tests.continual.small_tasks import WORDS, tokenizer
 
 TEXT = "the cat of a dog"
@@ -88,13 +89,9 @@ def test_probabilities_are_the_models_without_and_with_replaced_heads(
             loss = float(cross_entropy(shares[0, :-1].double(), torch.tensor(ids[1:])))
             assert answer["prediction"]["more"][0][1][number] == pytest.approx(loss, rel=1e-4)
     assert column(answer, 0) != column(answer, 1)
-    assert ask(session, text)["prediction"]["rows"][0][1] == pytest.approx([column(answer, 0)[answer_top(answer)]] * 2)
-
-
-def answer_top(answer: dict[str, Any]) -> str:
-    """The name that is the most probable without replaced heads."""
-    first = column(answer, 0)
-    return max(first, key=lambda name: first[name])
+    assert ask(session, text)["prediction"]["rows"][0][1] == pytest.approx(
+        [max(column(answer, 0).values())] * 2, rel=1e-4
+    )
 
 
 def test_a_model_without_a_head_is_compared_by_its_states(tmp_path: Path) -> None:
@@ -108,6 +105,26 @@ def test_a_model_without_a_head_is_compared_by_its_states(tmp_path: Path) -> Non
     assert same == pytest.approx([1, float(cosine_similarity(states[TEXT], changed[TEXT], dim=0))], abs=1e-5)
     expected = [float(cosine_similarity(one[TEXT], one[pair], dim=0)) for one in (states, changed)]
     assert both == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_encoder_decoder_says_how_its_answer_begins(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": len(WORDS), "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2}
+    model = tf.T5ForConditionalGeneration(tf.T5Config(**sizes, num_heads=2, decoder_start_token_id=0)).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    session = Session(opened(str(tmp_path)), None, 64)
+    assert {site for site, _, _ in session.settings()["heads"]} == {"encoder", "decoder"}
+    answer = ask(session, encoder_0_1="sigmoid", decoder_1_0="zeros")
+    start = torch.tensor([[0]])
+    with replacing_heads(model, {("encoder", 0, 1): "sigmoid", ("decoder", 1, 0): torch.zeros(9, 9)}):
+        replaced = outputs(model, TEXT, token_type_ids=None, decoder_input_ids=start).logits[0, 0]
+    plain = outputs(model, TEXT, token_type_ids=None, decoder_input_ids=start).logits[0, 0]
+    for number, logits in enumerate((plain, replaced)):
+        expected = logits.double().softmax(-1)
+        for word, share in column(answer, number).items():
+            assert share == pytest.approx(float(expected[WORDS.index(word)]), rel=1e-3)
+    assert answer["prediction"]["title"] == "First word of the answer"
 
 
 def test_the_look_is_that_of_the_replaced_heads(tmp_path: Path) -> None:
@@ -214,6 +231,7 @@ HOSTILE: tuple[tuple[Any, str], ...] = (
     ({"text": "cat", "heads": {"encoder.0.0": "z" * 81}}, "name of an operation"),
     ({"text": "cat", "heads": {"encoder.0.0": "/etc/passwd"}}, "attention: expected one of"),
     ({"text": "cat", "heads": {"encoder.0.0": "softmax+window=0"}}, "window must be"),
+    ({"text": "cat", "heads": {"encoder.0.0": f"softmax+window={10**30}"}}, "at most 20,000 tokens"),
     ({"text": "cat", "heads": {"encoder.0.0": "softmax+weighting=os.system"}}, "unknown weighting"),
     ({"text": "cat", "heads": {"encoder.0.0": "average"}}, "--constants FILE"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +41,12 @@ class Prediction:
     cosine: float | None = None
 
 
-def predict(stage: Stage, inputs: dict[str, Any], pair_inputs: dict[str, Any] | None) -> Prediction:
-    """Return what a stage says of inputs; one without a head reads the second text by itself."""
-    outputs = stage.answerer(**inputs)
+def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = None) -> Prediction:
+    """Return what the outputs of a stage say of its inputs, and of those of a second text that is read by itself."""
     if stage.kind == "states":
         state = _mean_state(outputs)
-        if pair_inputs is None:
-            return Prediction(state=state)
-        other = _mean_state(stage.answerer(**pair_inputs))
-        return Prediction(state=state, cosine=float(cosine_similarity(state, other, dim=0)))
+        cosine = None if of_pair is None else float(cosine_similarity(state, _mean_state(of_pair), dim=0))
+        return Prediction(state=state, cosine=cosine)
     logits = outputs.logits[0].double().cpu()
     if stage.kind == "class":
         banned = torch.tensor([name is None for name in stage.classes])
@@ -80,26 +78,27 @@ def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:
         found = {int(index) for shares in given for index in shares.nan_to_num(-1).topk(min(TOP, len(shares))).indices}
         best = torch.stack([shares.nan_to_num(-1) for shares in given]).amax(0)
         for index in sorted((index for index in found if best[index] >= 0), key=lambda index: -float(best[index])):
-            values = [None if shares is None else _number(shares[index]) for shares in (p.probabilities for p in told)]
+            values = [None if one.probabilities is None else _number(one.probabilities[index]) for one in told]
             rows.append([_name(stage, index), values])
     more: list[list[Any]] = []
     if any(one.loss is not None for one in told):
-        more.append(["Mean loss of the text, in nats a token", [one.loss for one in told]])
+        more.append(["Mean loss of the text, in nats a token", [_number(one.loss) for one in told]])
     if stage.kind == "states":
         reference = told[-2].state
         assert reference is not None
-        same = [float(cosine_similarity(one.state, reference, dim=0)) for one in told if one.state is not None]
+        same = [_number(cosine_similarity(one.state, reference, dim=0)) for one in told if one.state is not None]
         more.append(["Cosine of the text's mean state to that of the unchanged model", same])
         if told[-1].cosine is not None:
-            more.append(["Cosine of the two texts' mean states", [one.cosine for one in told]])
+            more.append(["Cosine of the two texts' mean states", [_number(one.cosine) for one in told]])
     notes = []
     if stage.kind == "mask" and not given:
         notes.append(f"Put {stage.loaded.tokenizer.mask_token} into the text to see which word the model puts there.")
     return {"title": TITLES[stage.kind], "columns": names, "rows": rows, "more": more, "notes": notes}
 
 
-def _number(value: Tensor) -> float | None:
-    return None if bool(value.isnan()) else float(value)
+def _number(value: Tensor | float | None) -> float | None:
+    """Return a number as JSON has it."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _name(stage: Stage, index: int) -> str:

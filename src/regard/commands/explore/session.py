@@ -101,7 +101,7 @@ class Session:
             raise UserError("constants: expected averages of the layout natural, got those of the layout paper")
         self._plain = lru_cache(maxsize=8)(self._predict_plain)
         stage = stages.get(len(stages.names) - 1)
-        self.heads = list_heads(stage.loaded.model)
+        self.heads = list_heads(stage.layers)
         self.reads_pairs = stage.reads_pairs
         self.mask_token = stage.loaded.tokenizer.mask_token if stage.kind == "mask" else None
 
@@ -141,9 +141,13 @@ class Session:
         config = LookConfig(length=self.length, skip_verification=True)
         source = {"text": request.text[:200], "notes": notes}
         model = stage.loaded.model
-        with eval_mode(model), stage.adapters(inputs), replacing_heads(model, operations):
-            columns["with replaced heads"] = predict(stage, inputs, pair_inputs)
-            look = look_at_inputs(stage.loaded, inputs, source, config, lambda: stage.answerer(**inputs))
+        outputs: list[Any] = []
+        with eval_mode(model), stage.adapters(inputs), replacing_heads(model, operations, stage.layers):
+            of_pair = stage.answerer(**pair_inputs) if pair_inputs else None
+            look = look_at_inputs(
+                stage.loaded, inputs, source, config, lambda: outputs.append(stage.answerer(**inputs))
+            )
+            columns["with replaced heads"] = predict(stage, inputs, outputs[0], of_pair)
         look["title"] = stage.name
         return {"look": look, "prediction": tabulate(stage, columns), "seconds": time.perf_counter() - start}
 
@@ -160,20 +164,24 @@ class Session:
         stage = self.stages.get(index)
         inputs, pair_inputs, _ = self._encode(stage, text, pair)
         with eval_mode(stage.loaded.model), stage.adapters(inputs):
-            return predict(stage, inputs, pair_inputs)
+            of_pair = stage.answerer(**pair_inputs) if pair_inputs else None
+            return predict(stage, inputs, stage.answerer(**inputs), of_pair)
 
     def _operations(self, stage: Stage, request: Request, tokens: int) -> dict[Head, HeadOperation]:
         if AVERAGE in request.heads.values():
             if self.constants is None:
                 raise UserError("average: expected averages, which --constants FILE gives")
-            self.constants.check_model(model_fingerprint(stage.loaded.model))
+            self.constants.check_model(model_fingerprint(stage.loaded.model, stage.layers))
         return {head: self._operation(head, name, tokens) for head, name in request.heads.items()}
 
     def _operation(self, head: Head, name: str, tokens: int) -> HeadOperation:
         if name in SOURCES:
             return SOURCES[name](tokens, tokens)
         if name != AVERAGE:
-            return parse_attention(name)
+            spec = parse_attention(name)
+            if max(spec.window or 0, spec.prefix) > MAX_CHARACTERS:
+                raise UserError(f"attention: expected a window of at most {MAX_CHARACTERS:,} tokens")
+            return spec
         assert self.constants is not None
         matrix = self.constants.matrices.get(head[:2])
         if matrix is None or head[2] >= len(matrix):

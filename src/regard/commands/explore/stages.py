@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +18,10 @@ from regard.continual.learnt_model import LearntModel
 from regard.continual.models import LINEAGE
 from regard.continual.network import Network
 from regard.errors import UserError
+from regard.hooks import find_attention_layers
 from regard.hooks.fidelity import verify_routing
+from regard.hooks.modules import AttentionLayer
+from regard.hooks.operation import check_computes_softmax
 from regard.models.generator import Generator
 from regard.models.inputs import text_inputs
 from regard.models.model_files import Loaded
@@ -47,6 +50,13 @@ class Stage:
     kind: Kind
     classes: tuple[str | None, ...] = ()
     adapters: Callable[[dict[str, Tensor]], AbstractContextManager[None]] = lambda rows: nullcontext()
+
+    @cached_property
+    def layers(self) -> list[AttentionLayer]:
+        """The attention layers, of a model that computes softmax."""
+        layers = find_attention_layers(self.loaded.model)
+        check_computes_softmax(self.loaded.model, layers)
+        return layers
 
     @property
     def reads_pairs(self) -> bool:
