@@ -57,7 +57,7 @@ CLICKS = """
 def measure(loaded: Loaded, words: int, text: str, clicks: int) -> tuple[str, ...]:
     """Return a row of the table."""
     stage = make_stage(loaded)
-    session = Session(Stages([loaded.name], lambda index: stage), None, 256)
+    session = Session(Stages(loaded.name, [loaded.name], lambda index: stage), None, 256)
     with server.listen("127.0.0.1", 0) as listening, tempfile.TemporaryDirectory() as profile:
         running = server.make_server(server.make_app(session, "token", "127.0.0.1"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})

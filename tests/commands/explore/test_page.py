@@ -162,7 +162,8 @@ def test_nothing_is_wider_than_a_phone(dark: bool, browser: Chromium, address: s
     page = Page(browser, address)
     page.browser.show(400, dark=dark)
     page.click("[data-head='decoder.0.1']")
-    assert browser.run("document.documentElement.scrollWidth") <= 400
+    wide = "[...document.querySelectorAll('body *')].filter((one) => one.getBoundingClientRect().right > innerWidth)"
+    assert browser.run(f"{wide}.map((one) => one.outerHTML.slice(0, 80))") == []
     assert len(browser.picture()) > 20_000
 
 

@@ -19,6 +19,7 @@ from tests.report.parsed import Parsed, assert_accessible
 
 TOKEN = "a-token-of-the-test"
 SETTINGS = {
+    "title": "<i>title</i>",
     "text": "</script><img src=x onerror=alert(1)>",
     "heads": [["encoder", 0, 2]],
     "constants": ["zeros"],
@@ -73,6 +74,7 @@ def test_who_knows_the_token_gets_the_page_and_answers(client: TestClient) -> No
     assert post(client).json() == {"asked": "hello"}
     assert "<img" not in page.text
     assert "<b>model" not in page.text
+    assert "<i>" not in page.text
     assert_accessible(Parsed(page.text))
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -26,7 +26,7 @@ def make_page(settings: Mapping[str, Any]) -> str:
     look = "regard.commands.look"
     return Page(
         eyebrow="Regard · explore",
-        title=str(settings["stages"][-1]) if len(settings["stages"]) == 1 else "After each task",
+        title=str(settings["title"]),
         ledes=[],
         sections=sections,
         record={"version": regard_version()},

@@ -109,6 +109,7 @@ class Session:
         """Return what the page is made of."""
         words = ["The", "cat", "sat", "on", "the", self.mask_token or "mat", "because", "it", "was"]
         return {
+            "title": self.stages.title,
             "text": " ".join(words),
             "heads": [[site, layer, number] for (site, layer), number in self.heads.items()],
             "constants": [*SOURCES, *([AVERAGE] if self.constants else [])],

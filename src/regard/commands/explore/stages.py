@@ -80,8 +80,9 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """The stages by name, in order, each made when it is asked for; at most two are kept."""
+    """The stages by name, in order, each made when it is asked for; at most two are kept. `title` names the whole."""
 
+    title: str
     names: Sequence[str]
     get: Callable[[int], Stage]
 
@@ -95,10 +96,10 @@ def open_stages(name: str, method: str | None, seed: int | None, options: Mappin
     elif (Path(name) / LINEAGE).is_file():
         learnt = LearntModel.from_pretrained(name)
         stage = _of_network(name, learnt.network, learnt.tokenizer, learnt.labels(), Path(name).name)
-        stages = Stages([stage.name], lambda index: stage)
+        stages = Stages(stage.name, [stage.name], lambda index: stage)
     else:
         stage = make_stage(models.load(name, **options, head=True))
-        stages = Stages([stage.name], lambda index: stage)
+        stages = Stages(stage.name, [stage.name], lambda index: stage)
     stages.get(len(stages.names) - 1)  # what cannot be explored is refused before anything is served
     return stages
 
@@ -129,7 +130,9 @@ def _open_run(run: Path, method: str | None, seed: int | None) -> Stages:
         labels = tuple(dict.fromkeys(label for task in learnt for label in task["labels"]))
         return _of_network(f"after {tasks[index]}", network, base.tokenizer, labels, base.name)
 
-    return Stages([f"{number}: after {name}" for number, name in enumerate(tasks, 1)], get)
+    return Stages(
+        f"{run.name} after each task", [f"{number}: after {name}" for number, name in enumerate(tasks, 1)], get
+    )
 
 
 def _of_network(name: str, network: Network, tokenizer: Any, labels: Sequence[str], base: str) -> Stage:
