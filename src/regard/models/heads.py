@@ -256,7 +256,7 @@ def _check_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]], max_leng
         other = first_class.setdefault(tuple(tokens), name)
         if other != name:
             problem = f"{other!r} and {name!r} are the same words to the model's tokenizer"
-            expected = "words of its own for each class, which label_texts can give"
+            expected = "words of its own for each class, which label_texts can give, or another head"
             raise UserError(f"labels collide: {problem}; expected {expected}")
         if max_length is not None and len(tokens) > max_length:
             expected = f"at most {max_length} tokens for a class"

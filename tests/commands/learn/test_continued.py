@@ -145,6 +145,12 @@ def test_a_run_goes_on_at_its_learning_rate_and_with_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the defaults are others by now, as in another version."""
+    searched = run_over(first(stream(4), 1), tmp_path / "searched", search_learning_rates="1e-5,1e-2")
+    (run,) = learn(stream(4), model=loaded(), after=tmp_path / "searched" / "run").metadata["runs"]
+    assert [run["learning_rate"], run["search"]] == [
+        searched.metadata["runs"][0][name] for name in ("learning_rate", "search")
+    ]
+    assert len(run["search"]) == 2
     run_over(first(stream(4), 1), tmp_path / "part", learning_rate=None)
     after = tmp_path / "part" / "run"
     monkeypatch.setattr("regard.continual.training_phase.FULL_RATE", 0.5)

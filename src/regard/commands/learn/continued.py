@@ -87,7 +87,8 @@ class FinishedRun:
             before, after = chosen["settings"].get(name), now.get(name)
             if before != after:
                 raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
-        changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "earlier": self.earlier_tasks(config)}
+        changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "search": chosen["search"]}
+        changes["earlier"] = self.earlier_tasks(config)
         return replace(run, config=config, **changes)
 
     def choices(self, method: str, seed: int) -> Mapping[str, Any]:

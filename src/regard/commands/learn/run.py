@@ -59,6 +59,7 @@ class _Run:
     fitted: bool = False  # the length to the stream's texts
     lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
     earlier: EarlierTasks | None = None  # of a finished run
+    search: Sequence[Row] = ()  # for the learning rate, in a finished run
 
     @property
     def key(self) -> str:
@@ -351,7 +352,8 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         "key": run.key,
         **{name: run.columns[name] for name in ("method", "seed", "order")},
         "tasks": [task.name for task in run.stream.tasks],
-        **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+        **{name: result[name] for name in ("learning_rate", "settings", "seconds", "truncated")},
+        "search": [*run.search, *result["search"]],
         **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
         **({LORA: result[LORA]} if result[LORA] else {}),
         **({HEAD: result[HEAD]} if result[HEAD] else {}),
