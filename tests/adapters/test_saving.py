@@ -29,6 +29,26 @@ def test_what_was_saved_answers_the_same(family: str, tmp_path: Path) -> None:
     assert not any(value.requires_grad for value in loaded.parameters())
 
 
+def test_a_head_that_trains_beside_the_adapters_is_saved_again_and_again(tmp_path: Path) -> None:
+    """A fresh head in its place would answer otherwise, in silence: the hash of the base does not cover it."""
+    adapters, batch = filled("bert"), rows("bert")
+    adapters.classifier.requires_grad_(True)
+    with torch.no_grad():
+        for value in adapters.classifier.parameters():
+            value.normal_(generator=torch.Generator().manual_seed(1))
+    first = SharedAdapters.from_pretrained(made("bert"), adapters.save_pretrained(tmp_path / "first"))
+    again = SharedAdapters.from_pretrained(made("bert"), first.save_pretrained(tmp_path / "second"))
+    assert_close(logits(again, batch), logits(adapters, batch))
+    assert {name for name, value in again.named_parameters() if value.requires_grad} == {
+        "model.classifier.weight",
+        "model.classifier.bias",
+    }
+    with pytest.warns(UserWarning, match=r"lacks the trained head classifier\.weight, classifier\.bias"):
+        again.export_peft(again.adapter_names[0], tmp_path / "peft")
+    with pytest.warns(UserWarning, match="lacks the trained head"):
+        again.export_peft_set(tmp_path / "set")
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"projection_order": "paper", "temperature": 2.0, "router_hidden_size": 5}, {"top_k": 1, "lora_alpha": 7.0}],

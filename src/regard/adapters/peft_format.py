@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -61,6 +62,7 @@ class PeftAdapter(NamedTuple):
 def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
     """Write an adapter with its name, lineage and base, for PEFT; see `SharedAdapters.export_peft`."""
     adapters.layers("export")
+    _warn_of_head(adapters)
     with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
         _write_block(adapters, name, target, saving.base_of(adapters))
         if router:
@@ -71,6 +73,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
 def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Write all adapters, a folder each, and the router beside them; see `SharedAdapters.export_peft_set`."""
     adapters.layers("export")
+    _warn_of_head(adapters)
     names = adapters.adapter_names
     if not names:
         raise UserError("adapters: expected at least one block to export, got none; add one")
@@ -87,6 +90,13 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
             _write_block(adapters, name, target / name, base)
         _write_router(adapters, target)
     return folder
+
+
+def _warn_of_head(adapters: AdapterModel) -> None:
+    """Warn that PEFT needs a base with the head that was trained beside the adapters."""
+    if head := saving.open_head(adapters):
+        names = ", ".join(head)
+        warnings.warn(f"export: the folder lacks the trained head {names}; give it to the base of PEFT", stacklevel=4)
 
 
 def list_set(folder: Path) -> list[str]:

@@ -22,6 +22,8 @@ from regard.models.model_files import as_user_error, find_model_folder, find_wei
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 
+_HEAD = "head."
+"""Beginning of the names of the head's weights in a file."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 2"
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
@@ -67,6 +69,9 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         adapters.settings = dict(metadata["settings"])
         adapters.restore(blocks, added)
         _copy_tensors(adapters, tensors)
+        for name in [name for name in tensors if name.startswith(_HEAD)]:
+            parameter = adapters.model.get_parameter(name.removeprefix(_HEAD)).requires_grad_(True)
+            _copy_into(tensors[name], parameter, name)
         copy_past_tasks(adapters, tensors)
         if merged:
             adapters.base_sha256 = base["sha256"]
@@ -84,6 +89,14 @@ def router_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
         stacks = adapters.router.adapter_tensors().items()
         tensors |= {name: torch.stack([value.detach() for value in values]) for name, values in stacks}
     return {f"router.{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+
+
+def open_head(adapters: AdapterModel) -> dict[str, Tensor]:
+    """Return what trains of the model's head by name: the base's hash does not cover it."""
+    parts = (adapters.model.base_model, *adapters.pool.adapters)
+    known = {id(parameter) for part in parts for parameter in part.parameters()}
+    named = adapters.model.named_parameters()
+    return {name: value.detach() for name, value in named if value.requires_grad and id(value) not in known}
 
 
 def past_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
@@ -153,11 +166,12 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the router, and merged adapters."""
+    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, router, an open head, merged adapters."""
     tensors = router_tensors(adapters)
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     tensors |= past_tensors(adapters)
+    tensors |= {f"{_HEAD}{name}": value.cpu().contiguous() for name, value in open_head(adapters).items()}
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}

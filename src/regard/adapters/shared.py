@@ -187,12 +187,15 @@ class SharedAdapters(AdapterModel):
     # -- files ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write adapters, router and lineages to a folder, completely or not at all; return the folder."""
+        """Write adapters, router, lineages and an open head to a folder, completely or not at all; return the folder."""
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-        """Load adapters, all frozen, into a model, or into that of a name; raise UserError if it is another base."""
+        """Load adapters, all frozen, into a model, or into that of a name; raise UserError if it is another base.
+
+        A head that was open when it was saved is loaded, and open again.
+        """
         return saving.load(cls, model, Path(folder))
 
     def export_peft(self, name: str, folder: str | Path, *, router: bool = False, overwrite: bool = False) -> Path:
