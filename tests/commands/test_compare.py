@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from regard.commands.compare.comparison import compare_figures, compare_settings
+from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
 from regard.commands.pretrain.result import PretrainResult, final_metrics
@@ -72,6 +72,9 @@ def test_figures_of_other_commands_are_their_means_or_last_values() -> None:
     history = pretrain_run.history()
     trained = PretrainResult(history, pd.DataFrame(), {"final": final_metrics(history)})
     assert trained.main_figures()["valid_loss"] == history["valid_loss"].iloc[-1]
+    nothing = pd.DataFrame(columns=["setting"])
+    assert "one seed each" in list_notes({"a": trained, "b": trained}, nothing)[-1]
+    assert "means over seeds" in list_notes({"a": result, "b": result}, nothing)[-1]
 
 
 def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) -> None:

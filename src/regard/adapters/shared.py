@@ -187,7 +187,7 @@ class SharedAdapters(AdapterModel):
     # -- files ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write adapters, router, lineages and an open head to a folder, completely or not at all; return the folder."""
+        """Write adapters, router, lineages and an open head to a folder, whole or not at all; return the folder."""
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod

@@ -114,7 +114,11 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     """
     path = Path(folder) / RESULTS
     if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it")
+        work = path.parent.with_name(f"{path.parent.name}.work")
+        hint = f"; {work} is an unfinished one: its command with --resume goes on" if work.is_dir() else ""
+        raise UserError(
+            f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it{hint}"
+        )
     metadata = read_json(path)
     if metadata.get("command") != command:
         other = metadata.get("command")

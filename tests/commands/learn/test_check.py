@@ -92,6 +92,8 @@ def test_a_mistake_gets_one_line(options: tuple[str, ...], said: str, regard: Re
 
 def test_a_folder_that_is_no_run_of_learning_is_refused(regard: Regard, tmp_path: Path) -> None:
     assert "regard check: no run in nowhere" in regard("check", "nowhere").complaint
+    (tmp_path / "half.work").mkdir()
+    assert "half.work is an unfinished one: its command with --resume goes on" in regard("check", "half").complaint
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "results.json").write_text('{"command": "pretrain"}')
     assert "the run in other is one of `regard pretrain`" in regard("check", "other").complaint

@@ -59,11 +59,13 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
-    """Say how many settings are not shown, and that figures of runs of several seeds are means."""
+    """Say how many settings are not shown, and what chance has to do with the figures."""
     more = len(settings) - MAX_SETTINGS
     notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
     if not len(settings):
         notes.append("no setting differs")
+    if all(run.command == PretrainResult.command for run in runs.values()):
+        return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     return [*notes, "figures are means over seeds, without intervals; the pages of the runs have them"]
 
 
