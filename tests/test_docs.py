@@ -262,6 +262,7 @@ def test_what_is_not_run_says_why_and_can_be_parsed() -> None:
         "starts processes of its own",
         "needs a GPU",
         "takes minutes",
+        "it serves until it is interrupted",
         "needs data from the hub",
         "needs a package that is not installed",
     }
