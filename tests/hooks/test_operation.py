@@ -172,7 +172,7 @@ def test_rows_of_each_operation_and_seed(found: ReplaceResult) -> None:
     assert found.matrices == {}
     assert found.constants is None
     assert found.metadata["config"]["attention"] == list(NAMES)
-    assert found.metadata["config"]["constants"] == []
+    assert found.metadata["config"]["constants"] is None
 
 
 def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews: Path, found: ReplaceResult) -> None:

@@ -203,7 +203,7 @@ def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) ->
 def test_what_cannot_be_explored_is_refused(run: Path, words: Path, regard: Callable[..., Any]) -> None:
     pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvicorn")
     said = regard("explore", run).complaint
-    assert said.startswith("regard explore: run: expected one, by method and seed, several fit")
+    assert said.startswith("regard explore: run: expected one, several fit")
     assert "--method and --seed are for runs" in regard("explore", words / "model", "--seed", "1").complaint
     assert "--length from 2" in regard("explore", words / "model", "--length", "1").complaint
     assert "cannot listen on" in regard("explore", words / "model", "--host", "192.0.2.1").complaint

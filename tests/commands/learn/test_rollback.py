@@ -59,11 +59,11 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
     [
         (
             {"method": "finetune"},
-            "run: expected one, several fit (give `regard rollback` --method and --seed); the folder has 'finetune'",
+            "run: expected one, several fit (choose by --method and --seed",
         ),
         (
             {"method": "joint"},
-            "run: expected one, none fits (give `regard rollback` --method and --seed); the folder has 'finetune'",
+            "run: expected one, none fits (choose by --method and --seed",
         ),
         ({"method": "finetune", "seed": 1, "task": 4}, "task: expected a number from 1 to 3, or one of cat-dog, "),
         ({"method": "finetune", "seed": 1, "task": 1.5}, "task: expected a number from 1 to 3, or one of cat-dog, "),

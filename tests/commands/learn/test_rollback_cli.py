@@ -82,9 +82,12 @@ def test_only_such_a_model_is_written_over(learnt: Path, regard: Regard, words: 
     [
         (
             ("1",),
-            "run: expected one, several fit (give `regard rollback` --method and --seed); the folder has 'finetune'",
+            "run: expected one, several fit (choose by --method and --seed",
         ),
-        (("1", "--method", "ewc"), "run: expected one, none fits (give `regard rollback` --method and --seed)"),
+        (
+            ("1", "--method", "ewc"),
+            "run: expected one, none fits (choose by --method and --seed",
+        ),
         (("1", "--method", "finetune", "--seed", "4"), "none fits"),
         (("1", "--seed", "x"), "--seed: expected a number, got 'x'"),
         (("4", "--method", "finetune"), "task: expected a number from 1 to 3, or one of run-sit, cat-dog"),
