@@ -1,7 +1,9 @@
 """The head that methods have where none is asked for."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,16 @@ def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
     asked = learn(stream(4), "sequential-lora", loaded(), **fields, head="method")
     assert all("head" not in run for run in asked.metadata["runs"])
     assert "with the words of the labels" not in asked.page()
+
+
+@pytest.mark.parametrize("labels, count", [(("red", "blue"), 0), (("class_0", "class_1"), 1)])
+def test_codes_of_later_tasks_under_the_head_that_the_first_ones_chose_are_warned_of(
+    labels: tuple[str, ...], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("a", ("cat", "dog")), ("b", labels)):
+        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(20)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "num_epochs": 1, "max_steps": ("a=1", "b=1")}
+    found = learn("a.jsonl,b.jsonl", "sequential-lora", minilm(), **fields)
+    assert sum(text.startswith("head: ") for text in found.metadata["runs"][0]["warnings"]) == count

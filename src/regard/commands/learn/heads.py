@@ -45,6 +45,16 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
     return "labels" if are_distinct_words(stream.classes, loaded.tokenizer, limit) else "method"
 
 
+def warn_of_codes(asked: str, config: LearnConfig, stream: Stream, loaded: Loaded) -> list[str]:
+    """Warn that the head was chosen for the labels of the first stream, while those of a later one are no words."""
+    from regard.models.heads import are_distinct_words
+
+    if asked != "auto" or config.head != "labels" or are_distinct_words(stream.classes, loaded.tokenizer):
+        return []
+    problem = "that of the labels' words was chosen for the first tasks, and some labels of later ones are codes or "
+    return [f"head: {problem}unknown words. Try --head method, over all tasks from the start"]
+
+
 def chosen_head(config: LearnConfig) -> HeadName | None:
     """Return the head that a run has in the place of its method's."""
     return "labels" if config.head == "labels" else None

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
-from regard.commands.learn.heads import HEAD, choose_head, chosen_head
+from regard.commands.learn.heads import HEAD, choose_head, chosen_head, warn_of_codes
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -327,7 +327,13 @@ def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results
     return describe_run(
         replace(config, seed=first_seed),
         runs=[
-            _describe_one(run, result, is_first=run.config.seed == first_seed)
+            _describe_one(
+                run,
+                result,
+                [*run.config.unused_rate(), *warn_of_codes(config.head, run.config, run.stream, loaded)]
+                if run.config.seed == first_seed
+                else [],
+            )
             for run, result in zip(runs, run_results, strict=True)
         ],
         stream=_describe_stream(runs[0].stream),
@@ -346,8 +352,8 @@ def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results
     )
 
 
-def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
-    """Return a run's metadata; warnings shared by all seeds only for the first."""
+def _describe_one(run: _Run, result: Row, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return a run's metadata, with more `warnings` than it gave itself."""
     return {
         "key": run.key,
         **{name: run.columns[name] for name in ("method", "seed", "order")},
@@ -358,7 +364,7 @@ def _describe_one(run: _Run, result: Row, *, is_first: bool) -> dict[str, Any]:
         **({LORA: result[LORA]} if result[LORA] else {}),
         **({HEAD: result[HEAD]} if result[HEAD] else {}),
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
-        "warnings": [*result["warnings"], *(run.config.unused_rate() if is_first else [])],
+        "warnings": [*result["warnings"], *warnings],
     }
 
 
