@@ -58,6 +58,7 @@ def test_texts_have_no_head_of_classes() -> None:
         (("A", "B"), "method"),
         (("c1", "d2"), "method"),
         (("class_0", "class_1"), "method"),
+        (("mood/0", "mood/1"), "method"),  # as whole numbers are named
         (("2 stars", "3 stars"), "method"),
         (("Cat", "cat"), "method"),
         (("погода", "спорт"), "method"),  # spelt letter by letter
