@@ -77,6 +77,15 @@ def test_figures_of_other_commands_are_their_means_or_last_values() -> None:
     assert "means over seeds" in list_notes({"a": result, "b": result}, nothing)[-1]
 
 
+def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
+    """As a run that goes on with another: the difference of their means is of other tasks, not of learning."""
+    found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])
+    fewer = {**found.metadata, "stream": {**found.metadata["stream"], "tasks": found.metadata["stream"]["tasks"][:2]}}
+    longer = {"a": replace(found, metadata=fewer), "b": found}
+    assert any("of different tasks" in note for note in list_notes(longer, nothing))
+    assert not any("of different tasks" in note for note in list_notes({"a": found, "b": found}, nothing))
+
+
 def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) -> None:
     result = LearnResult.load(runs / "short")
     replace(result).save(tmp_path / "copy")

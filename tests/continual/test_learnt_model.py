@@ -36,6 +36,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_path: Path) -> None:
     folder = rollback(run, 2, tmp_path / "model", method=method, model=loaded())
     model = regard.LearntModel.from_pretrained(folder)
+    assert repr(model).startswith("LearntModel(")
+    assert repr(model).endswith(f"{model.lineage['tasks'][-1]['name']})")
     matrix = LearnResult.load(run).accuracy_matrix
     rows = matrix[(matrix["method"].str.startswith(method)) & (matrix["after_task"] == 2)]
     for place, task in enumerate(stream().tasks[:2], 1):

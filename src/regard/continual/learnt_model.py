@@ -23,7 +23,7 @@ from regard.runs.output_dir import read_json
 CARD = "README.md"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LearntModel:
     """A model that `regard rollback` wrote, with its tokenizer.
 
@@ -36,6 +36,10 @@ class LearntModel:
     network: Any
     tokenizer: Any
     lineage: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(str(task["name"]) for task in self.lineage["tasks"])
+        return f"LearntModel({self.lineage.get('base')} after {tasks})"
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path) -> LearntModel:

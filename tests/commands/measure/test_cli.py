@@ -32,7 +32,13 @@ def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regar
     assert lines[-1] == "Written to run: report.html, results.json, statistics.parquet, tokens.parquet"
     shown = " ".join(ended.out.split())
     assert "6 samples of 16 tokens" in shown
-    for part in ("Sink rate, ε = 0.3", "layers × heads", "Sink tokens", "Over-smoothing by layer", "Hidden norm"):
+    for part in (
+        "Sink rate, ε = 0.3",
+        "layers × heads",
+        "share of strongest columns",
+        "Over-smoothing by layer",
+        "Hidden norm",
+    ):
         assert part in shown
     assert os.listdir(tmp_path) == ["run"]
     found = MeasureResult.load(tmp_path / "run")

@@ -64,6 +64,9 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
     notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
     if not len(settings):
         notes.append("no setting differs")
+    streams = [run.metadata.get("stream", {}).get("tasks", []) for run in runs.values()]
+    if len({tuple(task["name"] for task in tasks) for tasks in streams}) > 1:
+        notes.append("the runs are of different tasks; their figures are means over these")
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     return [*notes, "figures are means over seeds, without intervals; the pages of the runs have them"]

@@ -211,7 +211,7 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
 
 def _tokens(tokens: pd.DataFrame | None) -> list[str]:
     best = top_tokens(tokens, 5)
-    lines = ["Sink tokens"] if len(best) else []
+    lines = ["Sink tokens, share of strongest columns"] if len(best) else []
     multiple_sites = best["site"].nunique() > 1
     for row in best.itertuples(index=False):
         site = f"  {labels.site(str(row.site))}" if multiple_sites else ""
