@@ -26,7 +26,7 @@ from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 
 HEADS, WIDTH = 12, 64
-AROUND = ("sink-token", "gated", "qk-norm")
+AROUND = ("sink-token", "gated", "gated-per-head", "value-residual", "differential", "qk-norm")
 """Named attentions whose weights are those of softmax: what differs stands around the call."""
 NAMES = [name for name in ATTENTIONS if name not in AROUND]
 MORE = {

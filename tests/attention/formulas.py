@@ -22,6 +22,7 @@ def output(
     slopes: Tensor | None = None,
     window: int | None = None,
     prefix: int = 0,
+    top_k: int | None = None,
     offset: int = 0,
     key_mask: Tensor | None = None,
 ) -> Tensor:
@@ -45,6 +46,7 @@ def output(
                     extra_value=of(extra_value, h),
                     distance=of(distance, h),
                     slope=0.0 if slopes is None else slopes[h],
+                    top_k=top_k,
                 )
                 for i in range(queries)
             ]
@@ -89,12 +91,16 @@ def row(
     extra_value: Tensor | None,
     distance: Tensor | None,
     slope: Tensor | float,
+    top_k: int | None,
 ) -> Tensor:
     """The output of one query."""
     gap = [max(i - j, 0) for j in at]
     s = k @ q * scale + shift - slope * torch.tensor(gap, dtype=q.dtype)
     if distance is not None:
         s = s + distance[gap]
+    if top_k is not None:
+        best = s.argsort(descending=True)[:top_k]
+        s, v = s[best], v[best]
     beside, added = [], torch.zeros_like(v.new_zeros(v.shape[-1]))
     if extra_key is not None:
         beside = [(extra_key @ q * scale + shift).view(1)]

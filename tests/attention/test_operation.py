@@ -41,6 +41,9 @@ MORE = {
     "elu-normalised-kv": AttentionSpec(weighting="elu", normalisation="sum", extra="kv-bias", log_length=True),
     "softpick-t5-kv": AttentionSpec(weighting="softpick", positions="t5", extra="kv-bias", window=3, prefix=1),
     "softpick-zero": AttentionSpec(weighting="softpick", extra="zero"),
+    "top-3-sink": AttentionSpec(top_k=3, extra="sink-logit"),
+    "sigmoid-top-2-window-prefix": AttentionSpec(weighting="sigmoid", top_k=2, window=4, prefix=2),
+    "linear-top-3-t5": AttentionSpec(weighting="linear", top_k=3, positions="t5"),
     "softmax-log-length-sink": AttentionSpec(log_length=True, extra="sink-logit"),
 }
 EVERY = ATTENTIONS | MORE
@@ -92,6 +95,7 @@ def choices(spec: AttentionSpec, length: int = 7) -> dict[str, Any]:
         "shift": -math.log(length) if spec.log_length else 0.0,
         "window": spec.window,
         "prefix": spec.prefix,
+        "top_k": spec.top_k,
     }
 
 

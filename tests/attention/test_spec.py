@@ -22,6 +22,9 @@ REFUSED = {
     "prefix": ({"prefix": -1}, "prefix must be a whole number of at least 0, got -1"),
     "no prefix": ({"prefix": None}, "prefix must be a whole number of at least 0, got None"),
     "gate": ({"gate": "yes"}, "gate must be true or false, got 'yes'"),
+    "top_k": ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
+    "a gate a head and none": ({"gate_per_head": True}, "gate_per_head needs gate"),
+    "values of two heads": ({"differential": True, "extra": "kv-bias"}, "expected no kv-bias"),
     "softmax twice": ({"normalisation": "sum"}, "softmax is already normalised; leave normalisation at none"),
     "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is already normalised"),
 }
@@ -38,6 +41,8 @@ NOT_BY_BACKEND = {
     ("chunked", "log_length"): {"weighting": "linear", "log_length": True},
     ("pointwise", "weighting=softmax"): {},
     ("pointwise", "normalisation=clamped-sum"): {"weighting": "elu", "normalisation": "clamped-sum"},
+    ("fused", "top_k"): {"top_k": 3},
+    ("chunked", "top_k"): {"weighting": "linear", "top_k": 3},
     ("rowwise", "weighting=sigmoid"): {"weighting": "sigmoid"},
     ("flex", "weighting=linear"): {"weighting": "linear"},
     ("flex", "an extra column beside weights that are no softmax"): {"weighting": "sigmoid", "extra": "k-bias"},
@@ -53,6 +58,8 @@ RESOLVED = {
     "elu-kernel": "chunked",
     "mlp-kernel-normalised": "chunked",
     "softpick": "rowwise",
+    "top-8": "blockwise",
+    "differential": "fused",
 }
 
 
@@ -117,6 +124,10 @@ def test_what_is_learned_is_named() -> None:
     named = {name: spec.learns for name, spec in ATTENTIONS.items()}
     assert named["softmax"] == named["off-by-one"] == named["sigmoid-log-length"] == named["elu-kernel"] == ()
     assert named["mlp-kernel"] == ("feature_map=mlp",)
+    assert named["differential"] == ("differential",)
+    assert named["value-residual"] == ("value_residual",)
+    assert named["gated-per-head"] == ("gate",)
+    assert named["top-8"] == ()
     assert named["k-bias"] == ("extra=k-bias",)
     assert AttentionSpec(extra="sink-logit", positions="t5", gate=True).learns == (
         "extra=sink-logit",

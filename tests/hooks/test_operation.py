@@ -56,7 +56,7 @@ def bert(tiny: Tiny) -> Any:
     [
         (
             "sigmoidal",
-            r"attention: expected one of softmax, sigmoid, .*softpick, or an AttentionSpec .*got 'sigmoidal'",
+            r"attention: expected one of softmax, sigmoid, .*softpick, top-8, or an AttentionSpec .*got 'sigmoidal'",
         ),
         ("sink-logit", r"cannot be given extra=sink-logit, which would have to be learned; expected one of softmax"),
         ("mlp-kernel", r"cannot be given feature_map=mlp, which would have to be learned"),

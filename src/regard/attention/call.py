@@ -76,6 +76,7 @@ class Operation:
         slopes: Subtracted from it times d (ALiBi).
         window: A query sees the last `window` keys up to its own; None: all.
         prefix: Every query sees the first `prefix` real keys, unless `AttentionCall.keep` hides them.
+        top_k: Of these it sees those of its `top_k` largest scores; None: all.
         function: Makes weights of scores and mask instead of `weighting`; only as a whole (`materialised`).
         backend: How a whole sequence is computed. A cached or padded one goes block by block.
     """
@@ -89,13 +90,14 @@ class Operation:
     slopes: Float[Tensor, " head"] | None = None
     window: int | None = None
     prefix: int = 0
+    top_k: int | None = None
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     backend: str = "blockwise"
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec, **tensors: Any) -> Operation:
         """Return the operation of a spec with its learned tensors, and its `shift` if it has one."""
-        names = {name: getattr(spec, name) for name in ("weighting", "normalisation", "window", "prefix")}
+        names = {name: getattr(spec, name) for name in ("weighting", "normalisation", "window", "prefix", "top_k")}
         return cls(**names, backend=spec.resolved, **tensors)
 
     @property

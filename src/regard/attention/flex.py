@@ -58,6 +58,7 @@ def supports_flex(call: AttentionCall, operation: Operation) -> bool:
         and call.query.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and min(call.query.shape[-1], call.value.shape[-1]) >= 16
         and operation.weighting in LOGARITHMS
+        and operation.top_k is None
         and (operation.weighting == "softmax" or (operation.extra_key is None and call.sink is None))
     )
 

@@ -19,7 +19,17 @@ WeightsAndColumn = tuple[Float[Tensor, "batch head query key"], Float[Tensor, "b
 
 def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """Return the logits before the softmax, −inf where a query may not see a key."""
-    return unmasked_scores(call).masked_fill(~visible_mask(call), float("-inf"))
+    logits, operation = unmasked_scores(call), call.operation
+    keep = visible_mask(call)
+    return logits.masked_fill(~(keep if operation is None else _keep_largest(logits, keep, operation)), float("-inf"))
+
+
+def _keep_largest(logits: Tensor, keep: Tensor, operation: Operation) -> Tensor:
+    """Return the mask without the keys that are not among the `top_k` largest scores of their query."""
+    if operation.top_k is None or operation.top_k >= logits.shape[-1]:
+        return keep
+    hidden = logits.detach().masked_fill(~keep, float("-inf"))
+    return keep & (hidden >= hidden.topk(operation.top_k, dim=-1).values[..., -1:])
 
 
 def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
@@ -47,6 +57,7 @@ def operation_weights(call: AttentionCall, operation: Operation) -> WeightsAndCo
     keep, logits = visible_mask(call), unmasked_scores(call)
     if call.bias is not None:
         keep = keep & (logits > float("-inf"))
+    keep = _keep_largest(logits, keep, operation)
     column = _extra_scores(call, operation)
     if column is not None:
         logits = torch.cat([column, logits], dim=-1)

@@ -27,8 +27,12 @@ class AttentionSpec:
         positions: One of `regard.attention.positions.POSITIONS`.
         window: Query i sees keys i−window+1 … i; None: all.
         prefix: So many first tokens see each other and are seen by all.
+        top_k: A query sees only the keys of its `top_k` largest scores, and others that score as much as the least.
         sink_token: A learned embedding stands before every sequence.
         gate: The output is multiplied by σ(W_g x).
+        gate_per_head: W_g x has one entry a head, not one a feature.
+        value_residual: After the first layer values are λ₁ v⁽¹⁾ + λ₂ v, with v⁽¹⁾ those of the first layer.
+        differential: Heads stand in pairs; the output is the first's minus λ times the second's, normalized.
         qk_norm: Queries and keys are normalized (RMS) before positions are applied.
         backend: How it is computed; `auto`: the fastest way.
 
@@ -45,8 +49,12 @@ class AttentionSpec:
     positions: str = "rotary"
     window: int | None = None
     prefix: int = 0
+    top_k: int | None = None
     sink_token: bool = False
     gate: bool = False
+    gate_per_head: bool = False
+    value_residual: bool = False
+    differential: bool = False
     qk_norm: bool = False
     backend: str = "auto"
 
@@ -55,15 +63,19 @@ class AttentionSpec:
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f"attention: unknown {name} {value!r}; choose one of {', '.join(choices)}")
-        window = () if self.window is None else (("window", self.window, 1),)
-        for name, value, minimum in (*window, ("prefix", self.prefix, 0)):
+        limits = [(name, getattr(self, name), 1) for name in ("window", "top_k") if getattr(self, name) is not None]
+        for name, value, minimum in (*limits, ("prefix", self.prefix, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise UserError(f"attention: {name} must be a whole number of at least {minimum}, got {value!r}")
-        for name in ("shared_extra", "log_length", "sink_token", "gate", "qk_norm"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"attention: {name} must be true or false, got {getattr(self, name)!r}")
         if self.weighting in ("softmax", "softpick") and self.normalisation != "none":
             raise UserError(f"attention: {self.weighting} is already normalised; leave normalisation at none")
+        if self.gate_per_head and not self.gate:
+            raise UserError("attention: gate_per_head needs gate")
+        if self.differential and self.extra in ("v-bias", "kv-bias"):
+            raise UserError(f"attention: differential joins values of two heads; expected no {self.extra}")
         if self.backend != "auto" and (obstacle := _obstacle(self, self.backend)):
             *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(self, backend)]
             advice = f"choose {', '.join(others)} or {last}"
@@ -83,8 +95,7 @@ class AttentionSpec:
             f"extra={self.extra}": self.extra in ("sink-logit", "k-bias", "v-bias", "kv-bias"),
             f"positions={self.positions}": self.positions in ("learned", "t5"),
             "sink_token": self.sink_token,
-            "gate": self.gate,
-            "qk_norm": self.qk_norm,
+            **{name: getattr(self, name) for name in _AROUND},
         }
         return tuple(name for name, is_learned in parts.items() if is_learned)
 
@@ -99,6 +110,8 @@ class AttentionSpec:
 
 _CHOICES: dict[str, tuple[str, ...]] = {"weighting": tuple(WEIGHTINGS), "feature_map": tuple(FEATURE_MAPS)}
 _CHOICES |= {"normalisation": tuple(NORMALISATIONS), "extra": EXTRAS, "positions": POSITIONS, "backend": BACKENDS}
+_AROUND = ("gate", "value_residual", "differential", "qk_norm")
+_SWITCHES = ("shared_extra", "log_length", "sink_token", "gate_per_head", *_AROUND)
 _BY_SPEED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
 
@@ -107,6 +120,8 @@ def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
     """Return what of a spec a backend cannot compute; None if it can."""
     weighting = WEIGHTINGS[spec.weighting]
     has_column = spec.extra not in ("none", "v-bias")
+    if spec.top_k is not None and backend not in ("materialised", "blockwise"):
+        return "top_k"
     obstacles = {
         "fused": {
             f"weighting={spec.weighting}": spec.weighting != "softmax",
@@ -159,6 +174,10 @@ ATTENTIONS: dict[str, AttentionSpec] = {
     "sink-token": AttentionSpec(sink_token=True),
     "softpick": AttentionSpec(weighting="softpick"),
     "gated": AttentionSpec(gate=True),
+    "gated-per-head": AttentionSpec(gate=True, gate_per_head=True),
+    "value-residual": AttentionSpec(value_residual=True),
+    "differential": AttentionSpec(differential=True),
+    "top-8": AttentionSpec(top_k=8),
     "qk-norm": AttentionSpec(qk_norm=True),
 }
 """The operations of Gu et al. 2025 (attention operations; K/V biases), and others beside them."""

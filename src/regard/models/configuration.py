@@ -83,6 +83,8 @@ class RegardConfig(PreTrainedConfig):
             raise UserError(f"hidden_size: expected a multiple of the {heads} heads, got {self.hidden_size}")
         if heads % groups:
             raise UserError(f"num_key_value_heads: expected a divisor of the {heads} heads, got {groups}")
+        if self.spec.differential and groups % 2:
+            raise UserError(f"num_key_value_heads: expected an even number for differential attention, got {groups}")
         if self.spec.positions == "rotary" and self.head_dim % 2:
             raise UserError(f"head_dim: expected an even number for rotary positions, got {self.head_dim}")
 

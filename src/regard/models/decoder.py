@@ -14,7 +14,14 @@ from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles,
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
-from regard.models.layers import DownProjection, LayerContext, RegardAttention, RegardDecoderLayer, RMSNorm
+from regard.models.layers import (
+    DownProjection,
+    HeadDifference,
+    LayerContext,
+    RegardAttention,
+    RegardDecoderLayer,
+    RMSNorm,
+)
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
 
@@ -47,6 +54,10 @@ class RegardPreTrainedModel(PreTrainedModel):
                     normal(column, std=0.02)
             if module.sink_logit is not None:
                 initialization.zeros_(module.sink_logit)
+            if module.value_shares is not None:
+                initialization.constant_(module.value_shares, 0.5)
+        elif isinstance(module, HeadDifference):
+            normal(module.vectors, std=0.1)
         elif isinstance(module, RegardModel):
             width = module.config.hidden_size
             if module.sink_token is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import pad, rms_norm
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -36,6 +36,7 @@ class LayerContext:
     key_mask: Tensor | None = None  # keys that are no padding, (batch, key)
     keep: Tensor | None = None  # four-dimensional mask of pairs
     bias: Tensor | None = None  # what is added to the scores of these pairs
+    first_values: list[Tensor] = field(default_factory=list, compare=False)  # of the first layer, which puts them here
     attentions: list[Tensor] | None = field(default=None, compare=False)  # collects the weights if they are requested
 
     @property
@@ -92,6 +93,28 @@ class FeatureMap(nn.Module):
         return FEATURE_MAPS[self.name](x, *learned)
 
 
+class HeadDifference(nn.Module):
+    """o = (1 − λ₀) norm(o₁ − λ o₂) of heads in pairs, λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ₀ (Ye et al. 2025)."""
+
+    def __init__(self, width: int, layer: int, epsilon: float) -> None:
+        super().__init__()
+        self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.vectors = nn.Parameter(torch.empty(4, width))  # λ_q1, λ_k1, λ_q2, λ_k2
+        self.norm = RMSNorm(2 * width, epsilon)
+
+    def pair(self, value: Tensor) -> Tensor:
+        """Return values (batch, group, token, 2 · width): both heads of a pair have the values of both."""
+        return value.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3).repeat_interleave(2, dim=1)
+
+    def forward(self, output: Tensor) -> Tensor:
+        """Return the difference of outputs (batch, head, token, 2 · width), half of it as each head of its pair."""
+        products = (self.vectors[::2] * self.vectors[1::2]).sum(-1).exp()
+        first, second = output.unflatten(1, (-1, 2)).unbind(2)
+        difference = first - (products[0] - products[1] + self.start).to(output.dtype) * second
+        normed = self.norm(difference) * (1 - self.start)
+        return normed.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
+
+
 class RegardAttention(nn.Module):
     """Attention as a spec describes it: projections, norms, positions, feature map, attention, gate, projection."""
 
@@ -110,7 +133,11 @@ class RegardAttention(nn.Module):
         spec, has_norm = self.spec, self.spec.qk_norm
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if has_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if has_norm else None
-        self.gate_proj = nn.Linear(width, heads * self.head_dim, bias=False) if spec.gate else None
+        gates = heads if spec.gate_per_head else heads * self.head_dim
+        self.gate_proj = nn.Linear(width, gates, bias=False) if spec.gate else None
+        self.difference = HeadDifference(self.head_dim, layer_idx, config.rms_norm_eps) if spec.differential else None
+        mixes_values = spec.value_residual and layer_idx > 0
+        self.value_shares = nn.Parameter(torch.full((2,), 0.5)) if mixes_values else None  # of the first layer, own
         self.feature_map = None if spec.feature_map == "none" else FeatureMap(spec.feature_map, self.head_dim)
         extra_shape = (1 if spec.shared_extra else heads, self.head_dim)
         self.extra_key = nn.Parameter(torch.empty(extra_shape)) if spec.extra in ("k-bias", "kv-bias") else None
@@ -129,14 +156,24 @@ class RegardAttention(nn.Module):
             query, key = rotate(query, context.cosine, context.sine), rotate(key, context.cosine, context.sine)
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
+        if self.value_shares is not None:
+            first, own = self.value_shares.to(value.dtype)
+            value = first * context.first_values[0] + own * value
+        elif self.spec.value_residual:
+            context.first_values[:] = [value]
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
             length = context.offset + query.shape[2]
             if key.shape[2] > length:  # a static cache has room for later tokens
                 key, value = key[:, :, :length], value[:, :, :length]
+        if self.difference is not None:  # fused kernels take one width
+            value, (query, key) = self.difference.pair(value), (pad(x, (0, self.head_dim)) for x in (query, key))
         output = self._attend(self._make_call(query, key, value, context), context)
+        if self.difference is not None:
+            output = self.difference(output)
         if self.gate_proj is not None:
-            output = apply_gate(output, self._to_heads(self.gate_proj(hidden_states)))
+            gate = self.gate_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            output = apply_gate(output, gate)
         return self.o_proj(output.transpose(1, 2).flatten(2))
 
     def _to_heads(self, x: Tensor) -> Tensor:
