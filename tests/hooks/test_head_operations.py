@@ -1,4 +1,4 @@
-"""`replacing_heads`: each head computes what `regard.replacing` would have it compute, and the others what they did."""
+"""Operations of single heads: each computes what `regard.replacing` has a layer compute, the others what they did."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from regard.constants import Constants, Origin
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
 from regard.hooks import find_attention_layers
-from regard.hooks.head_operations import list_heads, replacing_heads
+from regard.hooks.head_operations import list_heads, replacing_each_head
 
 SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 IDS = torch.arange(4, 14)[None]
@@ -36,7 +36,7 @@ def test_all_heads_of_a_layer_compute_what_the_layer_would(kind: str, name: str)
     model = make(kind)
     with regard.replacing(model, name, layers=1):
         expected = states(model)
-    with replacing_heads(model, {(kind, 1, head): name for head in range(4)}):
+    with replacing_each_head(model, {(kind, 1, head): name for head in range(4)}):
         found = states(model)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(found, states(model), atol=1e-3)
@@ -50,7 +50,7 @@ def test_a_constant_head_is_that_of_constants(kind: str, source: str) -> None:
     heads = {(kind, 0, 2), (kind, 1, 3)}
     with regard.replacing(model, Constants(matrices=matrices, origin=Origin(source=source)), heads=heads):
         expected = states(model)
-    with replacing_heads(model, {head: SOURCES[source](12, 12) for head in heads}):
+    with replacing_each_head(model, {head: SOURCES[source](12, 12) for head in heads}):
         found = states(model)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -60,7 +60,7 @@ def test_heads_of_one_layer_compute_different_things_and_the_others_what_they_di
     before = states(model)
     found: dict[str, dict[Any, float]] = {}
     for name, heads in {"none": {}, "some": {("decoder", 0, 1): torch.eye(10), ("decoder", 0, 2): "sigmoid"}}.items():
-        with replacing_heads(model, heads), regard.watching(model, "entropy", verify=False) as watch:
+        with replacing_each_head(model, heads), regard.watching(model, "entropy", verify=False) as watch:
             states(model)
         found[name] = {(row.head, row.position): row.value for row in watch.rows() if row.layer == 0}
     changed = {place[0] for place, value in found["none"].items() if abs(value - found["some"][place]) > 1e-6}
@@ -77,11 +77,49 @@ def test_what_cannot_be_replaced_is_refused() -> None:
         ({("encoder", 0, 0): "gated"}, "cannot be given"),
         ({("encoder", 0, 0): "softmax+window=4+prefix=1"}, "see no later key"),
     ):
-        with pytest.raises(UserError, match=message), replacing_heads(model, heads):  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=message), replacing_each_head(model, heads):  # type: ignore[arg-type]
             pass
-    with replacing_heads(model, {("encoder", 0, 0): torch.eye(4)}), pytest.raises(UserError, match="at most 4 tokens"):
+    with regard.replacing(model, torch.eye(4), heads=[(0, 0)]), pytest.raises(UserError, match="at most 4 tokens"):
         states(model)
     shared = tf.AlbertModel(tf.AlbertConfig(**SMALL, embedding_size=8, intermediate_size=32)).eval()
     assert list_heads(find_attention_layers(shared)) == {}
-    with pytest.raises(UserError, match="no other layer shares"), replacing_heads(shared, {("encoder", 0, 0): "elu"}):
+    one = {("encoder", 0, 0): "elu"}
+    with pytest.raises(UserError, match="no other layer shares"), replacing_each_head(shared, one):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_replacing_takes_the_heads_of_an_operation(kind: str) -> None:
+    model = make(kind)
+    heads = [(0, 1), (1, 2)]
+    full = {(kind, *head) for head in heads}
+    for operation in ("zeros", "softmax+window=3", "sigmoid", torch.eye(10)):
+        each = SOURCES["zeros"](10, 10) if operation == "zeros" else operation
+        with replacing_each_head(model, dict.fromkeys(full, each)):
+            expected = states(model)
+        with regard.replacing(model, operation, heads=heads) as selected:
+            found = states(model)
+        assert set(selected) == full
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    with regard.replacing(model, "zeros", heads=[(kind, layer, head) for layer in range(2) for head in range(4)]):
+        pruned = states(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "attention.output.dense.weight")):
+                parameter.zero_()
+    torch.testing.assert_close(states(model), pruned, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "heads, options, message",
+    [
+        ([(0, 7)], {}, r"heads: this model has no head \(0, 7\); choose heads such as \('encoder', 1, 3\)"),
+        (0.5, {}, "heads: expected pairs"),
+        ([(0, 1)], {"layers": [0]}, "expected pairs .*, and no layers, .* beside an operation of heads"),
+        ([(0, "x")], {}, "heads: "),
+    ],
+    ids=str,
+)
+def test_heads_that_an_operation_cannot_have(heads: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message), regard.replacing(make("encoder"), "zeros", heads=heads, **options):
         pass

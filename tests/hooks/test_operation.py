@@ -81,10 +81,7 @@ def test_what_no_trained_model_has(given: Any, message: str, bert: Any) -> None:
         ({"layers": ["0"]}, r"layers: this model has no '0'; choose from 0 to \d, or pairs \(site, layer\)"),
         ({"layers": []}, r"layers: expected one layer at least, got none"),
         ({"sites": "cross"}, r"sites: this model has no 'cross'; choose from encoder"),
-        (
-            {"heads": [(0, 1)]},
-            r"heads, train and any_model are for constants; choose where .* with layers=",
-        ),
+        ({"train": True}, r"heads, train and any_model are for constants; choose where .* with layers="),
     ],
     ids=str,
 )

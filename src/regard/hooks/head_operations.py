@@ -1,15 +1,17 @@
-"""Another operation or a constant matrix in single heads, several of them in one layer: for one text, not for speed."""
+"""Another operation or a constant matrix in single heads, several of them in one layer: exact, not fast."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation
 from regard.attention.spec import AttentionSpec
-from regard.constants import Head
+from regard.constants import SOURCES, Head
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.layers import find_attention_layers
@@ -18,14 +20,20 @@ from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_s
 from regard.hooks.routing import routed
 
 HeadOperation = AttentionSpec | str | Tensor
-"""An operation, or its name as in `regard.replacing`; or constant weights (query, key), whose rows are normalized."""
+"""An operation, or its name as in `regard.replacing`; or constant weights (query, key), whose rows are normalized, or
+their name in `regard.constants.SOURCES`."""
+HeadNames = Collection[tuple[int, int] | Head]
+"""Heads as (layer, head), where layers have one site, or (site, layer, head)."""
+
+
+_Parsed = AttentionSpec | Tensor | Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True)
 class HeadOperations:
     """What some heads of a layer compute; it stands where a `LayerOperation` does. Holds T×T weights of all heads."""
 
-    operations: Mapping[int, AttentionSpec | Tensor]
+    operations: Mapping[int, _Parsed]
     causal: bool
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
@@ -34,28 +42,46 @@ class HeadOperations:
         matrix = reference.weights(exact).expand(len(call.query), call.query.shape[1], -1, -1).clone()
         for head, operation in self.operations.items():
             own = exact.select_heads([head])
-            if isinstance(operation, Tensor):
-                changed = _with_constant(own, operation)
-            else:
+            if isinstance(operation, AttentionSpec):
                 changed = LayerOperation(operation, self.causal, CurrentPass()).apply_to(own)
+            else:
+                changed = _with_constant(own, operation)
             matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
         function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
         return replace(call, sink=None, operation=function)
 
 
-def _with_constant(call: AttentionCall, matrix: Tensor) -> AttentionCall:
+def _with_constant(call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor]) -> AttentionCall:
     tokens = max(call.query.shape[2], call.key.shape[2])
+    matrix = matrix if isinstance(matrix, Tensor) else matrix(tokens, tokens)
     if tokens > len(matrix):
         raise UserError(f"constants: expected an input of at most {len(matrix)} tokens, got {tokens}")
     constant = matrix.to(call.query.device, call.query.dtype)[None]
     return replace(call, constant=ConstantHeadsInput(matrices=constant, heads=(0,), signed=True))
 
 
+def _parse_operation(operation: HeadOperation) -> _Parsed:
+    if isinstance(operation, str) and operation in SOURCES:
+        return SOURCES[operation]
+    return operation if isinstance(operation, Tensor) else parse_attention(operation)
+
+
 @contextmanager
-def replacing_heads(
+def replacing_heads(model: nn.Module, operation: HeadOperation, heads: HeadNames | None) -> Iterator[tuple[Head, ...]]:
+    """Let heads compute something else inside the block, all of them by default: see `regard.replacing`."""
+    layers = find_attention_layers(model)
+    counts = list_heads(layers).items()
+    all_heads = [(*key, head) for key, count in counts for head in range(count)]
+    selected = tuple(all_heads) if heads is None else resolve_heads(heads, all_heads, "this model has")
+    with replacing_each_head(model, dict.fromkeys(selected, operation), layers):
+        yield selected
+
+
+@contextmanager
+def replacing_each_head(
     model: nn.Module, heads: Mapping[Head, HeadOperation], layers: Sequence[AttentionLayer] | None = None
 ) -> Iterator[None]:
-    """Let heads (site, layer, head) compute something else inside the block; others stay, to rounding.
+    """Let heads (site, layer, head) compute something else inside the block, each its own; others stay, to rounding.
 
     `layers` are those of `find_attention_layers`, if they are known.
 
@@ -63,10 +89,9 @@ def replacing_heads(
         UserError: There is no such head, or it shares its module with another layer, reads another sequence, or cannot
             be given the operation.
     """
-    by_layer: dict[tuple[str, int], dict[int, AttentionSpec | Tensor]] = {}
+    by_layer: dict[tuple[str, int], dict[int, _Parsed]] = {}
     for (site, layer, head), operation in heads.items():
-        spec = operation if isinstance(operation, Tensor) else parse_attention(operation)
-        by_layer.setdefault((site, layer), {})[head] = spec
+        by_layer.setdefault((site, layer), {})[head] = _parse_operation(operation)
     if not by_layer:
         yield
         return
@@ -84,7 +109,7 @@ def replacing_heads(
 
 
 def _check_layer(
-    key: tuple[str, int], layers: Sequence[AttentionLayer], operations: Mapping[int, AttentionSpec | Tensor]
+    key: tuple[str, int], layers: Sequence[AttentionLayer], operations: Mapping[int, _Parsed]
 ) -> AttentionLayer:
     layer = next((layer for layer in layers if layer.key == key), None)
     if layer is None or not all(0 <= head < layer.heads for head in operations):
@@ -96,6 +121,33 @@ def _check_layer(
     if prefix and not layer.causal:
         raise UserError("attention: a prefix beside a window needs layers that see no later key")
     return layer
+
+
+def resolve_heads(heads: HeadNames, all_heads: Sequence[Head], owner: str) -> tuple[Head, ...]:
+    """Return the site, layer and head of each named head, in order. Raise a UserError for what names none."""
+    if isinstance(heads, (str, float, int)) or not isinstance(heads, Iterable):
+        raise UserError(f"heads: expected pairs (layer, head), or (site, layer, head); got {heads!r}")
+    sites = sorted({site for site, _, _ in all_heads})
+    selected = set()
+    for head in heads:
+        if not isinstance(head, (tuple, list)) or len(head) not in (2, 3):
+            raise UserError(f"heads: expected pairs (layer, head), or (site, layer, head); got {head!r}")
+        full: Any = tuple(part if isinstance(part, str) else _parse_index(part) for part in head)
+        if len(full) == 2 and len(sites) > 1:
+            raise UserError(f"heads: {head} names no site; pass (site, layer, head), site one of {', '.join(sites)}")
+        full = (sites[0], *full) if len(full) == 2 else full
+        if full not in all_heads:
+            raise UserError(f"heads: {owner} no head {head}; choose heads such as {all_heads[-1]}")
+        selected.add(full)
+    return tuple(sorted(selected))
+
+
+def _parse_index(value: Any) -> int:
+    """Return the index of a layer or head, also one of NumPy or PyTorch."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"heads: expected whole numbers for layer and head, got {value!r}") from None
 
 
 def list_heads(layers: Sequence[AttentionLayer]) -> dict[tuple[str, int], int]:

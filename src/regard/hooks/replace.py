@@ -1,8 +1,7 @@
 """`replacing`: constants or another operation instead of attention; `mixing`: constants beside attention."""
 
-import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -14,6 +13,7 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_pass
+from regard.hooks.head_operations import HeadNames, replacing_heads, resolve_heads
 from regard.hooks.input_projections import prune_projections
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
@@ -22,7 +22,7 @@ from regard.hooks.patches import patched
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]
-Heads = Collection[tuple[int, int] | Head] | float | None
+Heads = HeadNames | float | None
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,19 @@ def replacing(
 
 @overload
 def replacing(
+    model: nn.Module, constants: AttentionSpec | str | Tensor, heads: HeadNames
+) -> AbstractContextManager[tuple[Head, ...]]: ...
+
+
+@overload
+def replacing(
     model: nn.Module, constants: ConstantsLike, heads: Heads = None, *, train: bool = False, any_model: bool = False
 ) -> AbstractContextManager[Replacement]: ...
 
 
 def replacing(
     model: nn.Module,
-    constants: ConstantsLike | AttentionSpec | str | Weigh,
+    constants: ConstantsLike | AttentionSpec | str | Weigh | Tensor,
     heads: Heads = None,
     *,
     layers: Layers = None,
@@ -87,8 +93,9 @@ def replacing(
             `regard.attention.spec.ATTENTIONS`. The model's own scale, positions, masks, biases, soft-cap and sink logit
             stay (`extra="zero"` replaces the logit); a window reaches both ways where queries see later keys;
             `log_length` lowers a row of scores by the logarithm of how many keys it sees. Or a function of scores and
-            mask, `(scores, keep) -> weights`, all (batch, head, query, key): T×T numbers a head.
-        heads: Of constants: (layer, head) or (site, layer, head); or a fraction of all heads, those whose attention
+            mask, `(scores, keep) -> weights`, all (batch, head, query, key): T×T numbers a head. With `heads`: an
+            operation, `zeros`, `identity`, `toeplitz`, or weights (query, key); T×T numbers a head of their layers.
+        heads: (layer, head) or (site, layer, head); of constants also a fraction of all heads, those whose attention
             depends least on the input; None: all.
         layers: Of an operation: indices of blocks, or (site, layer); None: all.
         sites: Of an operation: `encoder`, `decoder`, `cross`; None: all self-attention.
@@ -96,15 +103,20 @@ def replacing(
         any_model: Allow constants of a model with other weights, if the shapes fit.
 
     Returns:
-        A block that yields a `Replacement` or an `OverriddenOperation`.
+        A block that yields a `Replacement` or an `OverriddenOperation`, or the heads that compute an operation.
 
     Raises:
         UserError: Something does not fit the model, or the operation would have to be learned; or another thread is
             inside a block on this model.
     """
+    if isinstance(constants, Tensor) or (isinstance(constants, (AttentionSpec, str)) and heads is not None):
+        if isinstance(heads, float) or layers is not None or sites is not None or train or any_model:
+            expected = "pairs (layer, head), and no layers, sites, train and any_model"
+            raise UserError(f"heads: expected {expected} beside an operation of heads; got {heads!r}")
+        return replacing_heads(model, constants, heads)
     if isinstance(constants, (AttentionSpec, str)) or callable(constants):
         if heads is not None or train or any_model:
-            raise UserError("heads, train and any_model are for constants; choose where an operation goes with layers=")
+            raise UserError("heads, train and any_model are for constants; choose where a function goes with layers=")
         return override_attention(model, constants, layers, sites)
     if layers is not None or sites is not None:
         raise UserError("layers and sites are for operations; choose where constants go with heads=")
@@ -203,27 +215,7 @@ def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
         dependence = constants.input_dependence()
         ranking = sorted(all_heads, key=lambda head: float(dependence[head[:2]][head[2]]))
         return tuple(sorted(ranking[: round(heads * len(all_heads))]))
-    sites = sorted({site for site, _ in constants.layers})
-    selected = set()
-    for head in heads:
-        if not isinstance(head, (tuple, list)) or len(head) not in (2, 3):
-            raise UserError(f"heads: expected pairs (layer, head), or (site, layer, head); got {head!r}")
-        full = tuple(part if isinstance(part, str) else _parse_index(part) for part in head)
-        if len(full) == 2 and len(sites) > 1:
-            raise UserError(f"heads: {head} names no site; pass (site, layer, head), site one of {', '.join(sites)}")
-        full = (sites[0], *full) if len(full) == 2 else full
-        if full not in all_heads:
-            raise UserError(f"heads: these constants have no head {head}; choose heads such as {all_heads[-1]}")
-        selected.add(full)
-    return tuple(sorted(selected))
-
-
-def _parse_index(value: Any) -> int:
-    """Return the index of a layer or head, also one of NumPy or PyTorch."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UserError(f"heads: expected whole numbers for layer and head, got {value!r}") from None
+    return resolve_heads(heads, all_heads, "these constants have")
 
 
 def install_constants(

@@ -1,6 +1,6 @@
 """The tidy table of all results: its columns, and the selection of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -48,3 +48,29 @@ def check_statistic(table: pd.DataFrame, statistic: str) -> None:
     if not filter_statistic(table, statistic).any():
         names = ", ".join(dict.fromkeys(table["statistic"])) or "none"
         raise UserError(f"unknown statistic {statistic!r}; the table has: {names}")
+
+
+def select_heads(
+    table: pd.DataFrame,
+    statistic: str,
+    below: float | None,
+    above: float | None,
+    relative: bool,
+    equal: Mapping[str, Any],
+) -> set[tuple[str, int, int]]:
+    """Return the heads (site, layer, head) whose value passes thresholds: see `MeasureResult.heads`."""
+    if below is None and above is None:
+        raise UserError("heads: expected a threshold, below= or above=")
+    rows = table[table["head"].notna()]
+    for column, value in equal.items():
+        rows = rows[rows[column].isna() if value is None else rows[column] == value]
+    if not len(rows) or rows.duplicated(["site", "layer", "head"]).any():
+        names = ", ".join(f"{column}={value}" for column, value in equal.items())
+        raise UserError(f"heads: expected one value of {statistic} a head where {names}; choose other rows")
+    values = rows["value"]
+    if relative:
+        values = values / rows.groupby(["site", "layer"])["value"].transform("mean")
+    passes = values.notna()
+    passes &= True if below is None else values < below
+    passes &= True if above is None else values > above
+    return {(str(row.site), int(row.layer), int(row.head)) for row in rows[passes].itertuples()}

@@ -17,7 +17,7 @@ from regard.constants import Constants
 from regard.constants.constants import make_data_free
 from regard.continual.saved_adapters import extract_adapters
 from regard.errors import UserError
-from regard.hooks.head_operations import replacing_heads
+from regard.hooks.head_operations import replacing_each_head
 from tests.continual.small_tasks import WORDS, tokenizer
 
 TEXT = "the cat of a dog"
@@ -117,7 +117,7 @@ def test_an_encoder_decoder_says_how_its_answer_begins(tmp_path: Path) -> None:
     assert {site for site, _, _ in session.settings()["heads"]} == {"encoder", "decoder"}
     answer = ask(session, encoder_0_1="sigmoid", decoder_1_0="zeros")
     start = torch.tensor([[0]])
-    with replacing_heads(model, {("encoder", 0, 1): "sigmoid", ("decoder", 1, 0): torch.zeros(9, 9)}):
+    with replacing_each_head(model, {("encoder", 0, 1): "sigmoid", ("decoder", 1, 0): torch.zeros(9, 9)}):
         replaced = outputs(model, TEXT, token_type_ids=None, decoder_input_ids=start).logits[0, 0]
     plain = outputs(model, TEXT, token_type_ids=None, decoder_input_ids=start).logits[0, 0]
     for number, logits in enumerate((plain, replaced)):

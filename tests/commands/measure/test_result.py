@@ -356,6 +356,25 @@ def test_an_empty_selection_says_what_was_measured(run: MeasureResult, equal: di
     assert warned[0].filename == __file__
 
 
+def test_heads_that_pass_a_threshold() -> None:
+    values = {("a", 0, 0): 1.0, ("a", 0, 1): 3.0, ("a", 1, 0): 20.0, ("a", 1, 1): 20.0, ("b", 0, 0): float("nan")}
+    rows = [["norm", layer, head, None, None, value, 0.0, 1, site] for (site, layer, head), value in values.items()]
+    rows += [["norm", 0, 0, 2, None, 9.0, 0.0, 1, "a"], ["norm", 0, None, None, None, 2.0, 0.0, 1, "a"]]
+    result = MeasureResult(table=make_table(rows), metadata={})
+    assert result.heads("norm", below=3.0) == {("a", 0, 0)}
+    assert result.heads("norm", above=2.0, below=20.0) == {("a", 0, 1)}
+    assert result.heads("norm", below=0.6, relative=True) == {("a", 0, 0)}
+    assert result.heads("norm", above=0.99, relative=True) == {("a", 0, 1), ("a", 1, 0), ("a", 1, 1)}
+    assert result.heads("norm", above=1.0, position=2) == {("a", 0, 0)}
+    with pytest.raises(UserError, match="heads: expected a threshold, below= or above="):
+        result.heads("norm")
+    with pytest.raises(UserError, match="heads: expected one value of norm a head where position=7"):
+        result.heads("norm", below=1.0, position=7)
+    twice = MeasureResult(table=make_table(rows + rows), metadata={})
+    with pytest.raises(UserError, match="heads: expected one value of norm a head where position=None"):
+        twice.heads("norm", below=1.0)
+
+
 def test_an_epsilon_that_was_not_measured_is_refused(run: MeasureResult) -> None:
     with pytest.raises(UserError, match=r"epsilon: 0\.5 was not measured; the table has: 0\.3"):
         run.frame("sink_rate", epsilon=0.5)

@@ -21,7 +21,7 @@ from regard.commands.look.run import look_at_inputs
 from regard.constants import Constants, Head
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
-from regard.hooks.head_operations import HeadOperation, list_heads, replacing_heads
+from regard.hooks.head_operations import HeadOperation, list_heads, replacing_each_head
 from regard.hooks.layers import eval_mode, model_fingerprint
 from regard.hooks.operation import parse_attention
 
@@ -143,7 +143,7 @@ class Session:
         source = {"text": request.text[:200], "notes": notes}
         model = stage.loaded.model
         outputs: list[Any] = []
-        with eval_mode(model), stage.adapters(inputs), replacing_heads(model, operations, stage.layers):
+        with eval_mode(model), stage.adapters(inputs), replacing_each_head(model, operations, stage.layers):
             of_pair = stage.answerer(**pair_inputs) if pair_inputs else None
             look = look_at_inputs(
                 stage.loaded, inputs, source, config, lambda: outputs.append(stage.answerer(**inputs))
@@ -177,7 +177,7 @@ class Session:
 
     def _operation(self, head: Head, name: str, tokens: int) -> HeadOperation:
         if name in SOURCES:
-            return SOURCES[name](tokens, tokens)
+            return name
         if name != AVERAGE:
             spec = parse_attention(name)
             if max(spec.window or 0, spec.prefix) > MAX_CHARACTERS:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from regard.commands.measure.page import page as measure_page
 from regard.commands.measure.words import summary as measure_summary
+from regard.constants.constants import Head
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.drawing import Kind, draw_statistic, statistic_overview
 from regard.runs.result import RunResult
 from regard.runs.selection import select_rows
-from regard.statistics.table import select_statistic
+from regard.statistics.table import select_heads, select_statistic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +52,32 @@ class MeasureResult(RunResult):
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
         """Return the rows of a statistic by column (None is null): `m.frame("sink_rate", layer=None, position=0)`."""
         return select_rows(select_statistic(self.table, statistic), equal, statistic)
+
+    def heads(
+        self,
+        statistic: str,
+        *,
+        below: float | None = None,
+        above: float | None = None,
+        relative: bool = False,
+        **equal: Any,
+    ) -> set[Head]:
+        """Return the heads whose value of a statistic passes a threshold, as `regard.replacing` takes them.
+
+        Args:
+            statistic: One with a value by head.
+            below: The value is smaller; None: not asked. One of the two thresholds at least.
+            above: The value is larger.
+            relative: Thresholds are of the value over the mean of the layer's heads.
+            equal: Which rows of the statistic, as in `frame`: `position=0`; by default those of no position.
+
+        Returns:
+            Heads (site, layer, head).
+
+        Raises:
+            UserError: The statistic was not measured or has not just one such value a head, or there is no threshold.
+        """
+        return select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
 
     def plot(
         self,
