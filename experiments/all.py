@@ -26,7 +26,7 @@ from experiments.sapt.run import ORDERS
 from regard.errors import UserError
 
 PAPA_HOURS = {"run": 2.1, "lengths": 0.2, "structure": 0.2}
-ANALYSIS_HOURS, ROUTERS_HOURS, RATES_HOURS = 0.5, 0.75, 1.5
+ANALYSIS_HOURS, ROUTERS_HOURS, RATES_HOURS, CAUSES_HOURS = 0.5, 0.75, 1.5, 0.1
 """Hours of what stores no time: as the docstrings of the modules say."""
 
 
@@ -75,6 +75,8 @@ def make_steps(data: str, text: str | None, work: Path, results: Path = RESULTS)
         took = sum_hours(results / "sinks.csv", "seconds")
         steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, "--work", str(work / "sinks")), took))
         steps.append(Step("sinks", "experiments.pages", ("sinks",)))
+        steps.append(Step("causes", "experiments.sinks.causes", ("--work", str(work / "sinks")), CAUSES_HOURS))
+        steps.append(Step("causes", "experiments.pages", ("causes",)))
     return steps
 
 

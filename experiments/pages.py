@@ -1,13 +1,13 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks routing rates] [--check] [--work DIR [--revision REV]]
+    python -m experiments.pages [papa prescale sapt sinks routing rates causes] [--check] [--work DIR [--revision REV]]
         [--not-run "ROW;ROW"]
 
-Without names all are made: the four papers, docs/claims.md, and routing and rates, which are of no paper. With --work
-the stored tables of one of them (prescale, sapt, routing or rates) are first made anew from the runs in DIR. A row of a
-page's first table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its record
-keeps that it was left out, and the page says so. With --check nothing is written; the exit code is 1 if a page or a
-table is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, rates and causes, which are of no paper. With
+--work the stored tables of one of them (prescale, sapt, routing or rates) are first made anew from the runs in DIR. A
+row of a page's first table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its
+record keeps that it was left out, and the page says so. With --check nothing is written; the exit code is 1 if a page
+or a table is out of date.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from experiments.prescale.page import PAPER as PRESCALE
 from experiments.rates.page import PAPER as RATES
 from experiments.routing.page import PAPER as ROUTING
 from experiments.sapt.page import PAPER as SAPT
+from experiments.sinks.causes_page import PAPER as CAUSES
 from experiments.sinks.page import PAPER as SINKS
 from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
-ALL: dict[str, Paper] = {**PAPERS, ROUTING.name: ROUTING, RATES.name: RATES}
+ALL: dict[str, Paper] = {**PAPERS, ROUTING.name: ROUTING, RATES.name: RATES, CAUSES.name: CAUSES}
 DOCS = Path("docs")
 
 

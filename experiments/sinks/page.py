@@ -33,7 +33,10 @@ OPERATION, REST, AMOUNT = "operation", "positions, norm, feed-forward, heads", "
 AXES = (OPERATION, BIASES, DECAY, INPUT, RATE, AMOUNT, REST)
 NUMBERS = {DECAY: "weight_decay", RATE: "learning_rate"}
 """Axes of numbers, with the field."""
-UNPUBLISHED = ("sigmoid, by log-length", "softpick", "gated", "QK-norm", "sink logit", "off-by-one")
+UNPUBLISHED = (
+    *("sigmoid, by log-length", "softpick", "gated", "gated, per head", "QK-norm", "sink logit", "off-by-one"),
+    *("differential", "value residual", "top 8"),
+)
 """Rows of operations that the paper does not have."""
 
 

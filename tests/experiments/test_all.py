@@ -41,7 +41,7 @@ def test_hours_are_those_of_the_stored_runs(tmp_path: Path) -> None:
     assert describe_steps(steps).split("\n") == [
         "  1.5h  python -m experiments.x --data d",
         "     ?  python -m experiments.y",
-        "  page  python -m experiments.pages sinks",
+        "  page  python -m experiments.pages causes",
         "  1.5h in all on one core, less what is finished",
     ]
 
