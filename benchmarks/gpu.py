@@ -40,6 +40,7 @@ LIMITS = {
     "statistics_cost": 90,
     "constant_attention": 150,
     "structured_constants": 120,
+    "decoding": 60,
     "cached_probe": 90,
     "operators": 270,
     "loss_layer": 60,

@@ -17,6 +17,7 @@ TITLES = {
     "statistics_cost": "Statistics of a run",
     "constant_attention": "Constant heads",
     "structured_constants": "Approximations of constant matrices",
+    "decoding": "Decoding with constant heads",
     "cached_probe": "Probe on stored hidden states",
     "operators": "Training with other attentions: the operation alone",
     "loss_layer": "Loss layer",

@@ -38,6 +38,7 @@ MACHINES = (
     "long_sequences",
     "constant_attention",
     "structured_constants",
+    "decoding",
     "cached_probe",
 )
 """Results whose machines the page names."""
@@ -130,6 +131,15 @@ Aims: 0.885 with all heads constant from 128 tokens on (1.13 times as fast), 0.9
 Time of the attention block and of the layer, relative to SDPA:
 
 {structured}
+
+### Decoding
+
+A token at a time behind 256, with a cache. Aims: at most 1.00 with half of the heads constant, 0.90 with all. The cache
+keeps the keys of all heads.
+
+{decoding}
+
+{decoding_verdict}
 
 ## Probe on stored hidden states
 
@@ -283,6 +293,14 @@ def probe_table(rows: list[Row]) -> str:
     )
 
 
+def decoding_table(rows: list[Row]) -> str:
+    """Return the times of decoding with constant heads."""
+    return markdown_table(
+        ("model", "batch", "prompt", "decoded", "SDPA, ms", "half constant", "all constant"),
+        [(*case_cells(row), milliseconds(row, "sdpa"), *ratio_cells(row, "half", "all")) for row in rows],
+    )
+
+
 def long_table(rows: list[Row]) -> str:
     """Return the memory of long sequences."""
     return markdown_table(
@@ -397,6 +415,11 @@ def files() -> dict[Path, str]:
         result_table=result_table(read_result("result_table")["rows"]),
         result_verdict=_result_verdict(read_result("result_table")["rows"]),
         cached_probe=probe_table(read_result("cached_probe")["rows"]),
+        decoding=decoding_table(read_result("decoding")["rows"]),
+        decoding_verdict=format_verdict(
+            read_result("decoding")["rows"],
+            {"half": lambda row: ratio(row, "half") <= 1.0, "all": lambda row: ratio(row, "all") <= 0.9},
+        ),
         look=look_table(read_result("look")["rows"]),
         look_verdict=format_verdict(
             read_result("look")["rows"], {"weight": lambda row: row["case"]["bytes"] <= 5_000_000}

@@ -23,6 +23,7 @@ from regard.adapters.discriminant import DiscriminantRouter
         ("statistics_cost", "plain"),
         pytest.param("constant_attention", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("structured_constants", "sdpa", marks=pytest.mark.exhaustive),
+        ("decoding", "sdpa"),
         pytest.param("cached_probe", "recomputed", marks=pytest.mark.exhaustive),
         pytest.param("operators", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("learning", "regard", marks=pytest.mark.exhaustive),

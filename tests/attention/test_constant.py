@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_output, constant_weights
-from regard.attention.operator import attend
+from regard.attention.operator import attend, expand_bias
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest
 from regard.attention.reference import weights as whole_weights
 
@@ -206,3 +206,51 @@ def test_dropout_leaves_out_weights_of_constant_heads(padding: bool, gated: bool
     assert torch.allclose(kept[kept > 0], torch.tensor(4 / 3, dtype=torch.float64))
     assert abs(float((kept == 0).double().mean()) - 0.25) < 0.01
     assert not bool((draws[0, 0, 1] == 0).logical_xor(draws[0, 1, 1] == 0)[expected[0, 1] > 0].sum() == 0)
+
+
+ONE_QUERY = {
+    "alone": {},
+    "padded": {"key_mask": LEFT},
+    "a mask by pair": {"keep": torch.tensor([1, 0, 1, 1, 1, 1]).bool()[None, None, None]},
+    "a bias of the others": {"bias": drawn(1, 2, 1, KEYS, seed=9)},
+    "a learned sink": {"sink": drawn(HEADS, seed=4)},
+    "a soft cap": {"softcap": 2.0},
+    "shared keys": {"key": drawn(BATCH, 2, KEYS, WIDTH, seed=1), "value": drawn(BATCH, 2, KEYS, WIDTH, seed=2)},
+    "one sample": {name: drawn(1, HEADS, 1 if name == "query" else KEYS, WIDTH) for name in ("query", "key", "value")},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [(0, 2), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("case", ONE_QUERY)
+@pytest.mark.parametrize("kind", ["positive", "signed", "zeros", "shifted"])
+def test_one_query_is_a_row_of_the_matrices(case: str, heads: tuple[int, ...], kind: str) -> None:
+    """As when decoding: the last of six tokens, with heads that are constant, pruned, or begin late."""
+    shift = {"query_shift": SHIFT, "key_shift": SHIFT} if kind == "shifted" else {}
+    table = matrices(len(heads)) * (-1 if kind == "signed" else 1)
+    table[0, 2:, :3] = 0  # rows of zeros where samples begin late
+    if kind == "zeros":
+        table[0] = 0
+    constant = ConstantHeadsInput(matrices=table, heads=heads, first_query=KEYS - 1, signed=kind == "signed", **shift)
+    changes: dict[str, object] = dict(ONE_QUERY[case])
+    if (kind == "shifted" and case == "one sample") or ("bias" in changes and len(heads) == HEADS):
+        return
+    query = drawn(BATCH, HEADS, 1, WIDTH, seed=0)
+    c = call(**{"query": query, "causal": True, "offset": KEYS - 1, "constant": constant, **changes})
+    found, _ = attend(c, ReductionRequest())
+    expected = whole_weights(expand_bias(c)) @ c.expand_groups(c.value)
+    torch.testing.assert_close(found, expected)
+    fixed = constant_output(c).transpose(1, 2)
+    torch.testing.assert_close(fixed, found[:, list(heads)])
+    assert bool((found[:, 0] == 0).all()) is (kind == "zeros")
+
+
+@torch.no_grad()
+def test_decoding_copies_no_keys_and_values_of_single_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("heads are selected")
+
+    monkeypatch.setattr(AttentionCall, "select_heads", refuse)
+    constant = ConstantHeadsInput(matrices=matrices(2), heads=(1, 3), first_query=KEYS - 1)
+    c = call(query=drawn(BATCH, HEADS, 1, WIDTH), causal=True, offset=KEYS - 1, constant=constant)
+    attend(c, ReductionRequest())

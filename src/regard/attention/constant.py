@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import AttentionCall, ConstantHeadsInput, visible_mask
+from regard.attention.call import AttentionCall, ConstantHeadsInput, as_slice, visible_mask
 
 MAX_LOOKUP_QUERIES = 8
 """Most queries of a call for which the rows of shifted samples are looked up one by one: more repay moving them."""
@@ -30,10 +30,23 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
     return (matrix / total.masked_fill(total == 0, 1)).expand(len(call.value), -1, -1, -1)
 
 
+def row_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
+    """Return the same without sums, where every row is normalised already and nothing is hidden."""
+    constant = call.constant
+    assert constant is not None
+    is_masked = call.key_mask is not None or call.query_mask is not None or call.hides_pairs
+    if constant.normalised and not is_masked and not constant.is_shifted:
+        return _crop(call, constant)[None]
+    return constant_weights(call)
+
+
 def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant value_width"]:
     """Return the output of the constant heads, laid out as the host wants it next; differentiable, with dropout."""
     assert call.constant is not None
     constant, value = call.constant, call.value
+    is_shared = call.num_key_value_groups > 1 and len(constant.heads) == call.query.shape[1]
+    if call.query.shape[2] <= MAX_LOOKUP_QUERIES and (is_shared or len(value) > 1) and not call.dropout:
+        return _few_queries_output(call, value)
     groups = [head // call.num_key_value_groups for head in constant.heads]
     if groups != list(range(value.shape[1])):
         value = value[:, groups]
@@ -44,6 +57,17 @@ def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant 
     if constant.is_shifted:
         return _moved_output(call, constant, value)
     return _product(call, _crop(call, constant), value, constant)
+
+
+def _few_queries_output(call: AttentionCall, value: Tensor) -> Tensor:
+    """Return the output of few queries, as when decoding, without a copy of the values of all heads."""
+    assert call.constant is not None
+    weights, shares = row_weights(call).to(value.dtype), call.num_key_value_groups
+    if len(call.constant.heads) < call.query.shape[1]:
+        value, shares = value[:, as_slice([head // shares for head in call.constant.heads])], 1
+    queries = weights.shape[2]  # those of the heads of a group are one matrix
+    product = weights.unflatten(1, (-1, shares)).flatten(2, 3) @ value
+    return product.unflatten(2, (shares, queries)).flatten(1, 2).transpose(1, 2)
 
 
 def _align_matrices(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.attention import kernels, reference
 from regard.attention.blockwise import blockwise, reduce_by_rows
-from regard.attention.call import AttentionCall, Operation, as_slice, visible_mask
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, visible_mask
 from regard.attention.chunked import chunked
-from regard.attention.constant import constant_output
+from regard.attention.constant import constant_output, row_weights
 from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
 from regard.attention.lse import attend_with_lse, first_mass, supports_lse
@@ -130,6 +130,8 @@ def _is_whole_sequence(call: AttentionCall) -> bool:
 def _constant_heads_output(call: AttentionCall) -> Tensor:
     """Return the output of a call some heads of which are constant, or mixed with constants."""
     assert call.constant is not None
+    if _is_one_query(call):
+        return _one_query_output(call, call.constant)
     dtype, heads = call.value.dtype, list(call.constant.heads)  # autocast gives the parts types of their own
     fixed = constant_output(call).to(dtype)
     if call.constant.gate is not None:
@@ -152,6 +154,46 @@ def _constant_heads_output(call: AttentionCall) -> Tensor:
     for part, indices in ((attention, others), (fixed, heads)):
         output[:, :, as_slice(indices)] = part
     return output.transpose(1, 2)
+
+
+def _is_one_query(call: AttentionCall) -> bool:
+    """Return whether a call decodes one token with some heads constant, and nothing but masks and biases beside."""
+    constant = call.constant
+    return (
+        constant is not None
+        and call.query.shape[2] == 1
+        and len(constant.heads) < call.query.shape[1]
+        and constant.gate is None
+        and not constant.signed
+        and call.query.dtype in (torch.float32, torch.float64)  # logarithms of weights
+        and call.operation is None
+        and call.softcap is None
+        and call.sink is None
+        and not call.dropout
+        and not (torch.is_grad_enabled() and (call.requires_grad or constant.matrices.requires_grad))
+        and not torch.is_autocast_enabled(call.query.device.type)
+    )
+
+
+def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
+    """Return the output of all heads in one call: logarithms of constant weights are biases of scores that are zero.
+
+    So no head's keys and values are copied.
+    """
+    weights, heads = row_weights(call), torch.tensor(constant.heads, device=call.query.device)
+    is_empty = weights.amax(-1, keepdim=True) == 0
+    mask = _sdpa_mask(expand_bias(call))
+    samples = len(call.query) if mask is None else max(len(mask), len(weights))
+    bias = call.query.new_zeros(samples, call.query.shape[1], 1, call.key.shape[2])
+    if mask is not None:
+        bias = bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
+    logarithms = weights.log().masked_fill_(is_empty, 0.0)
+    bias.index_copy_(1, heads, logarithms.expand(len(bias), -1, -1, -1))
+    factor = bias.new_ones(*bias.shape[:2], 1, 1).index_copy_(
+        1, heads, (~is_empty).to(bias).expand(len(bias), -1, 1, 1)
+    )
+    query = call.query.index_fill(1, heads, 0)
+    return sdpa(replace(call, query=query, constant=None), bias) * factor
 
 
 def _dynamic_heads(call: AttentionCall) -> list[int]:
