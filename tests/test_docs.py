@@ -181,8 +181,10 @@ def tickets(folder: Path) -> None:
         for text in texts
         for opening in openings
     ]
-    lines = "\n".join(json.dumps(row) for row in rows)
-    (folder / "tickets.jsonl").write_text(lines + "\n", encoding="utf-8")
+    more = [{**row, "task": f"new {row['task']}", "text": row["text"].upper()} for row in rows]
+    for name, part in (("tickets", rows), ("more-tickets", more)):
+        lines = "\n".join(json.dumps(row) for row in part)
+        (folder / f"{name}.jsonl").write_text(lines + "\n", encoding="utf-8")
 
 
 def superni(folder: Path) -> None:

@@ -75,7 +75,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             describe_settings(tables),
             describe_recipe(tables),
             "## Operations that the paper does not have",
-            describe_unpublished(tables),
+            unpublished_table(tables, rows) or "Not run.",
             "## Not run",
             describe_missing(tables),
         ],
@@ -121,20 +121,19 @@ def describe_recipe(tables: Tables) -> str:
     return f"The paper's base has {join_words(names[field] for field in fields)}. Changed to one of these: {rates}"
 
 
-def describe_unpublished(tables: Tables) -> str:
-    """Return the sink rates of operations that the paper does not have."""
-    rows = [row for row in UNPUBLISHED if row in tables.rows]
-    virtual = [row for row in rows if tables.values(row, "virtual_sink_rate")]
-    sentences = [*(rate(tables, row) for row in rows), *(rate(tables, row, "virtual_sink_rate") for row in virtual)]
-    return " ".join(sentences) or "Not run."
+def unpublished_table(tables: Tables, rows: Table) -> Table | None:
+    """Return what became of operations that the paper does not have; None without runs."""
+    columns = ["row", "seeds", "Sink₁ %", "virtual sink %", "|h₁|/|hₜ|", "validation loss", "to softmax"]
+    names = [row for row in UNPUBLISHED if row in tables.rows]
+    return rows.select(columns, ["softmax", *names]) if names else None
 
 
 def describe_missing(tables: Tables) -> str:
     """Return the rows without runs or with too few seeds."""
-    few = [f"`{row}` ({len(tables.of(row))})" for row in tables.rows if len(tables.of(row)) < tables.seeds]
+    few = [row for row in tables.rows if len(tables.of(row)) < tables.seeds]
     absent = [f"`{row}`" for row in tables.absent]
     sentences = [f"Without any run: {join_words(absent)}."] if absent else []
-    sentences += [f"With fewer than {tables.seeds} seeds: {join_words(few)}."] if few else []
+    sentences += [f"Rows with fewer than {tables.seeds} seeds: {len(few)}, as the tables say."] if few else []
     return " ".join(sentences or [f"Every row has its {tables.seeds} seeds."]) + (
         " 1B parameters and open models were not run."
     )

@@ -65,8 +65,9 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
     network = load_network(folder)
     assert isinstance(network, SaptNetwork)
     adapters = load_adapters(loaded(dropout=0.0).model, folder)
-    assert adapters.adapter_names == tuple(task.name for task in stream(4).tasks[:2])
-    assert adapters.provenance[adapters.adapter_names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
+    names = [task for adapter in adapters.adapter_names for task in adapter.split("+")]  # a task-free one may have two
+    assert names == [task.name for task in stream(4).tasks[:2]]
+    assert adapters.provenance[adapters.adapter_names[-1]]["tasks"][-1]["sha256"] == stream(4).tasks[1].sha256
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**ROWS), network.weights(ROWS))
         with network.pool.use_weights(network.weights(ROWS)):

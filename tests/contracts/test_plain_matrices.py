@@ -195,7 +195,8 @@ def _overall_rate(table: Table, site: str, alphas: list[Tensor]) -> None:
 def _of_matrix(table: Table, site: str, layer: int, a: Tensor) -> None:
     heads, queries, keys = a.shape
     table.put("sink_rate", site, layer, (_alpha(a, site) > EPSILON).double() * 100, "hp", EPSILON)
-    table.put("secondary_sinks", site, layer, (_alpha(a, site)[:, 1:] > EPSILON).double().sum(-1), "h", EPSILON)
+    if _alpha(a, site).shape[1] > 1:
+        table.put("secondary_sinks", site, layer, (_alpha(a, site)[:, 1:] > EPSILON).double().sum(-1), "h", EPSILON)
     alpha = _alpha(a, site)
     sinks = (alpha > EPSILON).double().sum(0)
     for label, keys_of_class in (("first", slice(1)), ("other", slice(1, None))):

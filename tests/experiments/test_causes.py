@@ -10,7 +10,7 @@ import torch
 import regard
 from experiments.sinks import causes
 from experiments.sinks.causes import ANOTHER, FIRST, KEPT, PRUNED, RANDOM, WHOLE, WINDOW, Hide, interventions, loss
-from experiments.sinks.causes_page import Tables, cost_table, make_page
+from experiments.sinks.causes_page import Tables, cost_table, difference_table, make_page
 from regard.errors import UserError
 from regard.models import RegardConfig, RegardForCausalLM
 

@@ -284,7 +284,7 @@ def test_a_page_of_few_rows_says_what_is_missing(tmp_path: Path) -> None:
     save(runs, tmp_path / "results")
     declare_not_run(tmp_path / "results" / "sinks.json", sinks_page.SHOWN)
     text = " ".join(sinks_page.PAPER.page(tmp_path / "results").to_markdown().split())
-    assert "With fewer than 3 seeds: `K bias` (2)." in text
+    assert "Rows with fewer than 3 seeds: 1, as the tables say." in text
     assert "The paper's base has no fixed token and a weight decay of 0.1. Changed to one of these: No run" in text
     assert "Without any run: `sigmoid`, `elu`" in text
     assert "2,400 steps of 16 × 64 tokens: 2.46M tokens, 0.5 times a text of 4.92M." in text

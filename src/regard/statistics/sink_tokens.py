@@ -174,7 +174,7 @@ class SinksByTokenClass(SinkRate):
                 yield SampleValues(key, mean, count > 0, alpha if name == "first" else None)
                 for epsilon, is_sink in sinks.items():
                     total = is_sink.sum((1, 2))
-                    share = (is_sink & members[:, None]).sum((1, 2)) / total.clamp(min=1) * PERCENT
+                    share = (is_sink & members[:, None]).sum((1, 2)).double() / total.clamp(min=1) * PERCENT
                     key = self.key(layer, epsilon=epsilon, suffix=f"_{name}_share")
                     yield SampleValues(key, share, total > 0)
 

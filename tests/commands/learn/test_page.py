@@ -462,9 +462,9 @@ def test_unknown_costs_stay_unknown() -> None:
     found = sum_costs(TABLES["cost"].assign(flops=None))
     assert found["flops"].isna().all()
     page = Parsed(learn_page({**TABLES, "cost": TABLES["cost"].assign(flops=None)}, learned.record()))
-    assert "1 min 36 s 16.0 s – 840" in page.text
+    assert "1 min 36 s 16.0 s 4.00 s 2.00 s 1.00 s – 840" in page.text
     page = Parsed(learn_page({**TABLES, "cost": TABLES["cost"].drop(columns="hook_seconds")}, learned.record()))
-    assert "1 min 20 s – 8.00 840" in page.text
+    assert "1 min 20 s – 4.00 s 2.00 s 1.00 s 8.00 840" in page.text
 
 
 def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:

@@ -116,7 +116,7 @@ def test_it_is_replaced(written: Path, tmp_path: Path) -> None:
     settings = {"length": 8, "max_train_samples": 16, "max_eval_samples": 8, "num_epochs": 1, "batch_size": 8}
     settings |= {"learning_rate": 0.01, "num_seeds": 1, "dynamic_fractions": (1, 0)}
     found = regard.replace(str(written / "finetune"), str(tmp_path / "task.jsonl"), **settings)
-    assert found.scores["dynamic_fraction"].tolist() == [1, 0]
+    assert found.scores["dynamic_fraction"].tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["finetune", "lora"])
@@ -150,8 +150,8 @@ def test_a_part_of_a_network_is_refused(name: str, written: Path) -> None:
             models.load(folder, **options)
         line = str(raised.value)
         assert line.startswith(started)
-        assert "regard.continual.models.load_network reads it" in line
-        assert ("regard.continual.saved_adapters.load_adapters" in line) == (name == "sapt")
+        assert f"regard.LearntModel.from_pretrained('{folder}') predicts with it" in line
+        assert (f"`regard look BASE TEXT --learnt {folder}` shows its adapters" in line) == (name == "sapt")
         assert "\n" not in line
     assert load_network(folder)
 

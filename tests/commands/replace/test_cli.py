@@ -454,7 +454,7 @@ def test_a_full_disk_costs_no_score(replaced: Regard, tmp_path: Path, monkeypatc
         patched.setattr("pandas.DataFrame.to_parquet", full)
         assert "No space left on device" in replaced().complaint
     kept = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()
-    assert sum(json.loads(line)["name"].startswith("score") for line in kept.splitlines()) == 6
+    assert sum(json.loads(line)["name"].startswith("score") for line in kept.splitlines()) == 10
     monkeypatch.setattr("regard.training.fit_probe", lambda *_, **__: pytest.fail("what was done is done again"))
     assert replaced("--resume").code == 0
 
