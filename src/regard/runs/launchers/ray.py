@@ -16,6 +16,7 @@ from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, check_
 
 _STORE = 100 * 2**20  # bytes of the object store of an own cluster: only names and exit codes pass through it
 
+_PATIENT = 200  # failed checks, 3 s apart, after which an own cluster's only node is lost: a busy machine is slow
 _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
@@ -65,7 +66,8 @@ class Ray:
                 if self._address:
                     self._ray.init(address=self._address, **quiet)
                 else:
-                    own = {"num_cpus": self._workers or cores(), "object_store_memory": _STORE}
+                    own: dict[str, Any] = {"num_cpus": self._workers or cores(), "object_store_memory": _STORE}
+                    own["_system_config"] = {"health_check_failure_threshold": _PATIENT}
                     self._ray.init(address="local", include_dashboard=False, **own, **quiet)
             except Exception as error:  # Ray raises that class itself where a node does not start in time
                 why = describe_error(error)
