@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **dict.fromkeys((*MEASURE, "--seed"), argparse.SUPPRESS),
         "--text": None,
         "--images": None,
+        "--audio": None,
         "--random-weights": False,
     },
     "look": {

@@ -4,6 +4,7 @@ from regard.data.corpus import prepare_corpus
 from regard.data.encoding import LAYOUTS, Encoded, encode, mask_tokens
 from regard.data.examples import IGNORE_INDEX, Examples, Task
 from regard.data.images import Images, read_images
+from regard.data.sounds import Sounds, read_sounds
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
@@ -22,6 +23,7 @@ __all__ = [
     "Encoded",
     "Examples",
     "Images",
+    "Sounds",
     "Source",
     "Stream",
     "Task",
@@ -37,6 +39,7 @@ __all__ = [
     "mask_tokens",
     "prepare_corpus",
     "read_images",
+    "read_sounds",
     "read_stream",
     "read_task",
     "read_texts",

@@ -19,16 +19,16 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 class Images:
     """Images as files, or as they were passed in Python, with their source and the SHA-256 of the files."""
 
-    images: tuple[Any, ...]
+    items: tuple[Any, ...]
     source: str
     sha256: str | None = None
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.items)
 
     def read(self, index: int) -> Image.Image:
         """Return an image in RGB. Raises UserError."""
-        image = self.images[index]
+        image = self.items[index]
         if isinstance(image, Image.Image):
             return image.convert("RGB")
         try:
@@ -40,20 +40,31 @@ class Images:
 
 def read_images(paths: Sequence[str | Path]) -> Images:
     """Find the images of files and folders, in the order of their names within a folder. Raises UserError."""
+    files = find_files(paths, SUFFIXES, option="images", noun="image")
+    return Images(tuple(files), ", ".join(map(str, paths)), hash_files(files))
+
+
+def find_files(paths: Sequence[str | Path], suffixes: Sequence[str], *, option: str, noun: str) -> list[Path]:
+    """Return files, and those in folders that end in a suffix. Raises UserError."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
             if not inside:
-                raise UserError(f"images: the folder {path} has no image ({', '.join(SUFFIXES)})")
+                raise UserError(f"{option}: the folder {path} has no {noun} ({', '.join(suffixes)})")
             files += inside
         elif path.is_file():
             files.append(path)
         else:
-            raise UserError(f"images: expected a file or a folder of images, got {path}, which does not exist")
+            raise UserError(f"{option}: expected a file or a folder of {noun}s, got {path}, which does not exist")
     if not files:
-        raise UserError("images: expected at least one file or folder, got none")
+        raise UserError(f"{option}: expected at least one file or folder, got none")
+    return files
+
+
+def hash_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of all files, one behind the other."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    return Images(tuple(files), ", ".join(map(str, paths)), digest.hexdigest())
+    return digest.hexdigest()

@@ -133,6 +133,15 @@ def keeps_apart(call: AttentionCall, segments: Tensor) -> bool:
     return not bool((sees_previous & is_first[:, None]).any())
 
 
+def seen_keys(call: AttentionCall) -> Tensor | None:
+    """Return the keys of a call that some query may see, (batch, key); None if all are seen."""
+    keys = call.key_mask
+    if call.keep is not None:
+        keep = call.keep.any(dim=(1, 2)).expand(len(call.query), -1)
+        keys = keep if keys is None else keys & keep
+    return _drop_full(keys)
+
+
 def _are_ids(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and value.dtype != torch.bool
 

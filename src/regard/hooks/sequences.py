@@ -13,7 +13,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
-from regard.hooks.forward_pass import ForwardContext, keeps_apart
+from regard.hooks.forward_pass import ForwardContext, keeps_apart, seen_keys
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
@@ -131,6 +131,8 @@ class Sequences:
             forward.segments = segments if keeps_apart(call, segments) else None
         self._batch = batch
         self._length = forward.offset + queries
+        if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
+            forward.token_mask = seen_keys(call)  # the mask is of what became tokens, as of the samples of a sound
         self._check_rows(call)
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:

@@ -12,14 +12,14 @@ def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
     """Return the arguments of a forward; an encoder–decoder reads it on both sides, the decoder behind its start."""
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if model.config.is_encoder_decoder:
-        start = input_ids.new_full((len(input_ids), 1), _decoder_start(model))
+        start = input_ids.new_full((len(input_ids), 1), decoder_start(model))
         inputs["decoder_input_ids"] = torch.cat([start, input_ids[:, :-1]], dim=1)
     if hasattr(model.config, "use_cache"):
         inputs["use_cache"] = False
     return inputs
 
 
-def _decoder_start(model: Any) -> int:
+def decoder_start(model: Any) -> int:
     """Return the decoder's start token, else the padding token, as in T5."""
     generation_config = getattr(model, "generation_config", None)
     candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, generation_config)]

@@ -40,7 +40,7 @@ class Loaded:
     name: str
     sha256: str | None  # of the weight files, sorted by name and joined, an adapter's last; None for random weights
     adapter: str | None = None  # name of the adapter that was merged into the model
-    processor: Any = None  # of images, of which the tokenizer is a part; None if it was not loaded
+    processor: Any = None  # of images or sounds, of which the tokenizer is a part; None if it was not loaded
 
 
 @contextmanager

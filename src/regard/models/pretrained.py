@@ -22,7 +22,7 @@ from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
-from regard.models.processors import load_processor
+from regard.models.processors import Kind, load_processor
 from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
@@ -82,6 +82,7 @@ def load(
     language_model: bool = False,
     adapter: str | None = None,
     images: bool = False,
+    audio: bool = False,
     head: bool = False,
     seed: int = 0,
 ) -> Loaded:
@@ -101,6 +102,7 @@ def load(
         language_model: Load the head of a language model as well; an encoder is refused.
         adapter: Folder or hub id of an adapter of PEFT, which is merged into the weights.
         images: Load the processor of images as well, which holds the tokenizer if the model reads text.
+        audio: Load that of sounds.
         head: Load the head of a language model, a masked one too, or a classifier that the checkpoint has, if any.
         seed: Seed of random weights.
     """
@@ -122,7 +124,10 @@ def load(
         if language_model:
             check_generates_text(config, name)
         files = [] if random_weights else find_weight_files(folder, name)
-        processor = load_processor(folder, name, trust_remote_code=trust_remote_code) if images else None
+        processor = None
+        if images or audio:
+            kind: Kind = "images" if images else "audio"
+            processor = load_processor(folder, name, kind, trust_remote_code=trust_remote_code)
         tokenizer: Any = getattr(processor, "tokenizer", None)
         if processor is None:
             check_tokenizer_files(folder, name)
@@ -145,7 +150,7 @@ def load(
             merged: Any = peft_adapters.merge_adapter(model, adapter_folder, adapter)
             model = merged if language_model else merged.base_model
     if tokenizer is not None:
-        check_vocabulary(model, tokenizer, name, images=images)
+        check_vocabulary(model, tokenizer, name, texts=processor is None)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
     return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter, processor)
@@ -231,9 +236,9 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, images: bool = False) -> None:
-    """Check that the model reads texts (or `images`) and has an embedding for each id of the tokenizer."""
-    if model.main_input_name != "input_ids" and not images:
+def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts: bool = True) -> None:
+    """Check that the model reads texts (unless it need not) and has an embedding for each id of the tokenizer."""
+    if model.main_input_name != "input_ids" and texts:
         raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
     try:
         table: Any = model.get_input_embeddings()

@@ -1,41 +1,51 @@
-"""Processors of images: how a model that reads images is loaded, and what it is passed."""
+"""Processors of images and sounds: how a model that reads them is loaded, and what it is passed."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
-from transformers import AutoProcessor, PreTrainedModel
+from transformers import AutoFeatureExtractor, AutoProcessor, PreTrainedModel, SequenceFeatureExtractor
 from transformers.image_processing_utils import BaseImageProcessor
 
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
+from regard.models.inputs import decoder_start
 from regard.models.model_files import Loaded, as_user_error
 
+Kind = Literal["images", "audio"]
+"""What is read in the place of text: the name of the option."""
+_PARTS = {"images": ("image_processor", BaseImageProcessor), "audio": ("feature_extractor", SequenceFeatureExtractor)}
+_NAMES = {"images": "image processor", "audio": "feature extractor"}
 
-def is_image_processor(value: Any) -> bool:
-    """Return whether a value turns images into the inputs of a model."""
-    return isinstance(value, BaseImageProcessor) or getattr(value, "image_processor", None) is not None
+
+def _has_part(processor: Any, kind: Kind) -> bool:
+    name, own_class = _PARTS[kind]
+    return isinstance(processor, own_class) or getattr(processor, name, None) is not None
 
 
-def load_processor(folder: Path, name: str, *, trust_remote_code: bool) -> Any:
-    """Return the processor in a model's folder. Raises UserError if there is none that takes images."""
-    with as_user_error(f"model: the image processor of '{name}' cannot be read:"):
-        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    if not is_image_processor(processor):
-        expected = "preprocessor_config.json or processor_config.json with an image processor"
-        raise UserError(f"model: expected one that reads images, got '{name}', which has no {expected}")
+def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bool) -> Any:
+    """Return the processor in a model's folder. Raises UserError if there is none of the kind."""
+    with as_user_error(f"model: the {_NAMES[kind]} of '{name}' cannot be read:"):
+        try:
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        except TypeError:  # an extractor without the tokenizer that its processor has
+            processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if not _has_part(processor, kind):
+        expected = f"preprocessor_config.json or processor_config.json with its {_NAMES[kind]}"
+        raise UserError(f"model: expected one that reads {kind}, got '{name}', which has no {expected}")
     return processor
 
 
-def with_processor(model: Any, processor: Any, *, call: str) -> Loaded:
+def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Loaded:
     """Return a model with its processor, of a model in Python, or of what `load` returned. Raises UserError."""
     if isinstance(model, Loaded) and processor is None:
         processor = model.processor
-    if not is_image_processor(processor):
-        raise UserError(f"images: a model needs its image processor, got {type(processor).__name__}: {call}")
+    if not _has_part(processor, kind):
+        raise UserError(f"{kind}: a model needs its {_NAMES[kind]}, got {type(processor).__name__}: {call}")
     tokenizer = getattr(processor, "tokenizer", None)
     if isinstance(model, Loaded):
         return replace(model, tokenizer=tokenizer, processor=processor)
@@ -48,17 +58,22 @@ def with_processor(model: Any, processor: Any, *, call: str) -> Loaded:
 
 def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str, Any]:
     """Return the arguments of a forward over images, each with the prompt if the model reads text. Raises UserError."""
+    return _first_that_works(loaded, _processor_arguments(loaded, images, prompt), "images", len(images))
+
+
+def _first_that_works(loaded: Loaded, forms: Iterable[dict[str, Any]], kind: Kind, count: int) -> dict[str, Any]:
+    """Return what the processor makes of the first of several forms of arguments that it takes. Raises UserError."""
     processor, model = loaded.processor, loaded.model
     inputs, problems = None, []
-    for arguments in _processor_arguments(loaded, images, prompt):
+    for arguments in forms:
         try:
             inputs = dict(processor(**arguments, return_tensors="pt"))
             break
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:
             problems.append(describe_error(error)[:300].rstrip("."))
     if inputs is None:
-        advice = " Use --batch-size 1 for images of different sizes." if len(images) > 1 else ""
-        raise UserError(f"images: {type(processor).__name__} does not take them: {problems[0]}.{advice}")
+        advice = f" Use --batch-size 1 for {kind} of different sizes." if count > 1 else ""
+        raise UserError(f"{kind}: {type(processor).__name__} does not take them: {problems[0]}.{advice}")
     if hasattr(model.config, "use_cache"):
         inputs["use_cache"] = False
     return {name: _move(value, model) for name, value in inputs.items()}
@@ -78,6 +93,57 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
         prompts = [processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)]
     for text, form in itertools.product(prompts, forms):
         yield {"images": form, "text": [text] * len(images), "padding": len(images) > 1}
+
+
+def sampling_rate(processor: Any) -> int:
+    """Return the rate, in Hz, of the sounds that a processor takes."""
+    return int(getattr(processor, "feature_extractor", processor).sampling_rate)
+
+
+def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str, Any]:
+    """Return the arguments of a forward over sounds at the processor's rate. Raises UserError.
+
+    A decoder reads its start token and the prompt. Sounds of different lengths need a mask, or one length of features.
+    """
+    inputs = _first_that_works(loaded, _audio_arguments(loaded, clips, prompt), "audio", len(clips))
+    shortest = min(clips, key=len)
+    if len(shortest) < max(map(len, clips)) and not any(name.endswith("attention_mask") for name in inputs):
+        alone = audio_inputs(loaded, [shortest], prompt)
+        if any(inputs[name].shape[1:] != alone[name].shape[1:] for name in inputs if isinstance(inputs[name], Tensor)):
+            name = type(loaded.model).__name__
+            raise UserError(f"audio: {name} takes no mask of padding; use --batch-size 1 for sounds of several lengths")
+    if loaded.model.config.is_encoder_decoder and "decoder_input_ids" not in inputs and "input_ids" not in inputs:
+        words = [] if loaded.tokenizer is None else loaded.tokenizer.encode(prompt, add_special_tokens=False)
+        ids = torch.tensor([[decoder_start(loaded.model), *words]] * len(clips))
+        inputs["decoder_input_ids"] = ids.to(loaded.model.device)
+    return inputs
+
+
+def reads_text_beside(loaded: Loaded) -> bool:
+    """Return whether a model that reads sounds reads text in one sequence with them."""
+    config = loaded.model.config
+    tokens = [getattr(config, name, None) for name in ("audio_token_id", "audio_token_index")]
+    return loaded.tokenizer is not None and any(token is not None for token in tokens)
+
+
+def _audio_arguments(loaded: Loaded, clips: Sequence[Any], prompt: str) -> Iterator[dict[str, Any]]:
+    """Yield the forms in which processors take sounds, and text that says where they stand, most common first."""
+    processor, options = loaded.processor, {"sampling_rate": sampling_rate(loaded.processor)}
+    if not reads_text_beside(loaded):
+        name = "audio" if hasattr(processor, "feature_extractor") else "raw_speech"
+        yield {name: list(clips), **options}  # padded as the model wants it, or not at all
+        if len(clips) > 1:
+            yield {name: list(clips), **options, "padding": True}
+        return
+    token = getattr(processor, "audio_token", None)
+    prompts = [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "audio"}, {"type": "text", "text": prompt}]
+        prompts.insert(
+            0, processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        )
+    for text in prompts:
+        yield {"audio": list(clips), "text": [text] * len(clips), "padding": len(clips) > 1, **options}
 
 
 def _move(value: Any, model: PreTrainedModel) -> Any:

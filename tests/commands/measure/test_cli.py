@@ -85,7 +85,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "statistics": ["sink_rate", "entropy"],
         "input": "random",
         "bos": "drop",
-        "prompt": "Describe the image.",
+        "prompt": None,
         "samples": 5,
         "length": 12,
         "epsilon": [0.2, 0.4],

@@ -151,7 +151,7 @@ def test_a_model_without_an_image_processor(tiny: Callable[[str], Path], folder:
     model = transformers.ViTModel.from_pretrained(folder / "vit")
     with pytest.raises(UserError, match="images: a model needs its image processor, got NoneType"):
         regard.measure(model, images=photos)
-    with pytest.raises(UserError, match="images: expected a list of at least one image"):
+    with pytest.raises(UserError, match="images: expected a list of at least one, each of PIL"):
         regard.measure(model, images=[])
     with pytest.raises(UserError, match="images: expected neither texts nor another input"):
         regard.measure(model, images=photos, texts=["one"])

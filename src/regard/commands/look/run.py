@@ -123,7 +123,7 @@ def look_at(
     else:
         if isinstance(plain, str):
             plain = models.load(plain, images=True)
-        loaded = with_processor(plain, tokenizer, call="look(model, processor, image=image)")
+        loaded = with_processor(plain, tokenizer, "images", call="look(model, processor, image=image)")
         images = Images((image,), "image")
         inputs = image_inputs(loaded, [images.read(0)], config.prompt)
         data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}

@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   regard measure gpt2 --text book.txt notes.jsonl --length 512 --epsilon 0.2,0.3
   regard measure ./model --input random --statistics entropy --out runs/random
   regard measure google/vit-base-patch16-224 --images photos/
+  regard measure facebook/wav2vec2-base --audio speech/
   zcat corpus.gz | regard measure gpt2 --text - --layer-ids 0,5,11
 """
 
@@ -40,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", nargs="+", action="extend", metavar="PATH", help="image files, or folders of them, in place of text"
     )
+    parser.add_argument(
+        "--audio", nargs="+", action="extend", metavar="PATH", help=".wav files, or folders of them, in place of text"
+    )
     arguments.add_run_options(parser, "a new one under runs/", resume=False)
     arguments.add_config_options(parser, MeasureConfig)
 
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progress: OnProgress) -> MeasureResult:
     from regard import models
     from regard.commands.measure.run import measure
-    from regard.data import read_images, read_texts
+    from regard.data import read_images, read_sounds, read_texts
     from regard.hooks import ReplacedModel
     from regard.runs.rank import num_processes
 
@@ -66,14 +70,19 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         raise UserError(
             f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
         )
-    if args.images and (args.text or config.input != "natural"):
-        raise UserError("--images cannot be used with --text or --input; the text beside images is --prompt")
+    for option in ("images", "audio"):
+        if getattr(args, option) and (args.text or config.input != "natural"):
+            raise UserError(f"--{option} cannot be used with --text or --input; the text beside {option} is --prompt")
+    if args.images and args.audio:
+        raise UserError("--images cannot be used with --audio: give one of them")
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(args.text) if args.text else None
     images = read_images(args.images) if args.images else None
+    audio = read_sounds(args.audio) if args.audio else None
     options = arguments.model_options(args)
     ReplacedModel.register()
-    options |= {"random_weights": args.random_weights, "images": images is not None, "seed": config.seed}
+    options |= {"random_weights": args.random_weights, "seed": config.seed}
+    options |= {"images": images is not None, "audio": audio is not None}
     loaded = models.load(args.model, **options)
-    return measure(loaded, texts=texts, images=images, config=config, on_progress=on_progress)
+    return measure(loaded, texts=texts, images=images, audio=audio, config=config, on_progress=on_progress)

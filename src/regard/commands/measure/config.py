@@ -38,8 +38,10 @@ class MeasureConfig(Config):
         "natural", "natural (the text), random, or repeated tokens"
     )
     bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
-    prompt: str = config_field("Describe the image.", "text beside each image, for models that read both")
-    samples: int = config_field(100, "windows, or images, to measure")
+    prompt: str | None = config_field(
+        None, "text beside each image or sound, for models that read both (default: Describe the image., or … sound.)"
+    )
+    samples: int = config_field(100, "windows, images or sounds to measure")
     length: int = config_field(64, "tokens in a window")
     epsilon: tuple[float, ...] = config_field(
         (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
@@ -57,7 +59,7 @@ class MeasureConfig(Config):
     positions: Literal["all", "thin", "none"] = config_field(
         "all", "rows by position: all, thin (0 to 15, powers of two and the last), or none"
     )
-    batch_size: int | None = config_field(None, "windows or images a forward (default: auto)", none_word="auto")
+    batch_size: int | None = config_field(None, "windows, images or sounds a forward (default: auto)", none_word="auto")
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
     )

@@ -1,7 +1,6 @@
-"""Measurement of a model's attention on text or images."""
+"""Measurement of a model's attention on text, images or sounds."""
 
 import copy
-import dataclasses
 import sys
 import time
 import warnings
@@ -16,15 +15,14 @@ from transformers import PreTrainedModel
 
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
+from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
 from regard.commands.measure.result import MeasureResult
-from regard.data import Images, Texts, Windows
+from regard.data import Images, Sounds, Texts, Windows
 from regard.errors import UserError, describe_error
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.models.inputs import text_inputs
-from regard.models.pretrained import resolve_model
-from regard.models.processors import image_inputs, with_processor
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
@@ -49,12 +47,13 @@ def measure(  # noqa: D417 - the options are described in the configuration
     texts: Texts | Sequence[str] | None = None,
     *,
     images: Images | Sequence[Any] | None = None,
+    audio: Sounds | Sequence[Any] | None = None,
     config: MeasureConfig | None = None,
     on_progress: OnProgress | None = None,
     statistics: str | Sequence[str | Statistic] | Unset = UNSET,
     input: Literal["natural", "random", "repeated"] | Unset = UNSET,
     bos: Literal["keep", "drop", "add"] | Unset = UNSET,
-    prompt: str | Unset = UNSET,
+    prompt: str | Unset | None = UNSET,
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
@@ -65,7 +64,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     skip_verification: bool | Unset = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
-    """Measure a model's attention on windows of text, or on images.
+    """Measure a model's attention on windows of text, on images, or on sounds.
 
     An encoder–decoder reads each window on both sides, the decoder's shifted by one behind its start token. Under
     `torch.distributed`, as `accelerate launch` starts it, the processes share the samples, and each returns the same.
@@ -73,9 +72,10 @@ def measure(  # noqa: D417 - the options are described in the configuration
 
     Args:
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
-        tokenizer: The model's tokenizer, if `model` is a model; with images its processor.
+        tokenizer: The model's tokenizer, if `model` is a model; with images or audio its processor.
         texts: Documents, for natural input only. None for Python's own documentation.
         images: Images of PIL, or paths of files, in the place of text; each is one sample.
+        audio: Paths of .wav files, or `{"array": samples, "sampling_rate": Hz}`, in the place of text; one sample each.
         config: Values of the options that are left out; None for the defaults of `MeasureConfig`.
         on_progress: Called after each batch.
 
@@ -87,18 +87,18 @@ def measure(  # noqa: D417 - the options are described in the configuration
     """
     with raise_on_all_ranks():
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
-        images = _select_images(images, texts, config)
-        texts = _check_texts(texts, config.input) if images is None else None
+        media = select_media(images, audio, texts, config)
+        texts = _check_texts(texts, config.input) if media is None else None
         ReplacedModel.register()
-        loaded = _load(model, tokenizer, images)
+        loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
-        sources: Windows | Images
-        if images is None:
+        sources: Windows | Images | Sounds
+        if media is None:
             _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
             sources = _make_windows(loaded, texts, config)
             batch_size, num_samples = config.batch_rows, len(sources.input_ids)
         else:
-            sources, batch_size, num_samples = images, config.batch_size or 1, len(images)
+            sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
         with eval_mode(loaded.model), observing as observer:
@@ -109,7 +109,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
-    _check_statistics(observer, config, columns, images)
+    _check_statistics(observer, config, columns, media)
     columns = [part for part in columns if len(part.value)]
     if not columns:
         raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
@@ -118,7 +118,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     metadata = describe_run(
         config.replace(batch_size=batch_size),
         model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        data=_describe_data(sources, texts, config, loaded.tokenizer is not None),
+        data=_describe_data(sources, texts, config, loaded),
         cost={**cost, "batch_size": batch_size},
     )
     metadata["statistics"] = {}
@@ -133,42 +133,11 @@ def measure(  # noqa: D417 - the options are described in the configuration
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
 
-def _select_images(
-    images: Images | Sequence[Any] | None, texts: Texts | Sequence[str] | None, config: MeasureConfig
-) -> Images | None:
-    """Return some images, at most `samples` by chance in their order; None without images. Raises UserError."""
-    if images is None:
-        return None
-    if texts is not None or config.input != "natural":
-        raise UserError("images: expected neither texts nor another input beside them; see prompt")
-    if not isinstance(images, Images):
-        images = Images(() if isinstance(images, str) else tuple(images), "given in Python")
-    if not len(images):
-        raise UserError("images: expected a list of at least one image, each of PIL or the path of a file")
-    generator = torch.Generator().manual_seed(config.seed)
-    selected = torch.randperm(len(images), generator=generator)[: config.samples].sort().values
-    return dataclasses.replace(images, images=tuple(images.images[index] for index in selected.tolist()))
-
-
-def _load(model: Any, tokenizer: Any, images: Images | None) -> models.Loaded:
-    if images is None:
-        return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)", merge=False)
-    if isinstance(model, str):
-        return models.load(model, images=True)
-    return with_processor(model, tokenizer, call="measure(model, processor, images=images)")
-
-
 def _describe_data(
-    samples: Windows | Images, texts: Texts | None, config: MeasureConfig, reads_text: bool
+    samples: Windows | Images | Sounds, texts: Texts | None, config: MeasureConfig, loaded: models.Loaded
 ) -> dict[str, Any]:
-    if isinstance(samples, Images):
-        return {
-            "source": samples.source,
-            "sha256": samples.sha256,
-            "input": "images",
-            "prompt": config.prompt if reads_text else None,
-            "samples": len(samples),
-        }
+    if not isinstance(samples, Windows):
+        return describe_media(samples, config, loaded)
     return {
         "source": texts.source if texts is not None else f"{config.input} tokens",
         "sha256": texts.sha256 if texts is not None else None,
@@ -232,12 +201,12 @@ def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksBy
 
 
 def _make_batches(
-    loaded: models.Loaded, samples: Windows | Images, batches: Iterable[Tensor], config: MeasureConfig
+    loaded: models.Loaded, samples: Windows | Images | Sounds, batches: Iterable[Tensor], config: MeasureConfig
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the arguments of each forward, over the samples of these indices, and how many samples they are."""
     for indices in batches:
-        if isinstance(samples, Images):
-            inputs = image_inputs(loaded, [samples.read(index) for index in indices.tolist()], config.prompt)
+        if not isinstance(samples, Windows):
+            inputs = media_inputs(loaded, samples, indices.tolist(), config.prompt)
         else:
             inputs = text_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
         yield inputs, len(indices)
@@ -255,15 +224,17 @@ def _run_batches(
         try:
             output = model(**inputs)[0]
         except torch.OutOfMemoryError as error:
-            kind = f"windows of {inputs['input_ids'].shape[1]} tokens" if "input_ids" in inputs else "images"
+            kind = f"windows of {inputs['input_ids'].shape[1]} tokens" if "input_ids" in inputs else "samples"
             raise UserError(
                 f"batch-size: {size} {kind} do not fit the memory of {model.device}. Reduce --batch-size or --length."
             ) from error
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            if "pixel_values" not in inputs or isinstance(error, UserError):
+            kinds = {"pixel_values": "images", "input_features": "audio", "input_values": "audio"}
+            read = next((kind for name, kind in kinds.items() if name in inputs), None)
+            if read is None or isinstance(error, UserError):
                 raise
             problem = f"{type(model).__name__} does not take what its processor makes of them"
-            raise UserError(f"images: {problem}: {describe_error(error)[:300]}") from error
+            raise UserError(f"{read}: {problem}: {describe_error(error)[:300]}") from error
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
             layer = f"output of the last layer in batch {number}"
@@ -288,14 +259,16 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
 
 
 def _check_statistics(
-    observer: Watch, config: MeasureConfig, columns: Sequence[Columns], images: Images | None
+    observer: Watch, config: MeasureConfig, columns: Sequence[Columns], media: Images | Sounds | None
 ) -> None:
-    """Raise a UserError for statistics without a row; of images, which may have no token ids, only warn of others."""
+    """Raise a UserError for statistics without a row; of images and sounds, which may have no token ids, only warn."""
     names = [name for name in observer.statistics if name not in observer.left_out]
     empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
-    if columns and images is not None:
+    if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
-            warnings.warn(f"{', '.join(named)} cannot be measured on these images, and is left out", stacklevel=3)
+            warnings.warn(
+                f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out", stacklevel=3
+            )
     elif empty:
         raise UserError(
             f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "

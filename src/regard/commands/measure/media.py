@@ -1,0 +1,98 @@
+"""Images and sounds in the place of text: which are measured, and how a model reads them."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regard import models
+from regard.commands.measure.config import MeasureConfig
+from regard.data import Images, Sounds, Texts
+from regard.errors import UserError
+from regard.models.pretrained import resolve_model
+from regard.models.processors import (
+    Kind,
+    audio_inputs,
+    image_inputs,
+    reads_text_beside,
+    sampling_rate,
+    with_processor,
+)
+
+_PROMPTS = {"images": "Describe the image.", "audio": "Describe the sound."}
+_ONE = {"images": "each of PIL or the path of a file", "audio": "each the path of a .wav file, or its array and rate"}
+
+
+def kind_of(media: Images | Sounds) -> Kind:
+    """Return the name of the option."""
+    return "images" if isinstance(media, Images) else "audio"
+
+
+def select_media(
+    images: Images | Sequence[Any] | None,
+    audio: Sounds | Sequence[Any] | None,
+    texts: Texts | Sequence[str] | None,
+    config: MeasureConfig,
+) -> Images | Sounds | None:
+    """Return some images or sounds, at most `samples` by chance in their order; None without. Raises UserError."""
+    if images is None and audio is None:
+        return None
+    kind: Kind = "audio" if images is None else "images"
+    if images is not None and audio is not None:
+        raise UserError("images: expected no audio beside them")
+    if texts is not None or config.input != "natural":
+        raise UserError(f"{kind}: expected neither texts nor another input beside them; see prompt")
+    given: Any = audio if images is None else images
+    media: Images | Sounds
+    if isinstance(given, Images | Sounds):
+        media = given
+    else:
+        items = () if isinstance(given, str) else tuple(given)
+        media = (Sounds if images is None else Images)(items, "given in Python")
+    if not len(media):
+        raise UserError(f"{kind}: expected a list of at least one, {_ONE[kind]}")
+    generator = torch.Generator().manual_seed(config.seed)
+    selected = torch.randperm(len(media), generator=generator)[: config.samples].sort().values
+    return dataclasses.replace(media, items=tuple(media.items[index] for index in selected.tolist()))
+
+
+def load_for(model: Any, tokenizer: Any, media: Images | Sounds | None) -> models.Loaded:
+    """Return a model with its tokenizer, or the processor that reads images or sounds. Raises UserError."""
+    if media is None:
+        return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)", merge=False)
+    kind = kind_of(media)
+    if isinstance(model, str):
+        return models.load(model, images=kind == "images", audio=kind == "audio")
+    return with_processor(model, tokenizer, kind, call=f"measure(model, processor, {kind}={kind})")
+
+
+def media_inputs(
+    loaded: models.Loaded, media: Images | Sounds, indices: Sequence[int], prompt: str | None
+) -> dict[str, Any]:
+    """Return the arguments of a forward over some images or sounds; warn of sounds that are cut. Raises UserError."""
+    prompt = prompt if prompt is not None else _PROMPTS[kind_of(media)]
+    if isinstance(media, Images):
+        return image_inputs(loaded, [media.read(index) for index in indices], prompt)
+    rate = sampling_rate(loaded.processor)
+    clips = [media.read(index, rate) for index in indices]
+    longest = getattr(getattr(loaded.processor, "feature_extractor", loaded.processor), "n_samples", None)
+    if longest is not None and max(map(len, clips)) > longest:
+        seconds = max(map(len, clips)) / rate
+        warnings.warn(f"audio: a sound of {seconds:.1f} s is cut to {longest / rate:g} s", stacklevel=4)
+    return audio_inputs(loaded, clips, prompt)
+
+
+def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
+    """Return what the record says of images or sounds."""
+    reads_text = loaded.tokenizer is not None
+    if isinstance(media, Sounds):
+        reads_text = reads_text and (loaded.model.config.is_encoder_decoder or reads_text_beside(loaded))
+    return {
+        "source": media.source,
+        "sha256": media.sha256,
+        "input": kind_of(media),
+        "prompt": (config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]) if reads_text else None,
+        "samples": len(media),
+    }

@@ -1,0 +1,78 @@
+"""Sounds to measure a model on."""
+
+from __future__ import annotations
+
+import math
+import wave
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.images import find_files, hash_files
+from regard.errors import UserError, describe_error
+
+SUFFIXES = (".wav",)
+_EXPECTED = 'paths of .wav files, or {"array": samples, "sampling_rate": Hz} as the library datasets gives them'
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Sounds as files, or as they were passed in Python, with their source and the SHA-256 of the files."""
+
+    items: tuple[Any, ...]
+    source: str
+    sha256: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(self, index: int, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the samples of a sound from −1 to 1, the mean of its channels, at a rate in Hz. Raises UserError."""
+        sound = self.items[index]
+        if isinstance(sound, Mapping) and {"array", "sampling_rate"} <= set(sound):
+            samples, given = np.asarray(sound["array"], dtype=np.float32), int(sound["sampling_rate"])
+            samples = samples.mean(int(np.argmin(samples.shape))) if samples.ndim == 2 else samples
+        elif isinstance(sound, str | Path):
+            samples, given = _read_wave(Path(sound))
+        else:
+            raise UserError(f"audio: expected {_EXPECTED}; got {type(sound).__name__}")
+        if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
+            raise UserError(f"audio: sound {index} of {self.source} has no finite samples of one or two dimensions")
+        return samples if given == rate else _resample(samples, given, rate)
+
+
+def read_sounds(paths: Sequence[str | Path]) -> Sounds:
+    """Find the sounds of files and folders, in the order of their names within a folder. Raises UserError."""
+    files = find_files(paths, SUFFIXES, option="audio", noun="sound")
+    return Sounds(tuple(files), ", ".join(map(str, paths)), hash_files(files))
+
+
+def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"audio: expected a .wav file, got {path}; ffmpeg -i FILE FILE.wav makes one")
+    try:
+        with wave.open(str(path), "rb") as opened:
+            width, channels, rate = opened.getsampwidth(), opened.getnchannels(), opened.getframerate()
+            raw = np.frombuffer(opened.readframes(opened.getnframes()), dtype=np.uint8).reshape(-1, width)
+    except (OSError, EOFError, ValueError, wave.Error) as error:
+        advice = "whole numbers of 8 to 32 bits (PCM)"
+        raise UserError(
+            f"audio: {path} cannot be read: {describe_error(error)}; expected a .wav of {advice}"
+        ) from error
+    padded = np.zeros((len(raw), 4), dtype=np.uint8)
+    padded[:, 4 - width :] = raw if width > 1 else raw ^ 128  # of 8 bits alone they are without sign
+    samples = padded.view("<i4").astype(np.float32).reshape(-1, channels) / 2**31
+    return samples.mean(1), rate
+
+
+def _resample(samples: Any, given: int, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    try:
+        from scipy.signal import resample_poly
+    except ImportError:
+        message = f"the model reads sounds of {rate} Hz, these are of {given} Hz; pip install 'regard[audio]' converts"
+        raise UserError(f"audio: {message}") from None
+    common = math.gcd(given, rate)
+    return np.asarray(resample_poly(samples, rate // common, given // common), dtype=np.float32)

@@ -1,0 +1,135 @@
+"""`regard measure` on sounds: encoders, encoder–decoders, audio-language models, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import regard
+from regard.commands.measure.result import MeasureResult
+from regard.data import read_sounds
+from regard.errors import UserError
+from tests.tiny_audio import RATE, make_qwen_audio, make_tones, make_wav2vec2, make_whisper
+
+Regard = Callable[..., Any]
+SECONDS = (0.3, 0.2, 0.25)
+MAKERS = {"wav2vec2": make_wav2vec2, "whisper": make_whisper, "qwen": make_qwen_audio}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audio")
+    for name, make in MAKERS.items():
+        make(folder / name)
+    make_tones(folder / "tones", SECONDS)
+    return folder
+
+
+def tone(seconds: float, number: int) -> np.ndarray[Any, Any]:
+    time = np.arange(round(seconds * RATE)) / RATE
+    return 0.5 * np.sin(2 * np.pi * (300 + 200 * number) * time) * np.linspace(0.2, 1, len(time))
+
+
+def test_an_encoder_has_the_columns_of_its_eager_weights(folder: Path) -> None:
+    model = transformers.Wav2Vec2Model.from_pretrained(folder / "wav2vec2", attn_implementation="eager").eval().double()
+    processor = transformers.AutoFeatureExtractor.from_pretrained(folder / "wav2vec2")
+    sounds = [{"array": tone(0.2, number), "sampling_rate": RATE} for number in range(2)]
+    values = processor([sound["array"] for sound in sounds], sampling_rate=RATE, return_tensors="pt").input_values
+    with torch.no_grad():
+        weights = model(values.double(), output_attentions=True).attentions
+    result = regard.measure(model, processor, audio=sounds, statistics="column_mass", batch_size=2)
+    mass = torch.stack(weights).mean(-2).mean(1)  # layer, head, key
+    frame = result.frame("column_mass").dropna(subset=["layer", "head", "position"])
+    assert len(frame) == mass.numel()
+    expected = [float(mass[row.layer, row.head, row.position]) for row in frame.itertuples()]
+    assert frame["value"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert result.metadata["data"] == {
+        "source": "given in Python", "sha256": None, "input": "audio", "prompt": None, "samples": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_sounds_of_several_lengths_are_measured_together_as_alone(name: str, folder: Path) -> None:
+    options: dict[str, Any] = {"audio": read_sounds([folder / "tones"]), "statistics": "column_mass,entropy,sink_rate"}
+    alone, together = (regard.measure(str(folder / name), batch_size=size, **options).table for size in (1, 3))
+    axes = ["statistic", "site", "layer", "head", "position", "epsilon"]
+    both = alone.merge(together, on=axes, how="outer", suffixes=("", "_together"), indicator=True)
+    assert (both["_merge"] == "both").all()
+    assert both["n"].tolist() == both["n_together"].tolist()
+    assert both["value_together"].tolist() == pytest.approx(both["value"].tolist(), rel=2e-4, abs=1e-4)
+
+
+def test_the_command_reads_a_folder_with_a_prompt(folder: Path, regard: Regard, tmp_path: Path) -> None:
+    options = ("--statistics", "column_mass,modality_mass", "--prompt", "Count the birds", "--out", "run")
+    ended = regard("measure", folder / "qwen", "--audio", folder / "tones", *options)
+    assert (ended.code, ended.err) == (0, "")
+    result = MeasureResult.load(tmp_path / "run")
+    assert result.metadata["data"]["prompt"] == "Count the birds"
+    assert result.metadata["data"]["sha256"] == read_sounds([folder / "tones"]).sha256
+    parts = [result.frame(f"modality_mass_text_to_{name}")["value"] for name in ("text", "audio", "special")]
+    assert sum(part.to_numpy() for part in parts) == pytest.approx(100.0, abs=1e-3)
+    assert parts[1].between(1, 100).all()
+    assert "nan" not in ended.out
+
+
+def test_a_decoder_reads_its_start_and_the_prompt(folder: Path) -> None:
+    result = regard.measure(str(folder / "whisper"), audio=read_sounds([folder / "tones"]), statistics="entropy")
+    assert result.table.groupby("site")["position"].max().to_dict() == {"encoder": 99, "decoder": 3, "cross": 3}
+    assert result.metadata["data"]["prompt"] == "Describe the sound."
+
+
+def test_a_sound_that_is_cut_is_told(folder: Path) -> None:
+    sound = {"array": tone(2.5, 0), "sampling_rate": RATE}
+    with pytest.warns(UserWarning, match=r"audio: a sound of 2\.5 s is cut to 2 s"):
+        regard.measure(str(folder / "whisper"), audio=[sound], statistics="entropy")
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_are_those_of_the_file(width: int, tmp_path: Path) -> None:
+    sounds = read_sounds([make_tones(tmp_path / "tones", (0.1,), width=width)])
+    expected = tone(0.1, 0)
+    assert np.abs(sounds.read(0, RATE) - expected).max() < 2.0 / 2 ** (8 * width - 1) + 1e-6
+
+
+def test_another_rate_is_converted(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    sounds = read_sounds([make_tones(tmp_path / "tones", (0.5,), rate=8000)])
+    found = sounds.read(0, RATE)
+    assert len(found) == 8000
+    assert np.abs(found - tone(0.5, 0))[200:-200].max() < 0.01
+
+
+def test_what_is_no_sound_is_refused(folder: Path, tmp_path: Path, regard: Regard) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise.wav").write_bytes(b"RIFF no sound at all")
+    (tmp_path / "speech.mp3").write_bytes(b"ID3")
+    model = folder / "wav2vec2"
+    for arguments, message in (
+        (("--audio", tmp_path / "empty"), r"has no sound (.wav)"),
+        (("--audio", tmp_path / "none.wav"), "which does not exist"),
+        (("--audio", tmp_path / "noise.wav"), "expected a .wav of whole numbers of 8 to 32 bits (PCM)"),
+        (("--audio", tmp_path / "speech.mp3"), "expected a .wav file, got"),
+        (("--audio", folder / "tones", "--images", folder), "--images cannot be used with --audio"),
+        (("--audio", folder / "tones", "--input", "random"), "--audio cannot be used with --text or --input"),
+    ):
+        ended = regard("measure", model, *arguments)
+        assert ended.code == 2
+        assert message in ended.err
+        assert ended.err.count("\n") == 1
+
+
+def test_what_a_model_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
+    tones = read_sounds([folder / "tones"])
+    make_wav2vec2(tmp_path / "group", masks=False)
+    with pytest.raises(UserError, match=r"takes no mask of padding; use --batch-size 1"):
+        regard.measure(str(tmp_path / "group"), audio=tones, statistics="entropy", batch_size=3)
+    with pytest.raises(UserError, match=r'audio: expected paths of \.wav files, or \{"array": samples'):
+        regard.measure(str(folder / "wav2vec2"), audio=[tone(0.1, 0)], statistics="entropy")
+    with pytest.raises(UserError, match="audio: expected neither texts nor another input beside them"):
+        regard.measure(str(folder / "wav2vec2"), audio=tones, texts=["a"])
+    with pytest.raises(UserError, match="audio: a model needs its feature extractor, got NoneType"):
+        regard.measure(transformers.AutoModel.from_pretrained(folder / "wav2vec2"), audio=tones)
