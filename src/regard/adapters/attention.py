@@ -83,7 +83,7 @@ class SharedAttention(nn.Module):
 
     def query(self, vectors: Tensor) -> Tensor:
         """Return the queries q (row, width) of query vectors e (row, width)."""
-        inner = nn.functional.linear(vectors.to(self.down.dtype), self.down)
+        inner = nn.functional.linear(vectors.to(self.down), self.down)
         if self.projection_order == "published":
             mapped = nn.functional.silu(nn.functional.linear(inner, self.up))
         else:

@@ -72,9 +72,17 @@ class Mixture:
         return hold(self, weights=weights)
 
     def layer_weights(
-        self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
+        self,
+        rows: int,
+        tokens: int,
+        rank: int,
+        scale: float,
+        trained: tuple[int, ...],
+        *,
+        training: bool = True,
+        device: torch.device | None = None,
     ) -> AdapterWeights:
-        """Return the weights as a layer of that rank and scale uses them, cached unless they need gradients."""
+        """Return the weights as a layer of that rank, scale and device uses them, cached unless they need gradients."""
         assert self._weights is not None
         weights = self._weights if self._weights.dim() > 1 else self._weights[None]
         groups, count = weights.shape
@@ -86,10 +94,15 @@ class Mixture:
         top_k_all = None if training or self.top_k is None or self.top_k >= count else self.top_k
         arguments = (rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
         if torch.is_grad_enabled() and weights.requires_grad:
-            return _layer_weights(weights, *arguments)
-        key = (*arguments, None if weights.is_inference() else weights._version, torch.is_inference_mode_enabled())
+            return _layer_weights(weights.to(device), *arguments)
+        key = (
+            *arguments,
+            device,
+            None if weights.is_inference() else weights._version,
+            torch.is_inference_mode_enabled(),
+        )
         if key not in self._cache:
-            self._cache[key] = _layer_weights(weights, *arguments)
+            self._cache[key] = _layer_weights(weights.to(device), *arguments)
         return self._cache[key]
 
 
@@ -171,7 +184,8 @@ class LoraAdapters(nn.Module):
         if len(self) and self.A[0].is_meta and not states.is_meta:  # would give any numbers
             raise UserError("adapters: expected tensors in memory, got off-loaded ones; train without `cpu_offload`")
         tokens = states.numel() // self.inputs
-        mix = mixture.layer_weights(len(states), tokens, self.rank, self.scale, self.trained, training=self.training)
+        sizes = len(states), tokens, self.rank, self.scale, self.trained
+        mix = mixture.layer_weights(*sizes, training=self.training, device=states.device)
         groups = 1 if weights.dim() == 1 else len(weights)
         inputs = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
         result = out.reshape(groups, -1, self.outputs)
