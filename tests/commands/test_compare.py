@@ -1,5 +1,6 @@
 """`regard compare` with runs of learn, replace and pretrain: what differs in settings, and the main figures."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes
+from regard.commands.compare.comparison import compare_figures, compare_settings, difference, list_notes
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
 from regard.commands.pretrain.result import PretrainResult, final_metrics
@@ -46,14 +47,70 @@ def test_settings_that_differ_and_main_figures_are_shown(runs: Path, regard: Reg
     assert figures.loc[name, ["short", "long"]].tolist() == pytest.approx(last)
     assert figures.loc[name, "difference"] == pytest.approx(last[1] - last[0])
     (line,) = [line for line in ended.out.splitlines() if line.startswith(name)]
-    assert [float(word) for word in line.removeprefix(name).split()] == pytest.approx(
-        [*last, last[1] - last[0]], rel=1e-3
-    )
+    numbers = [float(word) for word in line.removeprefix(name).split()]
+    assert numbers == pytest.approx([*last, last[1] - last[0], figures.loc[name, "±"]], rel=1e-3)
     assert "num_probing_epochs" in ended.out
     assert "note: difference is long − short" in ended.out
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "short against long" in page
     assert "num_probing_epochs" in page
+    assert "Curves" in page
+    assert "short: probe" in page
+
+
+def test_differences_are_paired_by_seed_or_of_independent_means() -> None:
+    """Against scipy, in float64."""
+    stats = pytest.importorskip("scipy.stats")
+    ours, theirs = {1: 2.0, 2: 3.5, 3: 5.0}, {1: 1.0, 2: 2.9, 3: 3.6}
+    paired = stats.ttest_rel(list(ours.values()), list(theirs.values())).confidence_interval()
+    mean, half = difference(ours, theirs)
+    assert (mean - half, mean + half) == pytest.approx(tuple(paired))
+    others = {7: 1.0, 8: 2.9, 9: 3.6, 10: 0.2}
+    mean, half = difference(ours, others)
+    assert mean == pytest.approx(sum(ours.values()) / 3 - sum(others.values()) / 4)
+    interval = stats.ttest_ind(list(ours.values()), list(others.values()), equal_var=False).confidence_interval()
+    expected = (interval.high - interval.low) / 2
+    assert expected - 1e-9 <= half <= 1.1 * expected  # the degrees of freedom are rounded down
+    assert difference({1: 2.0}, {1: 1.0})[0] == 1.0
+    assert math.isnan(difference({1: 2.0}, {1: 1.0})[1])
+    assert math.isnan(difference({}, {1: 1.0})[0])
+
+
+def test_each_of_many_runs_differs_from_the_first() -> None:
+    scores = replaced_run.scores()
+    runs = {
+        name: ReplaceResult(scores.assign(score=scores["score"] + plus), replaced_run.heads(), pd.DataFrame(), {})
+        for name, plus in (("a", 0.0), ("b", 0.25), ("c", -1.0))
+    }
+    table = compare_figures(runs).set_index("figure")
+    assert list(table.columns) == ["a", "b", "c", "b − a", "± b", "c − a", "± c"]
+    assert table["b − a"].to_list() == pytest.approx([0.25] * len(table))
+    assert table["c − a"].to_list() == pytest.approx([-1.0] * len(table))
+    assert table["± b"].dropna().to_list() == pytest.approx([0.0] * table["± b"].notna().sum(), abs=1e-9)
+
+
+def test_a_checksum_is_shown_where_nothing_else_says_what_differs() -> None:
+    def run(**stream: Any) -> Any:
+        return ReplaceResult(replaced_run.scores(), replaced_run.heads(), pd.DataFrame(), {"stream": stream})
+
+    first, second = {"sha256": "a" * 64}, {"sha256": "b" * 64}
+    assert compare_settings({"a": run(rows=3, **first), "b": run(rows=3, **second)})["setting"].to_list() == [
+        "stream.sha256"
+    ]
+    assert compare_settings({"a": run(rows=3, **first), "b": run(rows=4, **second)})["setting"].to_list() == [
+        "stream.rows"
+    ]
+
+
+def test_curves_of_pre_training_stand_over_each_other(regard: Regard, tmp_path: Path) -> None:
+    history = pretrain_run.history()
+    for name in ("one", "two"):
+        metadata = pretrain_run.record() | {"final": final_metrics(history)}
+        PretrainResult(history, pretrain_run.sinks(), metadata).save(tmp_path / name)
+    ended = regard("compare", tmp_path / "one", tmp_path / "two", "--out", "page.html")
+    assert (ended.code, ended.err) == (0, "")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(caption in page for caption in ("Validation loss", "Sink rate", "Attention on the first token"))
 
 
 def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,9 +62,13 @@ class RunResult(Display):
         """Return the main figures by name."""
         return pd.DataFrame(self.main_figures().items(), columns=["figure", "value"])
 
-    def main_figures(self) -> dict[str, float]:
-        """Return the figures by which runs are compared, by name."""
+    def figures_by_seed(self) -> dict[str, dict[Any, float]]:
+        """Return the figures by which runs are compared, by name and then by seed."""
         return {}
+
+    def main_figures(self) -> dict[str, float]:
+        """Return their means over seeds."""
+        return {name: math.fsum(values.values()) / len(values) for name, values in self.figures_by_seed().items()}
 
     def write_artifacts(self, folder: Path) -> None:
         """Write what the folder holds beside tables, metadata and page."""

@@ -12,11 +12,14 @@ import pandas as pd
 import rich.table
 from rich.text import Text
 
+from regard.commands.learn.charts import make_curve_panels
 from regard.commands.learn.result import LearnResult
 from regard.commands.measure.result import MeasureResult
 from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
+from regard.report.panels import Panel, assign_styles, line, numeric_column, panel
+from regard.runs.intervals import t_interval, welch_half_width
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
 
@@ -27,6 +30,12 @@ COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
 """Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""
 MAX_SETTINGS = 60
 """Settings that are shown."""
+_CURVES = {
+    "valid_loss": ("Validation loss", "nats a token", ""),
+    "sink_rate": ("Sink rate", "% of heads × samples", "%"),
+    "alpha_first": ("Attention on the first token", "mean of α₁ over heads and samples", ""),
+    "virtual_sink_rate": ("Virtual sink", "% of heads × samples", "%"),
+}
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
 
@@ -44,18 +53,51 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
     different = [row for row in rows if len({row[name] for name in runs}) > 1]
-    return pd.DataFrame(different, columns=["setting", *runs])
+    told = {_section(row["setting"]) for row in different if not _is_hash_name(row["setting"])}
+    shown = [row for row in different if not _is_hash_name(row["setting"]) or _section(row["setting"]) not in told]
+    return pd.DataFrame(shown, columns=["setting", *runs])
+
+
+def _is_hash_name(setting: str) -> bool:
+    return setting.rpartition(".")[2] in ("sha256", "digest")
+
+
+def _section(setting: str) -> str:
+    return setting.partition(".")[0]
 
 
 def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the main figures, a row each with a column per run, and the difference of two runs."""
-    figures = {name: run.main_figures() for name, run in runs.items()}
+    """Return the main figures, a row each: the mean of each run, and each run minus the first with its 95 % interval.
+
+    Differences are paired by seed if both runs have the same seeds, else of independent means (Welch); ± is half of the
+    interval, NaN with a single seed.
+    """
+    figures = {name: run.figures_by_seed() for name, run in runs.items()}
     keys = dict.fromkeys(key for by_name in figures.values() for key in by_name)
-    table = pd.DataFrame([{"figure": key, **{name: figures[name].get(key, math.nan) for name in runs}} for key in keys])
-    if len(runs) == 2 and len(table):
-        first, second = runs
-        table["difference"] = table[second] - table[first]
-    return table
+    first, *others = runs
+    rows = []
+    for key in keys:
+        values = {name: figures[name].get(key, {}) for name in runs}
+        row: dict[str, Any] = {
+            "figure": key,
+            **{name: t_interval(list(of.values())).mean for name, of in values.items()},
+        }
+        for name in others:
+            column = "difference" if len(others) == 1 else f"{name} − {first}"
+            row[column], row[f"± {name}" if len(others) > 1 else "±"] = difference(values[name], values[first])
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
+
+
+def difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float]:
+    """Return the difference of two means over seeds, and half of its interval; NaN where there is none."""
+    if values and set(values) == set(reference):
+        paired = t_interval([values[seed] - reference[seed] for seed in values])
+        return paired.mean, paired.ci_high - paired.mean
+    ours, theirs = (t_interval(list(of.values())) for of in (values, reference))
+    errors = [interval.std / math.sqrt(interval.n) if interval.n > 1 else math.nan for interval in (ours, theirs)]
+    return ours.mean - theirs.mean, welch_half_width(ours.n, errors[0], theirs.n, errors[1])
 
 
 def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
@@ -69,7 +111,10 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         notes.append("the runs are of different tasks; their figures are means over these")
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
-    return [*notes, "figures are means over seeds, without intervals; the pages of the runs have them"]
+    return [
+        *notes,
+        "figures are means over seeds; ±: half of the 95 % interval, paired by seed where seeds are the same",
+    ]
 
 
 def terminal_table(table: pd.DataFrame) -> rich.table.Table:
@@ -84,12 +129,45 @@ def terminal_table(table: pd.DataFrame) -> rich.table.Table:
 
 def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
     """Return the comparison as one HTML file that loads nothing."""
+    panels = _make_curves(runs)
+    curves = [page.Section("curves", "Curves", [page.Panels(panels, "curves", fit=True)])] if panels else []
     sections = [
         page.Section("figures", "Main figures", [_page_table(figures)]),
+        *curves,
         page.Section("settings", "Settings that differ", [_page_table(settings)]),
     ]
     ledes = [f"{name}: regard {run.command}, version {run.metadata.get('version')}" for name, run in runs.items()]
     return page.Page("Regard · comparison", " against ".join(runs), ledes, sections).html()
+
+
+def _make_curves(runs: Mapping[str, RunResult]) -> list[Panel]:
+    """Draw what was measured during training, a line a run, or of learn a line a method of a run."""
+    if all(isinstance(run, PretrainResult) for run in runs.values()):
+        panels = []
+        for column, (caption, note, unit) in _CURVES.items():
+            points = []
+            for name, run in runs.items():
+                history = getattr(run, "history")  # noqa: B009 - of all results of pretrain
+                steps, values = numeric_column(history, "step"), numeric_column(history, column)
+                points += line("step", name, steps, values, unit)
+            panels += panel(caption, note, "step", points, assign_styles(list(runs)))
+        return panels
+    if not all(isinstance(run, LearnResult) for run in runs.values()):
+        return []
+    matrices = [
+        run.accuracy_matrix.assign(method=f"{name}: " + run.accuracy_matrix["method"])
+        for name, run in runs.items()
+        if isinstance(run, LearnResult)
+    ]
+    names = [list(dict.fromkeys(matrix["task"])) for matrix in matrices]
+    if any(other != names[0] for other in names):
+        return []
+    scenarios = make_curve_panels(pd.concat(matrices, ignore_index=True))
+    return [
+        part | {"caption": f"{part['caption']} ({scenario})"}
+        for scenario, parts in scenarios.items()
+        for part in parts[:2]
+    ]
 
 
 def _page_table(table: pd.DataFrame) -> page.Table:

@@ -131,11 +131,14 @@ class LearnResult(RunResult):
             "differences": self.differences,
         }
 
-    def main_figures(self) -> dict[str, float]:
-        """Return the means over runs of average performance, forgetting and backward transfer, by method."""
-        rows = self.summary_table[self.summary_table["metric"].isin(MAIN_METRICS)]
-        names = rows["method"] + ", " + rows["metric"] + " " + rows["scenario"]
-        return dict(zip(names, map(float, rows["mean"]), strict=True))
+    def figures_by_seed(self) -> dict[str, dict[Any, float]]:
+        """Return average performance, forgetting and backward transfer by method, of each seed and order of tasks."""
+        rows = self.metrics[self.metrics["metric"].isin(MAIN_METRICS)].dropna(subset=["value"])
+        figures: dict[str, dict[Any, float]] = {}
+        for row in rows.itertuples():
+            name = f"{row.method}, {row.metric} {row.scenario}"
+            figures.setdefault(name, {})[row.seed, row.order] = float(row.value)
+        return figures
 
     def summary(self) -> RenderableType:
         return learn_summary(self._all_tables, self.metadata)

@@ -68,9 +68,10 @@ class PretrainResult(RunResult):
             return draw_maps(maps)
         raise UserError(f"there is no {kind} to draw: expected logged steps, and for a map those of the sink monitor")
 
-    def main_figures(self) -> dict[str, float]:
-        """Return the last values of losses and sinks."""
-        return {name: float(value) for name, value in self.final.items() if value is not None}
+    def figures_by_seed(self) -> dict[str, dict[Any, float]]:
+        """Return the last values of losses and sinks, of the one seed of the run."""
+        seed = self.metadata.get("config", {}).get("seed")
+        return {name: {seed: float(value)} for name, value in self.final.items() if value is not None}
 
     def summary(self) -> RenderableType:
         return pretrain_summary(self.history, self.sinks, self.metadata)

@@ -103,11 +103,14 @@ class ReplaceResult(RunResult):
             raise UserError(f"there are no {kind} to draw: expected {needed}")
         return draw_panels(panels)
 
-    def main_figures(self) -> dict[str, float]:
-        """Return the mean score over seeds of each task, source of constants, order of heads and fraction."""
+    def figures_by_seed(self) -> dict[str, dict[Any, float]]:
+        """Return the score of each task, source of constants, order of heads and fraction, by seed."""
         keys = ["task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
-        means = self.scores.groupby(keys, sort=False, dropna=False)["score"].mean()
-        return {", ".join(map(str, key)): float(value) for key, value in means.items()}
+        groups = self.scores.groupby(keys, sort=False, dropna=False)
+        return {
+            ", ".join(map(str, key)): dict(zip(rows["seed"], map(float, rows["score"]), strict=True))
+            for key, rows in groups
+        }
 
     def summary(self) -> RenderableType:
         return replace_summary(self.scores, self.heads, self.cost, self.metadata)
