@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import regard
 from experiments.hosts.shrink import make_config, make_model
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
@@ -165,3 +166,48 @@ def test_keys_that_summarize_tokens_are_no_tokens(cached: bool) -> None:
     model = make_model("DeepseekV4ForCausalLM", make_config("deepseek_v4"))
     with pytest.raises(UserError, match="keys, which are others"), watching(model, "column_mass"):
         model(input_ids=torch.arange(5, 25)[None], use_cache=cached)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> None:
+    """Inkling2: what its eager weights lack to one is the virtual sink, query by query."""
+    model = make_model("Inkling2ForCausalLM", make_config("inkling2_text"))
+    for layer in model.model.layers:
+        layer.self_attn.sink_proj.weight.mul_(20)
+    model.set_attn_implementation("eager")
+    tokens = ids(rows=2, tokens=12)
+    expected = model(tokens, output_attentions=True)
+    with watching(model, ["virtual_sink_mass", "column_mass"]) as watch:
+        if cached:
+            cache = model(tokens[:, :9], use_cache=True).past_key_values
+            logits = torch.cat([model(tokens[:, [i]], past_key_values=cache).logits for i in range(9, 12)], dim=1)
+            torch.testing.assert_close(logits, expected.logits[:, 9:], rtol=1e-4, atol=1e-5)
+        else:
+            torch.testing.assert_close(model(tokens).logits, expected.logits, rtol=1e-4, atol=1e-5)
+    for number, weights in enumerate(expected.attentions):
+        rows = watch.frame("virtual_sink_mass", layer=number).dropna(subset=["head", "position"])
+        virtual = (1 - weights.sum(-1)).mean(0)
+        found = torch.tensor(rows.sort_values(["head", "position"])["value"].to_numpy()).reshape(virtual.shape)
+        torch.testing.assert_close(found, virtual.double(), rtol=1e-4, atol=1e-5)
+        assert 0.05 < float(virtual.mean()) < 0.95
+        mass = watch.frame("column_mass", layer=number).sort_values(["head", "position"])["value"].to_numpy()
+        torch.testing.assert_close(
+            torch.tensor(mass).reshape(virtual.shape), weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_single_heads_beside_logits_of_queries_are_not_replaced() -> None:
+    model, tokens = make_model("Inkling2ForCausalLM", make_config("inkling2_text")).eval(), ids(rows=1, tokens=8)
+    constants = regard.average_attention(model, [{"input_ids": tokens}], length=8)
+    with (
+        regard.replacing(model, constants, heads=[(0, 0)]),
+        pytest.raises(UserError, match="cannot compute some heads alone"),
+    ):
+        model(tokens)
+
+
+def test_logits_of_queries_of_another_shape_are_refused() -> None:
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match=r"sinks: expected logits of shape \(1, 2, 3, 1\) and no others, got \(2,\)"):
+        attention_function(nn.Identity(), query, query, query, None, sinks=torch.zeros(2))

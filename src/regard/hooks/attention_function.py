@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall, visible_mask
+from regard.attention.call import AttentionCall, Operation, visible_mask
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
@@ -43,7 +43,7 @@ EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
 """Whether a call that came through `AttentionInterface` is being computed."""
 
-OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "softcap")
+OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "sinks", "softcap")
 """Options of a host that say what its attention computes."""
 IGNORED = (
     "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "decoder_input_ids", "deterministic",
@@ -182,7 +182,7 @@ def _read_call(
         bias = bias[..., :keys]
         mask_bias = masks.pop("bias", None)
         masks["bias"] = bias if mask_bias is None else bias + mask_bias
-    return AttentionCall(
+    call = AttentionCall(
         query=query,
         key=key,
         value=value,
@@ -191,6 +191,27 @@ def _read_call(
         sink=options.get("s_aux"),
         **{"causal": causal, **masks},
     )
+    return call if options.get("sinks") is None else _with_sinks_of_queries(call, options["sinks"])
+
+
+def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
+    """Return the call with a logit of each query (batch, head, query, 1) beside its keys; as whole matrices.
+
+    Raises:
+        UserError: The logits have another shape.
+    """
+    shape = (*call.query.shape[:3], 1)
+    if sinks.shape != shape or call.sink is not None:
+        raise UserError(f"sinks: expected logits of shape {shape} and no others, got {tuple(sinks.shape)}")
+
+    def weigh(scores: Tensor, keep: Tensor) -> Tensor:
+        if scores.shape[:3] != shape[:3]:
+            raise UserError("cannot compute some heads alone of a model whose queries have sink logits of their own")
+        logits = torch.cat([sinks.to(scores.dtype), scores[..., 1:]], dim=-1)
+        return logits.masked_fill(~keep, float("-inf")).softmax(-1)
+
+    operation = Operation(function=weigh, backend="materialised")
+    return replace(call, sink=call.query.new_zeros(call.query.shape[1]), operation=operation)
 
 
 def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ MODELS = "models"
 LearnKind = Literal["curves", "matrix"]
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo", "general")
 _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
-MAIN_METRICS = ("average_performance", "forgetting_rate", "bwt")
+MAIN_METRICS = ("average_performance", "forgetting", "forgetting_rate")
 """Metrics by which runs are compared."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
