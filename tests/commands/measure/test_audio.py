@@ -88,6 +88,16 @@ def test_a_sound_that_is_cut_is_told(folder: Path) -> None:
         regard.measure(str(folder / "whisper"), audio=[sound], statistics="entropy")
 
 
+def test_a_sound_that_is_cut_by_chance_is_refused(folder: Path) -> None:
+    """As by CLAP's extractor, whose limit this one is given."""
+    model = transformers.AutoModel.from_pretrained(folder / "wav2vec2")
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder / "wav2vec2")
+    extractor.nb_max_samples = 4000
+    options: dict[str, Any] = {"audio": read_sounds([folder / "tones"]), "statistics": "entropy"}
+    with pytest.raises(UserError, match=r"a sound of 0\.3 s is cut to 0\.25 s at a place drawn by chance; cut it"):
+        regard.measure(model, extractor, **options)
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_samples_are_those_of_the_file(width: int, tmp_path: Path) -> None:
     sounds = read_sounds([make_tones(tmp_path / "tones", (0.1,), width=width)])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import ASTFeatureExtractor
 
 from regard import models
 from regard.commands.measure.config import MeasureConfig
@@ -77,11 +78,21 @@ def media_inputs(
         return image_inputs(loaded, [media.read(index) for index in indices], prompt)
     rate = sampling_rate(loaded.processor)
     clips = [media.read(index, rate) for index in indices]
-    longest = getattr(getattr(loaded.processor, "feature_extractor", loaded.processor), "n_samples", None)
-    if longest is not None and max(map(len, clips)) > longest:
-        seconds = max(map(len, clips)) / rate
-        warnings.warn(f"audio: a sound of {seconds:.1f} s is cut to {longest / rate:g} s", stacklevel=4)
+    _check_lengths(getattr(loaded.processor, "feature_extractor", loaded.processor), max(map(len, clips)), rate)
     return audio_inputs(loaded, clips, prompt)
+
+
+def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
+    """Warn of a sound that an extractor cuts. UserError where it cuts by chance, as CLAP's does."""
+    seconds, at_random = longest / rate, getattr(extractor, "nb_max_samples", None)
+    if at_random is not None and longest > at_random:
+        problem = f"a sound of {seconds:.1f} s is cut to {at_random / rate:g} s at a place drawn by chance"
+        raise UserError(f"audio: {problem}; cut it yourself")
+    limit = getattr(extractor, "n_samples", None)
+    if limit is None and isinstance(extractor, ASTFeatureExtractor):
+        limit = extractor.max_length * rate // 100  # frames of 10 ms
+    if limit is not None and longest > limit:
+        warnings.warn(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s", stacklevel=5)
 
 
 def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
