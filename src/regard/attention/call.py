@@ -164,7 +164,7 @@ class AttentionCall:
     @property
     def num_key_value_groups(self) -> int:
         """Query heads per key/value head."""
-        return self.query.shape[1] // self.key.shape[1]
+        return int(self.query.shape[1] // self.key.shape[1])
 
     @property
     def is_plain(self) -> bool:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput, as_slice, visible_mask
+from regard.attention.tracing import always, is_traced
 
 MAX_LOOKUP_QUERIES = 8
 """Most queries of a call for which the rows of shifted samples are looked up one by one: more repay moving them."""
@@ -27,7 +28,7 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
         visible = visible & call.query_mask[:, None, :, None]
     matrix = _align_matrices(call, constant) * visible
     total = matrix.abs().sum(-1, keepdim=True)
-    return (matrix / total.masked_fill(total == 0, 1)).expand(len(call.value), -1, -1, -1)
+    return (matrix / total.masked_fill(total == 0, 1)).expand(call.value.shape[0], -1, -1, -1)
 
 
 def row_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
@@ -44,13 +45,14 @@ def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant 
     """Return the output of the constant heads, laid out as the host wants it next; differentiable, with dropout."""
     assert call.constant is not None
     constant, value = call.constant, call.value
+    is_few = always(call.query.shape[2] <= MAX_LOOKUP_QUERIES)
     is_shared = call.num_key_value_groups > 1 and len(constant.heads) == call.query.shape[1]
-    if call.query.shape[2] <= MAX_LOOKUP_QUERIES and (is_shared or len(value) > 1) and not call.dropout:
+    if is_few and (is_shared or always(value.shape[0] > 1)) and not call.dropout:
         return _few_queries_output(call, value)
     groups = [head // call.num_key_value_groups for head in constant.heads]
     if groups != list(range(value.shape[1])):
         value = value[:, groups]
-    can_move = call.query.shape[2] > MAX_LOOKUP_QUERIES and constant.first_query == constant.first_key == 0
+    can_move = always(call.query.shape[2] > MAX_LOOKUP_QUERIES) and constant.first_query == constant.first_key == 0
     if call.hides_pairs or call.dropout or (constant.is_shifted and not can_move):
         weights = torch.nn.functional.dropout(constant_weights(call), call.dropout)
         return torch.einsum("bhqk,bhkd->bqhd", weights.to(value.dtype), value)
@@ -93,7 +95,11 @@ def _crop(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     first, left = constant.first_query, constant.first_key
     rows, columns = constant.matrices.shape[1:]
     last, right = first + call.query.shape[2], left + call.value.shape[2]
-    crop = constant.matrices[:, max(first, 0) : max(last, 0), max(left, 0) : max(right, 0)]
+    if is_traced():  # views would bind the graph to sizes by their strides
+        index = [torch.arange(max(a, 0), b, device=call.value.device) for a, b in ((first, last), (left, right))]
+        crop = constant.matrices.index_select(1, index[0]).index_select(2, index[1])
+    else:
+        crop = constant.matrices[:, max(first, 0) : max(last, 0), max(left, 0) : max(right, 0)]
     outside = (max(-left, 0), max(right - columns, 0), max(-first, 0), max(last - rows, 0))
     return torch.nn.functional.pad(crop, outside) if any(outside) else crop
 
@@ -126,7 +132,7 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
     factor = _row_factor(call, matrices, constant)
     if factor is None:
         return output.contiguous()
-    if torch.is_grad_enabled() and (output.requires_grad or factor.requires_grad):
+    if is_traced() or (torch.is_grad_enabled() and (output.requires_grad or factor.requires_grad)):
         return (output * factor).contiguous()
     return torch.mul(output, factor, out=value.new_empty(batch, queries, heads, width))
 

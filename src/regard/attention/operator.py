@@ -19,6 +19,7 @@ from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import ReductionRequest, reduce_dense
 from regard.attention.single_query import single_query, supports_single_query
+from regard.attention.tracing import always, is_traced
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operation_output,
@@ -83,7 +84,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         return sdpa(call, mask, is_causal=is_causal)
     if _is_whole_sequence(call):
         return fused(call, Operation())
-    if (torch.is_grad_enabled() and call.requires_grad) or call.dropout:
+    if (torch.is_grad_enabled() and call.requires_grad) or call.dropout or is_traced():
         return blockwise(call, Operation())
     tiled_output, _ = one_pass(call.to_acc_dtype(), ReductionRequest(), output=True)
     assert tiled_output is not None
@@ -161,7 +162,7 @@ def _is_one_query(call: AttentionCall) -> bool:
     constant = call.constant
     return (
         constant is not None
-        and call.query.shape[2] == 1
+        and always(call.query.shape[2] == 1)
         and len(constant.heads) < call.query.shape[1]
         and constant.gate is None
         and not constant.signed

@@ -3,7 +3,6 @@
 import sys
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall, Operation, visible_mask
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
+from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import registration
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
@@ -42,6 +42,9 @@ EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 
 IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
 """Whether a call that came through `AttentionInterface` is being computed."""
+
+_LACKS_SDPA: dict[type, bool] = {}
+"""What `_lacks_sdpa` has found, by class; torch.compile does not see a `functools.cache`."""
 
 OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "sinks", "softcap")
 """Options of a host that say what its attention computes."""
@@ -90,6 +93,8 @@ def attention_function(
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
     if dropout:
         call = replace(call, dropout=dropout)
+    if is_traced():  # nobody intercepts calls of a graph
+        return dispatch(module, call).transpose(1, 2).contiguous(), None
     token = IN_INTERFACE.set(True)
     try:
         return dispatch(module, call).transpose(1, 2).contiguous(), None
@@ -97,13 +102,15 @@ def attention_function(
         IN_INTERFACE.reset(token)
 
 
-@cache
 def _lacks_sdpa(module_class: type) -> bool:
     """Return whether the models in the file of a module do not support SDPA, and mean all keys by a missing mask."""
+    if module_class in _LACKS_SDPA:
+        return _LACKS_SDPA[module_class]
     defined = vars(sys.modules.get(module_class.__module__, object)).values()
     hosts = [value for value in defined if isinstance(value, type) and issubclass(value, PreTrainedModel)]
     own = [host for host in hosts if host.__module__ == module_class.__module__]
-    return bool(own) and not any(host._supports_sdpa for host in own)
+    _LACKS_SDPA[module_class] = bool(own) and not any(host._supports_sdpa for host in own)
+    return _LACKS_SDPA[module_class]
 
 
 def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
@@ -226,4 +233,4 @@ def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
         return {"keep": mask}
     keep = mask > torch.finfo(mask.dtype).min / 2
     bias = mask.masked_fill(~keep, 0.0)
-    return {"keep": keep, "bias": bias} if bool(bias.any()) else {"keep": keep}
+    return {"keep": keep, "bias": bias} if is_traced() or bool(bias.any()) else {"keep": keep}

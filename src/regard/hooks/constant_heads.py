@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
+from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
-from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
+from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
@@ -21,24 +22,28 @@ NAME = "constant_heads"
 class PassState:
     """The forward that a stack is in, shared by its layers.
 
-    A shift is the column of each sample's first real token, None if all begin at 0. `hides_padding_alone` says of each
-    mask so far, by its address, whether it hides nothing but padding, `separates` whether it keeps packed sequences
-    apart.
+    A shift is the column of each sample's first real token, None if all begin at 0. `block_starts` is where the block
+    of each token begins, of a mask of pairs that keeps blocks apart. `hides_padding_alone` says of each mask so far, by
+    its address, whether it hides nothing but padding, `separates` whether it keeps packed sequences apart.
     """
 
     forward: ForwardContext = field(default_factory=ForwardContext)
     shift: Tensor | None = None
     encoder_shift: Tensor | None = None
+    block_starts: Tensor | None = None
     hides_padding_alone: dict[int, bool] = field(default_factory=dict)
     separates: dict[int, bool] = field(default_factory=dict)
 
     def packed_starts(self, call: AttentionCall) -> Tensor | None:
         """Return the column at which the sequence of each token begins, (batch, token); None if rows are whole."""
-        if self.forward.block_starts is not None:
-            return self.forward.block_starts
+        if self.block_starts is not None:
+            return self.block_starts
         segments = self.forward.segments
         if segments is None or call.keep is None:
             return None
+        if is_traced():
+            starts = segment_starts(segments).masked_fill(meet_anywhere(call.keep, segments), 0)
+            return starts.expand(call.query.shape[0], -1)
         address = call.keep.data_ptr()
         if address not in self.separates:
             self.separates[address] = keeps_apart(call, segments)
@@ -46,7 +51,7 @@ class PassState:
 
 
 def _find_shift(mask: Tensor | None) -> Tensor | None:
-    if mask is None or bool(mask[:, 0].all()):
+    if mask is None or (not is_traced() and bool(mask[:, 0].all())):
         return None
     return mask.int().argmax(-1)
 
@@ -91,7 +96,9 @@ class ConstantHeads(nn.Module):
         """Return the call with these constants in it. Raise a UserError if it has more tokens than they serve."""
         forward, query_shift = self.during.forward, self.during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
-        first_key = 0 if self.cross else max(offset + queries - keys, 0)
+        if is_traced() and isinstance(queries, Tensor):  # sizes are tensors under torch.jit.trace
+            queries, keys = int(queries), int(keys)
+        first_key = 0 if self.cross or always(offset + queries <= keys) else offset + queries - keys
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
         key_shift = self.during.encoder_shift if self.cross else query_shift
         starts = self.during.packed_starts(call)
@@ -101,7 +108,8 @@ class ConstantHeads(nn.Module):
                 kind = "of cross-attention" if self.cross else "whose special tokens stand in fixed columns"
                 raise UserError(f"constants {kind} expect one sequence a row, got several packed into one")
             query_shift = key_shift = starts
-            tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
+            if not is_traced():
+                tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
         matrix = self._matrix_for(tokens, None if starts is not None else query_shift)
         if self.causal and matrix.requires_grad:
             matrix = matrix.tril()  # what training puts there would be seen
@@ -109,7 +117,7 @@ class ConstantHeads(nn.Module):
         if call.query_mask is None:
             call = replace(call, query_mask=forward.query_mask(queries))
         is_normalised = not first_key and self.gate is None and not matrix.requires_grad
-        is_normalised = is_normalised and (self.causal or matrix.shape[-1] <= keys)
+        is_normalised = is_normalised and (self.causal or always(matrix.shape[-1] <= keys))
         constant = ConstantHeadsInput(
             matrices=matrix.to(call.value.dtype),
             heads=self.heads,
@@ -131,7 +139,7 @@ class ConstantHeads(nn.Module):
             if tokens <= matrix.shape[-1]:
                 return matrix
         longest = self.matrices[-1]
-        if shift is not None and tokens - int(shift.min()) <= longest.shape[-1]:
+        if shift is not None and not is_traced() and tokens - int(shift.min()) <= longest.shape[-1]:
             return longest
         raise UserError(
             f"constants: expected an input of at most {longest.shape[-1]} tokens, got {tokens}; average over longer "
@@ -151,7 +159,7 @@ class ConstantHeads(nn.Module):
 
     def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None) -> AttentionCall:
         """Turn a mask that hides nothing but padding into a list of real keys, so that C·V stays one product."""
-        if call.keep is None or self.causal or call.keep.shape[1] > 1:
+        if call.keep is None or self.causal or call.keep.shape[1] > 1 or is_traced():
             return call
         keep, known = call.keep, self.during.hides_padding_alone
         address = keep.data_ptr()
@@ -201,7 +209,8 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     constants = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
     if constants:
         forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].last)
-        during = PassState(forward, _find_shift(forward.token_mask), _find_shift(forward.encoder_mask))
+        shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
+        during = PassState(forward, shift, encoder_shift, forward.find_block_starts())
         for module in constants:
             module.count, module.last = 0, forward
             for heads in module.by_use.values():

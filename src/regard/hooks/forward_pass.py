@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
+from regard.attention.tracing import is_traced
 
 
 @dataclass
@@ -22,7 +23,7 @@ class ForwardContext:
     Attributes:
         offset: Tokens in the cache before it.
         tokens: Token ids; None if it was not given ids.
-        token_mask: False at padding, of all tokens so far; None if none is padding.
+        token_mask: False at padding, of all tokens so far; None if none is padding, as far as one may ask.
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
         encoder_tokens: Tokens of the encoder whose states it is passed.
@@ -79,8 +80,7 @@ class ForwardContext:
             pair_mask=_find_pair_mask(mask) if offset == 0 else None,
         )
 
-    @cached_property
-    def block_starts(self) -> Int[Tensor, "batch query"] | None:
+    def find_block_starts(self) -> Int[Tensor, "batch query"] | None:
         """Column at which the block of each token begins, of a mask of pairs that keeps blocks of real tokens apart.
 
         None without such a mask, or if a row is one block.
@@ -90,7 +90,7 @@ class ForwardContext:
         starts = _find_blocks(self.pair_mask)
         real = torch.ones_like(starts, dtype=torch.bool) if self.token_mask is None else self.token_mask
         first_real = real.int().argmax(-1, keepdim=True)
-        return starts if bool((real & (starts > first_real)).any()) else None
+        return starts if is_traced() or bool((real & (starts > first_real)).any()) else None
 
     @cached_property
     def token_starts(self) -> tuple[int, ...] | None:
@@ -128,9 +128,14 @@ def keeps_apart(call: AttentionCall, segments: Tensor) -> bool:
     """Return whether the host keeps packed sequences apart: no first token of one sees the last of another."""
     if call.keep is None:
         return False
+    return not bool(meet_anywhere(call.keep, segments))
+
+
+def meet_anywhere(keep: Tensor, segments: Tensor) -> Tensor:
+    """Return whether the first token of some packed sequence sees the last of another."""
     is_first = segments.diff(dim=-1) != 0
-    sees_previous = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
-    return not bool((sees_previous & is_first[:, None]).any())
+    sees_previous = keep.diagonal(offset=-1, dim1=-2, dim2=-1)
+    return (sees_previous & is_first[:, None]).any()
 
 
 def seen_keys(call: AttentionCall) -> Tensor | None:
@@ -194,7 +199,7 @@ def _find_starts(mask: Tensor | None) -> tuple[int, ...] | None:
 
 
 def _drop_full(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None or bool(mask.all()) else mask
+    return None if mask is None or (not is_traced() and bool(mask.all())) else mask
 
 
 def _find_segments(positions: Any) -> Tensor | None:
@@ -202,6 +207,6 @@ def _find_segments(positions: Any) -> Tensor | None:
     if not isinstance(positions, Tensor) or positions.ndim != 2:
         return None
     is_start = positions.diff(dim=-1) != 1
-    if not bool(is_start.any()):
+    if not is_traced() and not bool(is_start.any()):
         return None
     return torch.nn.functional.pad(is_start, (1, 0)).cumsum(-1)

@@ -49,6 +49,12 @@ class PartialLinear(nn.Module):
             if layer.bias is not None:
                 self.bias = nn.Parameter(layer.bias[index].clone(), requires_grad=layer.bias.requires_grad)
 
+    def extra_repr(self) -> str:
+        """Say what to do about an adapter; the message of PEFT's refusal quotes it."""
+        rows = sum(stop - start for start, stop in self.runs)
+        advice = "give other modules an adapter, or merge one before heads are replaced"
+        return f"{rows} of {self.outputs} rows, of heads that are not constant; {advice}"
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the rows that are held."""
         shape = (*inputs.shape[:-1], self.outputs)

@@ -170,12 +170,13 @@ class CurrentPass:
     """The forward that a stack is in."""
 
     forward: ForwardContext = field(default_factory=ForwardContext)
+    block_starts: Tensor | None = None
 
     def starts(self, call: AttentionCall) -> Tensor:
         """Return the position at which the sequence of each query begins, (batch or 1, query or 1)."""
         forward, device = self.forward, call.query.device
-        if forward.block_starts is not None:
-            return forward.block_starts.to(device)
+        if self.block_starts is not None:
+            return self.block_starts.to(device)
         if forward.segments is not None and keeps_apart(call, forward.segments):
             return segment_starts(forward.segments).to(device)
         return torch.tensor(forward.token_starts or (0,), device=device)[:, None]
@@ -183,6 +184,7 @@ class CurrentPass:
 
 def _begin_forward(current: CurrentPass, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     current.forward = ForwardContext.from_arguments(stack, args, kwargs, current.forward)
+    current.block_starts = current.forward.find_block_starts()
 
 
 @dataclass(frozen=True)

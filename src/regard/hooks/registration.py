@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
 
+from regard.attention.tracing import is_traced
 from regard.hooks.module_tree import modules_of
 
 NAME = "regard"
@@ -31,6 +32,8 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
     Padding alone is a view without T×T entries. `options` are those of `sdpa_mask` and `eager_mask` of Transformers.
     """
     is_eager = is_eager or lacks_sdpa(options.get("config"))
+    if is_traced():
+        return eager_mask(**options) if is_eager else sdpa_mask(**options)
     function = options.get("mask_function", causal_mask_function)
     first, length = options.get("kv_offset", 0), options["kv_length"]
     padding: Tensor | None = options.get("attention_mask")

@@ -59,13 +59,15 @@ class ReplacedConfig(PretrainedConfig):
     def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
         values = dict(config_dict)
         original_type, entry = str(values.get("base_model_type")), values.get(ENTRY)
-        if original_type not in transformers.CONFIG_MAPPING and original_type in OWN_TYPES:
-            raise UserError(f"unknown model type {original_type}; import {OWN_TYPES[original_type]} first")
+        _check_imported(original_type)
         if original_type not in transformers.CONFIG_MAPPING or not isinstance(entry, dict):
             raise UserError(f"expected the config of a model with constant heads, of model type {MODEL_TYPE}")
         original: Any = transformers.CONFIG_MAPPING[original_type]
         config_class, _ = _make_classes(original, str(entry.get("architecture")))
         return super(ReplacedConfig, config_class).from_dict(values, **options)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _make_again, (self.base_model_type, getattr(self, ENTRY)["architecture"], 0), vars(self)
 
 
 class ReplacedModel:
@@ -221,6 +223,11 @@ def _model_class(config: Any) -> Any:
     return _make_classes(original, getattr(config, ENTRY)["architecture"])[1]
 
 
+def _check_imported(model_type: str) -> None:
+    if model_type not in transformers.CONFIG_MAPPING and model_type in OWN_TYPES:
+        raise UserError(f"unknown model type {model_type}; import {OWN_TYPES[model_type]} first")
+
+
 _CLASSES: dict[tuple[Any, str], tuple[Any, Any]] = {}
 """Classes made so far, by the original config class and the name of the original model class."""
 
@@ -244,13 +251,26 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
         config_members["__init__"] = original.__init__  # no data class: no fields say what it takes
     config_class = type(f"{name}Config", (ReplacedConfig, original), config_members)
     members = {"__init__": __init__, "config_class": config_class, "set_attn_implementation": _refuse_attention}
-    model_class = type(name, (base,), {**members, "__module__": base.__module__, "__doc__": base.__doc__})
+    members |= {"__reduce_ex__": _reduce_model, "__module__": base.__module__, "__doc__": base.__doc__}
+    model_class = type(name, (base,), members)
     _CLASSES[original, architecture] = config_class, model_class
     for auto in (getattr(transformers, auto_name) for auto_name in AUTO_CLASSES):
         known = auto._model_mapping.get(original, ())
         if base in (known if isinstance(known, (list, tuple)) else (known,)):
             auto.register(config_class, model_class, exist_ok=True)
     return config_class, model_class
+
+
+def _reduce_model(self: Any, protocol: Any) -> tuple[Any, ...]:
+    """Say how a copy or a pickled model is made: its class has no place in a module."""
+    return _make_again, (self.config.base_model_type, getattr(self.config, ENTRY)["architecture"], 1), vars(self)
+
+
+def _make_again(original_type: str, architecture: str, index: int) -> Any:
+    """Return an empty config (0) or model (1) of constant heads, which gets its state next."""
+    _check_imported(original_type)
+    made = _make_classes(transformers.CONFIG_MAPPING[original_type], architecture)[index]
+    return made.__new__(made)
 
 
 def _refuse_attention(self: Any, attn_implementation: Any, *args: Any, **options: Any) -> None:

@@ -1,0 +1,19 @@
+"""What may be asked while a graph of a forward is made, by torch.compile, torch.export or torch.jit.trace."""
+
+from typing import Any
+
+import torch
+
+
+def is_traced() -> bool:
+    """Return whether a graph is being made: it serves other tensors, so that no value of these may decide anything."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def always(condition: Any) -> bool:
+    """Return whether a condition on sizes holds; in a graph, whether it holds for all sizes that the graph serves."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads sympy
+
+    return bool(statically_known_true(condition))
