@@ -96,7 +96,7 @@ class ConstantHeads(nn.Module):
         """Return the call with these constants in it. Raise a UserError if it has more tokens than they serve."""
         forward, query_shift = self.during.forward, self.during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
-        if is_traced() and isinstance(queries, Tensor):  # sizes are tensors under torch.jit.trace
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors
             queries, keys = int(queries), int(keys)
         first_key = 0 if self.cross or always(offset + queries <= keys) else offset + queries - keys
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
