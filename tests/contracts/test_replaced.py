@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,39 @@ def test_replaced_is_replacing_and_survives_disk(
     assert not loaded.training
     assert torch.equal(run(loaded, inputs(family, padding)), run(fixed, inputs(family, padding)))
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in fixed.parameters())
+
+
+@pytest.mark.parametrize("attention", ["sigmoid", "softmax+window=5", "softmax+window=5+prefix=2"])
+def test_another_operation_is_kept_as_well(
+    family: Any, attention: str, build: Callable, inputs: Callable, run: Callable, tmp_path: Path
+) -> None:
+    model, batch = build(family), inputs(family, family.paddings[-1])
+    try:
+        with regard.replacing(model, attention):
+            expected = run(model, batch)
+    except regard.UserError as error:
+        refusal = str(error)
+        with pytest.raises(regard.UserError, match=re.escape(refusal)):
+            regard.replaced(model, attention)
+        return
+    untouched, fixed = run(model, batch), regard.replaced(model, attention)
+    assert not torch.allclose(expected, untouched)
+    assert torch.equal(run(fixed, batch), expected)
+    assert torch.equal(run(model, batch), untouched), "the model itself must not change"
+    fixed.save_pretrained(tmp_path / "fixed")
+    assert torch.equal(run(regard.ReplacedModel.from_pretrained(str(tmp_path / "fixed")), batch), expected)
+    assert torch.equal(run(copy.deepcopy(fixed), batch), expected)
+
+
+def test_an_operation_goes_into_some_layers(build: Callable, inputs: Callable, run: Callable, families: Any) -> None:
+    model, batch = build("Llama"), inputs(families["Llama"], "left")
+    with regard.replacing(model, "sigmoid", layers=[1]):
+        expected = run(model, batch)
+    assert torch.equal(run(regard.replaced(model, "sigmoid", layers=[1]), batch), expected)
+    with pytest.raises(regard.UserError, match="choose where an operation goes with layers="):
+        regard.replaced(model, "sigmoid", 0.5)
+    with pytest.raises(regard.UserError, match="choose where constants go with heads="):
+        regard.replaced(model, constants_for(model), layers=[1])
 
 
 def test_hidden_states_are_given(build: Callable, inputs: Callable, families: Any) -> None:

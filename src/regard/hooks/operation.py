@@ -1,5 +1,7 @@
 """Another operation instead of a trained model's softmax."""
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,17 +50,27 @@ def override_attention(
     all_layers = find_attention_layers(model)
     check_computes_softmax(model, all_layers)
     selected = _select_layers(all_layers, spec, layers, sites)
-    passes = {layer.stack.module: CurrentPass() for layer in selected}
-    hooks = [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
-    with routed(model, hooks if spec.window is not None else []):
+    operations, hooks = make_operations(selected, spec, function)
+    with routed(model, hooks):
         try:
-            for layer in selected:
-                operation = LayerOperation(spec, layer.causal, passes[layer.stack.module], function)
-                setattr(layer.module, OVERRIDE, operation)
+            for module, operation in operations.items():
+                setattr(module, OVERRIDE, operation)
             yield OverriddenOperation(spec, tuple(layer.key for layer in selected))
         finally:
-            for layer in selected:
-                vars(layer.module).pop(OVERRIDE, None)
+            for module in operations:
+                vars(module).pop(OVERRIDE, None)
+
+
+def make_operations(
+    layers: Sequence[AttentionLayer], spec: AttentionSpec, function: Weigh | None = None
+) -> tuple[dict[nn.Module, LayerOperation], list[ModuleHook]]:
+    """Return the operation of each attention module, for its attribute `OVERRIDE`, and the hooks that these need."""
+    passes = {layer.stack.module: CurrentPass() for layer in layers}
+    hooks = [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
+    operations = {
+        layer.module: LayerOperation(spec, layer.causal, passes[layer.stack.module], function) for layer in layers
+    }
+    return operations, hooks if spec.window is not None else []
 
 
 def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
@@ -179,7 +191,9 @@ class CurrentPass:
             return self.block_starts.to(device)
         if forward.segments is not None and keeps_apart(call, forward.segments):
             return segment_starts(forward.segments).to(device)
-        return torch.tensor(forward.token_starts or (0,), device=device)[:, None]
+        if forward.token_mask is None:
+            return torch.zeros(1, 1, dtype=torch.long, device=device)
+        return forward.token_mask.int().argmax(-1, keepdim=True).to(device)
 
 
 def _begin_forward(current: CurrentPass, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

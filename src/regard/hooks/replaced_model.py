@@ -1,9 +1,9 @@
-"""`replaced`: a model with constant heads for good, to be saved, shared and loaded as any other."""
+"""`replaced`: a model with constant heads or another operation for good, saved and loaded as any other."""
 
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -11,11 +11,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
+from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import begin_pass
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
+from regard.hooks.operation import Layers, Sites, make_operations
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -51,7 +54,7 @@ AUTO_CLASSES = (
 
 
 class ReplacedConfig(PretrainedConfig):
-    """The config of a model with constant heads, loaded in a class that also is that of the original model."""
+    """The config of a model that `replaced` made, loaded in a class that also is that of the original model."""
 
     model_type = MODEL_TYPE
 
@@ -61,7 +64,7 @@ class ReplacedConfig(PretrainedConfig):
         original_type, entry = str(values.get("base_model_type")), values.get(ENTRY)
         _check_imported(original_type)
         if original_type not in transformers.CONFIG_MAPPING or not isinstance(entry, dict):
-            raise UserError(f"expected the config of a model with constant heads, of model type {MODEL_TYPE}")
+            raise UserError(f"expected the config of a model that regard.replaced made, of model type {MODEL_TYPE}")
         original: Any = transformers.CONFIG_MAPPING[original_type]
         config_class, _ = _make_classes(original, str(entry.get("architecture")))
         return super(ReplacedConfig, config_class).from_dict(values, **options)
@@ -71,7 +74,7 @@ class ReplacedConfig(PretrainedConfig):
 
 
 class ReplacedModel:
-    """Loads models with constant heads."""
+    """Loads models that `replaced` made."""
 
     @staticmethod
     def register() -> None:
@@ -103,30 +106,50 @@ class ReplacedModel:
         return model
 
 
-def replaced(model: PreTrainedModel, constants: ConstantsLike, heads: Heads = None, *, any_model: bool = False) -> Any:
-    """Return a copy of a model in which some heads are constant for good.
+def replaced(
+    model: PreTrainedModel,
+    constants: ConstantsLike | AttentionSpec | str,
+    heads: Heads = None,
+    *,
+    layers: Layers = None,
+    sites: Sites = None,
+    any_model: bool = False,
+) -> Any:
+    """Return a copy of a model in which some heads are constant for good, or layers compute another operation.
 
     It computes what the model computes inside `replacing`, and is of a subclass of the model's class: it trains,
-    generates and goes into pipelines. `save_pretrained`, `push_to_hub` and `from_pretrained` keep the constants and
-    leave out what is not computed.
+    generates and goes into pipelines. `save_pretrained`, `push_to_hub` and `from_pretrained` keep the constants or the
+    operation, and leave out what is not computed.
 
-    The model is of a class of Transformers; the other arguments are those of `replacing`.
+    The model is of a class of Transformers; the other arguments are those of `replacing`, but for functions and
+    operations of heads.
 
     Raises:
-        UserError: The constants do not fit, or the class is not of Transformers.
+        UserError: The constants or the operation do not fit, or the class is not of Transformers.
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
-    sources = resolve_constants(constants)
-    layers = find_attention_layers(model)
-    check_constants(model, layers, sources, any_model)
-    selected = select_heads(sources[0], heads)
     architecture = type(model).__name__
     if _find_architecture(architecture, type(model.config)) is not type(model):
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
-    config: Any = _make_config(model, layers, sources, selected)
+    all_layers = find_attention_layers(model)
+    config: Any
+    if isinstance(constants, (AttentionSpec, str)):
+        if heads is not None or any_model:
+            raise UserError("heads and any_model are for constants; choose where an operation goes with layers=")
+        block: AbstractContextManager[Any] = replacing(model, constants, layers=layers, sites=sites)
+        with replacing(model, constants, layers=layers, sites=sites) as found:
+            config = _make_config(model, [layer for layer in all_layers if layer.key in found.layers], spec=found.spec)
+    else:
+        if layers is not None or sites is not None:
+            raise UserError("layers and sites are for operations; choose where constants go with heads=")
+        sources = resolve_constants(constants)
+        check_constants(model, all_layers, sources, any_model)
+        selected = select_heads(sources[0], heads)
+        config = _make_config(model, all_layers, sources, selected)
+        block = replacing(model, sources, selected, any_model=any_model)
     ReplacedModel.register()
-    with replacing(model, sources, selected, any_model=any_model):
+    with block:
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     copied = _build_model(model, _model_class(config), config, state)
@@ -145,7 +168,7 @@ def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Ten
     stray = stray or sorted({*built.state_dict()} ^ {*state})
     if stray:
         raise UserError(
-            f"cannot make a model of constant heads of this {type(model).__name__}: its parts are not those of its "
+            f"cannot make a replaced model of this {type(model).__name__}: its parts are not those of its "
             f"class, such as {stray[0]}; use regard.replacing, or replace heads before you change it"
         )
     for name, tensor in (*built.named_parameters(), *built.named_buffers()):
@@ -157,7 +180,11 @@ def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Ten
 
 
 def _make_config(
-    model: Any, layers: Sequence[AttentionLayer], sources: tuple[Constants, ...], heads: Sequence[Head]
+    model: Any,
+    layers: Sequence[AttentionLayer],
+    sources: Sequence[Constants] = (),
+    heads: Sequence[Head] = (),
+    spec: AttentionSpec | None = None,
 ) -> Any:
     values = model.config.to_dict()
     values["base_model_type"] = values.pop("model_type")
@@ -168,7 +195,8 @@ def _make_config(
         "lengths": [constants.length for constants in sources],
         "signed": any(bool((m < 0).any()) for constants in sources for m in constants.matrices.values()),
         "places": [_layer_to_dict(layer, model) for layer in layers],
-        "origin": {**vars(sources[0].origin), "model": {}},
+        "origin": {**vars(sources[0].origin), "model": {}} if sources else {},
+        "operation": None if spec is None else spec.to_dict(),
     }
     config_class, _ = _make_classes(type(model.config), type(model).__name__)
     return super(ReplacedConfig, config_class).from_dict(values)
@@ -182,7 +210,7 @@ def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
 
 
 def _make_constant(model: Any) -> None:
-    """Put constants of the shapes in its config into a model for good."""
+    """Put constants of the shapes in its config into a model for good, or the operation that it names."""
     entry = getattr(model.config, ENTRY)
     stacks, layers = find_stacks(model), []
     for fields in entry["places"]:
@@ -200,8 +228,15 @@ def _make_constant(model: Any) -> None:
         for length in entry["lengths"]
     ]
     install_constants(layers, sources, heads, ExitStack(), signed=entry["signed"])
-    for module in dict.fromkeys(layer.stack.module for layer in layers):
-        module.register_forward_pre_hook(begin_pass, with_kwargs=True)
+    if sources:
+        for module in dict.fromkeys(layer.stack.module for layer in layers):
+            module.register_forward_pre_hook(begin_pass, with_kwargs=True)
+    if entry.get("operation"):
+        operations, hooks = make_operations(layers, AttentionSpec(**entry["operation"]))
+        for module, operation in operations.items():
+            setattr(module, OVERRIDE, operation)
+        for hook in hooks:
+            hook.register()
 
 
 def _find_architecture(name: str, config_class: Any) -> Any:
@@ -267,15 +302,15 @@ def _reduce_model(self: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _make_again(original_type: str, architecture: str, index: int) -> Any:
-    """Return an empty config (0) or model (1) of constant heads, which gets its state next."""
+    """Return an empty config (0) or model (1) that `replaced` made, which gets its state next."""
     _check_imported(original_type)
     made = _make_classes(transformers.CONFIG_MAPPING[original_type], architecture)[index]
     return made.__new__(made)
 
 
 def _refuse_attention(self: Any, attn_implementation: Any, *args: Any, **options: Any) -> None:
-    """Raise a UserError: another attention function would leave the constants out without a word."""
+    """Raise a UserError: another attention function would leave what is replaced out without a word."""
     raise UserError(
-        f"cannot set the attention of a model with constant heads to {attn_implementation!r}; leave it as it is, its "
-        "other heads run through PyTorch's fused attention already"
+        f"cannot set the attention of a model that regard.replaced made to {attn_implementation!r}; leave it as it is, "
+        "what is not replaced runs through PyTorch's fused attention already"
     )
