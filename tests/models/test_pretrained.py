@@ -1,5 +1,6 @@
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import ViTConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    ViTConfig,
+)
 from transformers.utils import logging
 
 import regard
@@ -51,6 +58,37 @@ def test_the_model_without_its_head(kind: str, expected: str, saved: Saved) -> N
     assert loaded.tokenizer("w3 w4")["input_ids"] == [3, 4]
     assert loaded.name == str(folder)
     assert loaded.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "kind,headed,expected",
+    [
+        ("llama", AutoModelForCausalLM, "ReplacedLlamaForCausalLM"),
+        ("llama", AutoModel, "ReplacedLlamaModel"),
+        ("bert", AutoModelForSequenceClassification, "ReplacedBertForSequenceClassification"),
+        ("t5", AutoModelForSeq2SeqLM, "ReplacedT5ForConditionalGeneration"),
+    ],
+)
+def test_a_replaced_model_is_loaded_in_its_class(
+    kind: str, headed: Any, expected: str, saved: Saved, tmp_path: Path
+) -> None:
+    model = regard.replaced(headed.from_pretrained(saved(kind)).eval(), "softmax+window=4")
+    model.save_pretrained(tmp_path / "replaced")
+    load(str(saved(kind))).tokenizer.save_pretrained(tmp_path / "replaced")
+    loaded = load(str(tmp_path / "replaced")).model
+    assert type(loaded).__name__ == expected
+    ids = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10, 11]])}
+    ids |= {"decoder_input_ids": ids["input_ids"]} if kind == "t5" else {}
+    assert torch.equal(loaded(**ids)[0], model(**ids)[0])
+
+
+def test_a_replaced_model_is_known_without_importing_what_made_it(saved: Saved, tmp_path: Path) -> None:
+    model = regard.replaced(AutoModel.from_pretrained(saved("bert")).eval(), "sigmoid")
+    model.save_pretrained(tmp_path)
+    load(str(saved("bert"))).tokenizer.save_pretrained(tmp_path)
+    code = f"from regard.models import load; print(type(load({str(tmp_path)!r}).model).__name__)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "ReplacedBertModel"
 
 
 def test_the_weights_are_those_of_the_file(saved: Saved) -> None:

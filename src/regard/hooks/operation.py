@@ -118,7 +118,10 @@ def _describe_allowed() -> str:
 def check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:
     """Raise a UserError if a model computes another operation."""
     if any(OVERRIDE in vars(layer.module) for layer in layers):
-        raise UserError("the attention of this model is already replaced by another operation; leave that block first")
+        raise UserError(
+            "the attention of this model is already replaced by another operation; leave that block first, or begin "
+            "with the model"
+        )
     if any(layer.operation for layer in layers):
         raise UserError(
             f"cannot replace the attention of {type(model).__name__}: expected a model that computes softmax, this one "

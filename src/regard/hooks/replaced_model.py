@@ -73,12 +73,15 @@ class ReplacedConfig(PretrainedConfig):
         return _make_again, (self.base_model_type, getattr(self, ENTRY)["architecture"], 0), vars(self)
 
 
+AutoConfig.register(MODEL_TYPE, ReplacedConfig, exist_ok=True)
+
+
 class ReplacedModel:
     """Loads models that `replaced` made."""
 
     @staticmethod
     def register() -> None:
-        """Let `AutoConfig`, `AutoModel` and the other `Auto…` classes of this process load such models, too."""
+        """Let the `Auto…` classes of this process load such models, as importing this module does already."""
         AutoConfig.register(MODEL_TYPE, ReplacedConfig, exist_ok=True)
 
     @staticmethod
@@ -92,7 +95,6 @@ class ReplacedModel:
         Raises:
             UserError: There is no model, or one of another kind.
         """
-        ReplacedModel.register()
         config = options.pop("config", None)
         if config is None:
             hub_options = {option: options[option] for option in HUB_OPTIONS if option in options}
@@ -148,7 +150,6 @@ def replaced(
         selected = select_heads(sources[0], heads)
         config = _make_config(model, all_layers, sources, selected)
         block = replacing(model, sources, selected, any_model=any_model)
-    ReplacedModel.register()
     with block:
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}

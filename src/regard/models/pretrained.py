@@ -1,5 +1,7 @@
 """A pretrained model with its tokenizer, ready to be looked at."""
 
+import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,13 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 from transformers.modeling_utils import PreTrainedModel
@@ -27,6 +33,13 @@ from regard.runs.integrity import sha256_of_file
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_WITH_HEAD = (
+    *(AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification),
+    *(AutoModelForTokenClassification, AutoModelForQuestionAnswering, AutoModelForMultipleChoice),
+    AutoModelForImageClassification,
+)
+_MODEL_TYPES = {"regard-replaced": "regard.hooks.replaced_model"}
+"""Model types of ours above this package, and what makes them known to Transformers."""
 _SAPT = "sapt"
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
 # Heads that AutoModel adds on top and no attention stands behind: they may be new where the checkpoint has none.
@@ -119,6 +132,7 @@ def load(
     with suppress_logging():
         options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
         with as_user_error(f"model: the configuration of '{name}' is not understood:"):
+            import_model_type(folder)
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         check_complete_model(config, name)
         if language_model:
@@ -251,10 +265,19 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts
         raise UserError(f"model: the tokenizer of '{name}' does not belong to it: {sizes}")
 
 
+def import_model_type(folder: Path) -> None:
+    """Make the model type of a folder known to Transformers, if it is one of ours."""
+    model_type = str(json.loads((folder / "config.json").read_bytes()).get("model_type"))
+    if model_type in _MODEL_TYPES:
+        importlib.import_module(_MODEL_TYPES[model_type])
+
+
 def select_auto_class(config: Any) -> Any:
-    """Return AutoModel, or AutoModelForCausalLM for a model with its own code that has no AutoModel."""
-    auto_map = getattr(config, "auto_map", None) or {"AutoModel": ""}
-    return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
+    """Return AutoModel, or the auto class with a head where there is no AutoModel: own code, or `regard.replaced`."""
+    auto_map = getattr(config, "auto_map", None)
+    if auto_map is not None:
+        return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
+    return next((auto for auto in (AutoModel, *_WITH_HEAD) if type(config) in auto._model_mapping), AutoModel)
 
 
 def select_language_model_class(config: Any) -> Any:

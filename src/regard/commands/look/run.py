@@ -19,7 +19,7 @@ from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.data import Images
 from regard.errors import UserError
-from regard.hooks import ReplacedModel, watching
+from regard.hooks import watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.matrices import Block, MatrixReader
 from regard.hooks.routing import observing
@@ -116,7 +116,6 @@ def look_at(
     """
     config, routed = config or LookConfig(), model if isinstance(model, SharedAdapters) else None
     plain: PreTrainedModel | models.Loaded | str = model.model if isinstance(model, SharedAdapters) else model
-    ReplacedModel.register()
     if image is None:
         loaded = resolve_model(plain, tokenizer, to="look at", call="look(model, tokenizer, text)", merge=False)
         inputs, data = _read_text(loaded, text, config)

@@ -63,7 +63,6 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
     from regard import models
     from regard.commands.measure.run import measure
     from regard.data import read_images, read_sounds, read_texts
-    from regard.hooks import ReplacedModel
     from regard.runs.rank import num_processes
 
     if args.text and config.input != "natural":
@@ -81,7 +80,6 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
     images = read_images(args.images) if args.images else None
     audio = read_sounds(args.audio) if args.audio else None
     options = arguments.model_options(args)
-    ReplacedModel.register()
     options |= {"random_weights": args.random_weights, "seed": config.seed}
     options |= {"images": images is not None, "audio": audio is not None}
     loaded = models.load(args.model, **options)

@@ -19,7 +19,7 @@ from regard.commands.measure.media import describe_media, kind_of, load_for, med
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
 from regard.errors import UserError, describe_error
-from regard.hooks import ReplacedModel, Watch, watching
+from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.models.inputs import text_inputs
@@ -89,7 +89,6 @@ def measure(  # noqa: D417 - the options are described in the configuration
         config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
         media = select_media(images, audio, texts, config)
         texts = _check_texts(texts, config.input) if media is None else None
-        ReplacedModel.register()
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
         sources: Windows | Images | Sounds

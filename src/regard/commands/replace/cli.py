@@ -119,11 +119,9 @@ def _check_data(args: argparse.Namespace, config: ReplaceConfig, task: str) -> N
 def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on_progress: OnProgress) -> ReplaceResult:
     from regard import models
     from regard.commands.replace.run import replace
-    from regard.hooks import ReplacedModel
 
     _check_data(args, config, args.task)
     options = arguments.model_options(args)
-    ReplacedModel.register()
     loaded = models.load(args.model, language_model=args.task == LANGUAGE_MODEL, **options)
     return replace(
         loaded,
