@@ -1,13 +1,13 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks routing rates causes] [--check] [--work DIR [--revision REV]]
-        [--not-run "ROW;ROW"]
+    python -m experiments.pages [papa prescale sapt sinks routing rates causes convert] [--check]
+        [--work DIR [--revision REV]] [--not-run "ROW;ROW"]
 
-Without names all are made: the four papers, docs/claims.md, and routing, rates and causes, which are of no paper. With
---work the stored tables of one of them (prescale, sapt, routing or rates) are first made anew from the runs in DIR. A
-row of a page's first table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its
-record keeps that it was left out, and the page says so. With --check nothing is written; the exit code is 1 if a page
-or a table is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, rates, causes and convert, which are of no
+paper. With --work the stored tables of one of them (prescale, sapt, routing, rates or convert) are first made anew from
+the runs in DIR. A row of a page's first table that has no run is an error, unless --not-run names it (of prescale as
+"ROW on STREAM"): its record keeps that it was left out, and the page says so. With --check nothing is written; the exit
+code is 1 if a page or a table is out of date.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.console import Console
 from experiments.common.figures import save_figures
 from experiments.common.papers import Paper, claims_page
 from experiments.common.parts import FIGURES, RESULTS, Page
+from experiments.convert.page import PAPER as CONVERT
 from experiments.papa.page import PAPER as PAPA
 from experiments.prescale.page import PAPER as PRESCALE
 from experiments.rates.page import PAPER as RATES
@@ -34,7 +35,7 @@ from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
-ALL: dict[str, Paper] = {**PAPERS, ROUTING.name: ROUTING, RATES.name: RATES, CAUSES.name: CAUSES}
+ALL: dict[str, Paper] = {**PAPERS, **{paper.name: paper for paper in (ROUTING, RATES, CAUSES, CONVERT)}}
 DOCS = Path("docs")
 
 

@@ -16,7 +16,14 @@ LEVELS = (
     {"hooks", "models"},
     {"adapters", "training"},
     {"continual"},
-    {"commands.look", "commands.measure", "commands.replace", "commands.pretrain", "commands.learn"},
+    {
+        "commands.look",
+        "commands.measure",
+        "commands.replace",
+        "commands.pretrain",
+        "commands.convert",
+        "commands.learn",
+    },
     {"commands.sweep", "commands.compare", "commands.explore"},
     {"cli", "__init__", "__main__", "commands"},
 )

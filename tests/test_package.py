@@ -41,7 +41,7 @@ def test_the_commands_are_functions_whatever_was_imported_before() -> None:
     assert callable(regard.measure)
 
 
-@pytest.mark.parametrize("name", ["measure", "look", "replace", "pretrain", "learn", "sweep"])
+@pytest.mark.parametrize("name", ["measure", "look", "replace", "pretrain", "convert", "learn", "sweep"])
 def test_every_option_of_a_command_is_typed_in_its_signature(name: str) -> None:
     from regard.commands.sweep.run import COMMANDS
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from regard.adapters.gate_callback import GateCallback as GateCallback
     from regard.adapters.shared import SharedAdapters as SharedAdapters
     from regard.attention.spec import AttentionSpec as AttentionSpec
+    from regard.commands.convert.config import ConvertConfig as ConvertConfig
+    from regard.commands.convert.result import ConvertResult as ConvertResult
+    from regard.commands.convert.run import convert as convert
     from regard.commands.learn.config import LearnConfig as LearnConfig
     from regard.commands.learn.merge import merge as merge
     from regard.commands.learn.result import LearnResult as LearnResult
@@ -53,6 +56,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
+    "ConvertConfig": "regard.commands.convert.config",
+    "ConvertResult": "regard.commands.convert.result",
     "GateCallback": "regard.adapters.gate_callback",
     "LearnConfig": "regard.commands.learn.config",
     "LearnResult": "regard.commands.learn.result",
@@ -69,6 +74,7 @@ _MODULES = {
     "SharedAdapters": "regard.adapters.shared",
     "SinkCallback": "regard.training.callback",
     "average_attention": "regard.hooks",
+    "convert": "regard.commands.convert.run",
     "learn": "regard.commands.learn.run",
     "look": "regard.commands.look.run",
     "look_at": "regard.commands.look.run",

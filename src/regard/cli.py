@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard.commands.compare import cli as compare
+from regard.commands.convert import cli as convert
 from regard.commands.explore import cli as explore
 from regard.commands.learn import check, merge, rollback
 from regard.commands.learn import cli as learn
@@ -31,6 +32,7 @@ COMMANDS = {
     "compare": compare,
     "replace": replace,
     "pretrain": pretrain,
+    "convert": convert,
     "learn": learn,
     "check": check,
     "rollback": rollback,

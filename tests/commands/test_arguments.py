@@ -45,6 +45,12 @@ REPLACE = (
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
     *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric"),
 )
+CONVERSION = (
+    *("--attention", "--layers", "--text", "--length", "--layer-steps", "--model-steps", "--layer-learning-rate"),
+    *("--model-learning-rate", "--trained", "--batch-size", "--micro-batch-size", "--weight-decay"),
+    *("--max-grad-norm", "--precision", "--seed", "--eval-steps", "--eval-samples", "--save-steps"),
+    *("--logging-steps", "--average-samples"),
+)
 MODEL = {"model": None, "--adapter": None, "--device": "auto", "--dtype": "auto", "--trust-remote-code": False}
 RUN = {"--config": None, "--out": None, "--overwrite": False}
 RESUMABLE = {**RUN, "--resume": False}
@@ -82,6 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--constants-from": None,
     },
     "pretrain": {"name": None, "--cache": None, **RESUMABLE, **dict.fromkeys(RECIPE, argparse.SUPPRESS)},
+    "convert": {"model": None, "--cache": None, **RESUMABLE, **dict.fromkeys(CONVERSION, argparse.SUPPRESS)},
     "learn": {
         **RESUMABLE,
         **dict.fromkeys(COURSE, argparse.SUPPRESS),
@@ -181,7 +188,7 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (
             ["dream"],
             "regard: argument COMMAND: invalid choice: dream (choose from measure, look, explore, compare, replace, "
-            "pretrain, learn, check, rollback, merge, sweep)",
+            "pretrain, convert, learn, check, rollback, merge, sweep)",
         ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (
@@ -213,7 +220,7 @@ def test_text_may_be_named_more_than_once() -> None:
     assert given.text == ["a.txt", "b.txt", "-"]
 
 
-@pytest.mark.parametrize("name", ["measure", "replace", "pretrain", "learn", "sweep"])
+@pytest.mark.parametrize("name", ["measure", "replace", "pretrain", "convert", "learn", "sweep"])
 def test_help_in_python_describes_every_parameter_once(name: str) -> None:
     function = getattr(regard, name)
     lines = (inspect.getdoc(function) or "").splitlines()

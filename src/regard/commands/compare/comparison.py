@@ -12,6 +12,7 @@ import pandas as pd
 import rich.table
 from rich.text import Text
 
+from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.charts import make_curve_panels
 from regard.commands.learn.result import LearnResult
 from regard.commands.measure.result import MeasureResult
@@ -24,7 +25,7 @@ from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
 
 KINDS: dict[str, type[RunResult]] = {
-    kind.command: kind for kind in (MeasureResult, ReplaceResult, PretrainResult, LearnResult)
+    kind.command: kind for kind in (MeasureResult, ReplaceResult, PretrainResult, ConvertResult, LearnResult)
 }
 COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
 """Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""

@@ -1,0 +1,1 @@
+"""`regard convert`: give a trained language model another attention, and train it until it works again."""

@@ -1,0 +1,70 @@
+"""The configuration of a conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from regard.errors import UserError
+from regard.runs.config import MAX_SEED, Config, config_field
+
+if TYPE_CHECKING:
+    from regard.training import TrainingConfig
+
+Stage = Literal["layers", "model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(Config):
+    """Everything that a run of `regard convert` depends on beside the model. Each field is an option."""
+
+    command: ClassVar[str] = "convert"
+    resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps"})
+
+    attention: str = config_field(
+        "softmax+window=64+prefix=4", "average, or an operation of `regard replace --attention`: sigmoid, linear, …"
+    )
+    layers: tuple[int, ...] | None = config_field(None, "blocks that get it, as 0,2,5 (default: all)", minimum=0)
+    average_samples: int = config_field(200, "sequences of text that averages are of")
+    text: tuple[str, ...] = config_field(
+        ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True
+    )
+    length: int = config_field(128, "tokens of a sequence", minimum=8)
+    layer_steps: int = config_field(200, "updates of the first stage, layer by layer (0: none)", minimum=0)
+    model_steps: int = config_field(200, "updates of the second stage, end to end (0: none)", minimum=0)
+    layer_learning_rate: float = config_field(3e-3, "peak of the first stage's rate", exclusive_minimum=0)
+    model_learning_rate: float = config_field(3e-4, "peak of the second stage's rate", exclusive_minimum=0)
+    trained: Literal["all", "attention"] = config_field("all", "weights of the second stage: all or attention")
+    batch_size: int = config_field(8, "sequences an update")
+    micro_batch_size: int | None = config_field(None, "sequences a forward (default: all)")
+    weight_decay: float = config_field(0.0, "weight decay of AdamW", minimum=0)
+    max_grad_norm: float = config_field(1.0, "largest norm of the gradient", exclusive_minimum=0)
+    precision: Literal["float32", "bfloat16"] = config_field("float32", "float32, or bfloat16 (autocast)")
+    seed: int = config_field(0, "of batches and dropout", minimum=0, maximum=MAX_SEED)
+    eval_steps: int = config_field(50, "steps between two looks at the validation loss")
+    eval_samples: int = config_field(100, "held-out sequences a domain", minimum=2)
+    save_steps: int | None = config_field(100, "steps between two checkpoints")
+    logging_steps: int = config_field(10, "steps between two rows of the history")
+
+    def check(self) -> None:
+        if not self.text:
+            raise UserError("text: expected at least one source, got none")
+
+    def training_config(self, stage: Stage) -> TrainingConfig:
+        """Return the plan of a stage: a cosine behind a warm-up of a tenth of it."""
+        from regard.training import TrainingConfig
+
+        steps = self.layer_steps if stage == "layers" else self.model_steps
+        return TrainingConfig(
+            max_steps=steps,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            learning_rate=self.layer_learning_rate if stage == "layers" else self.model_learning_rate,
+            warmup_steps=steps // 10,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            precision=self.precision,
+            seed=self.seed,
+            save_steps=self.save_steps,
+            logging_steps=self.logging_steps,
+        )

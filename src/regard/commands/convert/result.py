@@ -1,0 +1,71 @@
+"""Result of `regard convert`, its sentences, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+from rich.console import RenderableType
+
+from regard.commands.convert.page import convert_page, layer_panels, ledes, loss_panels, stage_lines
+from regard.report.drawing import draw_panels
+from regard.report.terminal import summary
+from regard.runs.quiet import suppress_logging
+from regard.runs.result import RunResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODEL = "model"
+
+
+@dataclass(frozen=True, repr=False)
+class ConvertResult(RunResult):
+    """Converted model, its tokenizer, and what each stage did.
+
+    Attributes:
+        stages: Loss on held-out text, in nats a token: `untouched`, `replaced`, after `layers`, after `model`.
+        layers: Relative error of each layer's attention, before and after the first stage.
+        history: Rows of training.
+        metadata: Provenance of the results.
+        model: The model; None, as its `tokenizer`, if the result was loaded from a folder.
+    """
+
+    command: ClassVar[str] = "convert"
+    tables: ClassVar[Mapping[str, str]] = {"stages": "stages", "layers": "layers", "history": "history"}
+
+    stages: pd.DataFrame
+    layers: pd.DataFrame
+    history: pd.DataFrame
+    metadata: dict[str, Any]
+    model: Any = None
+    tokenizer: Any = None
+
+    def headline(self) -> str:
+        return ", ".join(f"{row.stage}: loss {row.loss:.3f}" for row in self.stages.itertuples())
+
+    def plot(self) -> Figure:
+        """Draw the loss of both stages by step, and the error of each layer."""
+        return draw_panels([*loss_panels(self.history), *layer_panels(self.layers)])
+
+    def figures_by_seed(self) -> dict[str, dict[Any, float]]:
+        """Return the losses on held-out text, of the one seed of the run."""
+        seed = self.metadata.get("config", {}).get("seed")
+        return {f"loss, {row.stage}": {seed: float(row.loss)} for row in self.stages.itertuples()}
+
+    def summary(self) -> RenderableType:
+        title = f"{self.metadata['model']['name']} with {self.metadata['config']['attention']}"
+        return summary(title, ledes(self.stages, self.metadata), [stage_lines(self.stages)])
+
+    def page(self) -> str:
+        return convert_page(self.stages, self.layers, self.history, self.metadata)
+
+    def write_artifacts(self, folder: Path) -> None:
+        if self.model is not None:
+            with suppress_logging():
+                self.model.save_pretrained(folder / MODEL)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder / MODEL)

@@ -1,0 +1,316 @@
+"""Conversion of a language model: replace its attention, match it layer by layer, train it end to end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regard import training
+from regard.commands.convert.config import ConvertConfig, Stage
+from regard.commands.convert.matching import LayerMatch
+from regard.commands.convert.result import ConvertResult
+from regard.data import tokenizers
+from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
+from regard.data.texts import Source
+from regard.errors import UserError
+from regard.hooks import average_attention, replaced
+from regard.models.loss import logits_cross_entropy
+from regard.models.model_files import Loaded, eval_mode
+from regard.models.pretrained import load, resolve_model
+from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
+from regard.runs.intervals import t_interval
+from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
+from regard.runs.provenance import describe_cost, describe_model, describe_run
+from regard.runs.rank import num_processes
+from regard.runs.work_dir import open_work_dir
+from regard.training.sink_monitor import ValidationLoss
+
+PARTS = ("layers", "model")
+"""What a run makes in its work folder: the checkpoints of each stage."""
+AVERAGE = "average"
+"""The attention that stands for constants: the averages over rows of the text, which stay as they are."""
+EVALUATION_LOGITS = 2**24
+Rows = Mapping[str, Tensor]
+
+
+@shown_in_notebook()
+@describe_options(ConvertConfig)
+def convert(  # noqa: D417 - the options are described in the configuration
+    model: str | PreTrainedModel | Loaded,
+    tokenizer: Any = None,
+    *,
+    config: ConvertConfig | None = None,
+    work_dir: str | Path | None = None,
+    resume: bool = False,
+    keep_work_dir: bool = False,
+    cache: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    attention: str | Unset = UNSET,
+    layers: tuple[int, ...] | Unset | None = UNSET,
+    average_samples: int | Unset = UNSET,
+    text: str | Sequence[str] | Unset = UNSET,
+    length: int | Unset = UNSET,
+    layer_steps: int | Unset = UNSET,
+    model_steps: int | Unset = UNSET,
+    layer_learning_rate: float | Unset = UNSET,
+    model_learning_rate: float | Unset = UNSET,
+    trained: Literal["all", "attention"] | Unset = UNSET,
+    batch_size: int | Unset = UNSET,
+    micro_batch_size: int | Unset | None = UNSET,
+    weight_decay: float | Unset = UNSET,
+    max_grad_norm: float | Unset = UNSET,
+    precision: Literal["float32", "bfloat16"] | Unset = UNSET,
+    seed: int | Unset = UNSET,
+    eval_steps: int | Unset = UNSET,
+    eval_samples: int | Unset = UNSET,
+    save_steps: int | Unset | None = UNSET,
+    logging_steps: int | Unset = UNSET,
+) -> ConvertResult:
+    """Give a trained causal language model another attention, and train it until it works again.
+
+    First each layer's attention is trained to give the output of the untouched layer, on the untouched model's hidden
+    states; then the model is trained end to end as a language model.
+
+    Args:
+        model: Folder, hub id, or a model; it stays as it is.
+        tokenizer: The tokenizer of a model; None for one that is named.
+        config: A configuration, which the options change.
+        work_dir: Folder of checkpoints, new or of an earlier run; None for a temporary one.
+        resume: Resume the run interrupted in `work_dir`, if any, with the same results.
+        keep_work_dir: Do not delete the checkpoints at the end.
+        cache: Folder of packed text, for reuse. None for $REGARD_CACHE, else `~/.cache/regard`.
+        on_progress: Called while text is packed and after each step.
+
+    Returns:
+        The converted model with its tokenizer, and the loss on held-out text before and after each stage.
+
+    Raises:
+        UserError: The attention does not fit the model, text is missing, or `work_dir` belongs to another run.
+
+    Source:
+        LoLCATs (Zhang et al. 2024, arXiv 2410.10254): attention transfer, then fine-tuning.
+    """
+    config = (config or ConvertConfig()).replace(**explicit_arguments(locals(), ConvertConfig))
+    if num_processes() > 1:
+        raise UserError(f"convert: expected one process, got {num_processes()}")
+    loaded = _load(model, tokenizer)
+    folder = Path(cache or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / "text"
+
+    def report_packing(domain: str, tokens: int) -> None:
+        if on_progress is not None:
+            on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
+
+    with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
+        student = (
+            None if config.attention == AVERAGE else replaced(loaded.model, config.attention, layers=config.layers)
+        )
+        sources = [Source.parse(source) for source in config.text]
+        corpus = prepare_corpus(
+            sources, loaded.tokenizer, length=config.length, folder=folder, on_progress=report_packing
+        )
+        hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
+        model_id = {"name": loaded.name, "sha256": loaded.sha256}
+        work.start({"config": config.identity(), "model": model_id, "data": hashes})
+        draw = BatchSampler(corpus, config.batch_size, config.seed)
+        student = student or _with_averages(loaded, config, draw)
+        conversion = _Conversion(config, loaded, student, corpus, draw, work.folder, work.resume, on_progress)
+        conversion.run()
+    return conversion.result(hashes)
+
+
+def _load(model: Any, tokenizer: Any) -> Loaded:
+    """Return a causal language model with float32 weights, and its tokenizer."""
+    if isinstance(model, str):
+        model = load(model, language_model=True, dtype="float32")
+    loaded = resolve_model(model, tokenizer, to="convert", call="regard.convert(model, tokenizer)", language_model=True)
+    name, host = loaded.name, loaded.model
+    if getattr(host.config, "is_encoder_decoder", False):
+        raise UserError(f"model: expected a causal language model, {name} is an encoder–decoder")
+    if not hasattr(host, "lm_head") and host.get_output_embeddings() is None:
+        raise UserError(f"model: expected a causal language model, {type(host).__name__} has no head")
+    if any(parameter.dtype != torch.float32 for parameter in host.parameters()):
+        raise UserError("model: expected weights in float32, to be trained; load the model with dtype=torch.float32")
+    return loaded
+
+
+def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) -> Any:
+    """Return the model with the average attention over rows of the text in the place of its heads."""
+    num_batches = math.ceil(config.average_samples / config.batch_size)
+    batches = (draw.rows(step).to(loaded.model.device) for step in range(num_batches))
+    constants = average_attention(loaded.model, batches, config.length, tokenizer=loaded.tokenizer, source="text")
+    heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
+    if missing := sorted({*(config.layers or ())} - {head[1] for head in heads}):
+        raise UserError(f"layers: expected some of {sorted({head[1] for head in constants.heads})}, got {missing[0]}")
+    return replaced(loaded.model, constants, heads)
+
+
+class _Conversion:
+    """The stages of one run, and what is measured after each."""
+
+    def __init__(
+        self,
+        config: ConvertConfig,
+        loaded: Loaded,
+        student: Any,
+        corpus: Corpus,
+        draw: BatchSampler,
+        folder: Path,
+        resume: bool,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.config, self.loaded, self.student, self.corpus = config, loaded, student, corpus
+        self.draw = draw
+        self.folder, self.resume, self.on_progress = folder, resume, on_progress
+        self.teacher = loaded.model.eval()
+        self.held_out = {
+            domain.name: domain.valid.evenly_spaced(min(config.eval_samples, len(domain.valid)))
+            for domain in corpus.domains
+        }
+        self.rows = torch.cat(list(self.held_out.values()))
+        entry = student.config.constant_heads
+        constant = {(site, layer) for site, layer, _ in entry["heads"]}
+        places = [p for p in entry["places"] if not constant or (p["site"], p["layer"]) in constant]
+        self.layers = {place["path"]: place["layer"] for place in places}
+        self.match = LayerMatch(self.teacher, list(self.layers))
+        self.stages: list[dict[str, Any]] = []
+        self.history: list[dict[str, Any]] = []
+        self.layer_errors: list[dict[str, Any]] = []
+        self.untouched: list[float] = []
+
+    def run(self) -> None:
+        """Measure, train and measure again."""
+        config, all_trained = self.config, [p for p in self.student.parameters() if p.requires_grad]
+        of_attention = {p for name in self.match.names for p in self.student.get_submodule(name).parameters()}
+        with self.match.installed(self.student):
+            self.match.measure_scales(self.rows[: config.batch_size].to(self.teacher.device))
+            self.add_stage("untouched", self.teacher, 0, 0.0)
+            self.add_stage("replaced", self.student, 0, 0.0)
+            if config.layer_steps:
+                self.train_only([p for p in all_trained if p in of_attention])
+                self.train("layers", 0, self.match.loss, _count_tokens)
+        if config.model_steps:
+            chosen = all_trained if config.trained == "all" else [p for p in all_trained if p in of_attention]
+            self.train_only(chosen)
+            self.train("model", config.layer_steps, _language_model_loss, _count_targets)
+        for parameter in all_trained:
+            parameter.requires_grad_(True)
+        self.student.eval()
+
+    def train_only(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        chosen = set(parameters)
+        for parameter in self.student.parameters():
+            parameter.requires_grad_(parameter in chosen)
+
+    def train(
+        self,
+        stage: Stage,
+        first: int,
+        loss: Callable[[Any, Rows], Tensor],
+        count: Callable[[Rows], int],
+    ) -> None:
+        """Train a stage, whose text goes on behind the `first` batches."""
+
+        def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
+            if self.on_progress is not None:
+                phase = "matching layers" if stage == "layers" else "training the model"
+                self.on_progress(ProgressEvent(phase=phase, step=step, steps=steps, metrics=metrics))
+
+        trained = training.train(
+            self.student,
+            self.config.training_config(stage),
+            batch=lambda step: {"input_ids": self.draw.rows(first + step)},
+            loss=loss,
+            count=count,
+            folder=self.folder / stage,
+            resume=self.resume,
+            watchers=[ValidationLoss(self.held_out, every=self.config.eval_steps)],
+            on_progress=report,
+            device="cpu" if self.teacher.device.type == "cpu" else None,
+        )
+        self.history += [{"stage": stage, **row} for row in trained.history]
+        self.add_stage(stage, self.student, trained.steps, trained.seconds)
+
+    def add_stage(self, stage: str, model: Any, steps: int, seconds: float) -> None:
+        """Measure the loss of each held-out row, and the error of each layer."""
+        losses = row_losses(model, self.rows)
+        self.untouched = self.untouched or losses
+        own = t_interval(losses)
+        change = t_interval([after - before for after, before in zip(losses, self.untouched, strict=True)])
+        self.stages.append(
+            {
+                **{"stage": stage, "steps": steps, "seconds": seconds, "loss": own.mean},
+                **{"loss_low": own.ci_low, "loss_high": own.ci_high, "perplexity": math.exp(min(own.mean, 700.0))},
+                **{"change": change.mean, "change_low": change.ci_low, "change_high": change.ci_high},
+                "rows": len(losses),
+            }
+        )
+        if stage in ("replaced", "layers"):
+            self.add_layer_errors(stage, model)
+
+    @torch.no_grad()
+    def add_layer_errors(self, stage: str, model: Any) -> None:
+        sums = dict.fromkeys(self.match.names, 0.0)
+        with eval_mode(model):
+            for rows in self.rows.split(self.config.batch_size):
+                self.match.loss(model, {"input_ids": rows.to(model.device)})
+                for name, error in self.match.errors.items():
+                    sums[name] += float(error)
+        for name, total in sums.items():
+            row = {"stage": stage, "layer": self.layers[name], "relative_error": total / self.rows.numel()}
+            self.layer_errors.append(row)
+
+    def result(self, hashes: Mapping[str, Any]) -> ConvertResult:
+        seconds = sum(row["seconds"] for row in self.stages)
+        loaded, entry = self.loaded, self.student.config.constant_heads
+        tokens = self.config.batch_size * self.config.length * (self.config.layer_steps + self.config.model_steps)
+        metadata = describe_run(
+            self.config,
+            model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
+            attention=entry["operation"] or {"constants": entry["origin"]},
+            data={
+                "domains": [domain.metadata() for domain in self.corpus.domains],
+                "sha256": dict(hashes),
+                "tokenizer": {"size": len(loaded.tokenizer), "sha256": tokenizers.tokenizer_hash(loaded.tokenizer)},
+            },
+            final=copy.copy(self.stages[-1]),
+            cost=describe_cost(self.student.device, seconds, tokens=tokens),
+        )
+        tables = (pd.DataFrame(self.stages), pd.DataFrame(self.layer_errors), pd.DataFrame(self.history))
+        return ConvertResult(*tables, metadata, self.student, loaded.tokenizer)
+
+
+@torch.no_grad()
+def row_losses(model: Any, rows: Tensor) -> list[float]:
+    """Return the mean −log p of the tokens of each row (row, token) but the first, in nats."""
+    vocabulary = model.config.get_text_config().vocab_size
+    size = max(1, min(32, EVALUATION_LOGITS // (rows.shape[1] * vocabulary)))
+    losses: list[float] = []
+    with eval_mode(model):
+        for ids in rows.split(size):
+            batch = ids.to(model.device)
+            logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
+            pairs = zip(logits, batch[:, 1:], strict=True)
+            losses += [float(logits_cross_entropy(one[None], targets[None])) for one, targets in pairs]
+    return [loss / (rows.shape[1] - 1) for loss in losses]
+
+
+def _language_model_loss(model: Any, rows: Rows) -> Tensor:
+    ids = rows["input_ids"]
+    return logits_cross_entropy(model(input_ids=ids, use_cache=False).logits[:, :-1], ids[:, 1:])
+
+
+def _count_tokens(rows: Rows) -> int:
+    return rows["input_ids"].numel()
+
+
+def _count_targets(rows: Rows) -> int:
+    return rows["input_ids"][:, 1:].numel()

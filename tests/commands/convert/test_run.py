@@ -1,0 +1,294 @@
+"""`regard convert`: what each stage trains, what is measured, what is saved, resuming, and refusals."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import regard as package
+from regard.commands.convert.config import ConvertConfig
+from regard.commands.convert.matching import LayerMatch
+from regard.commands.convert.result import ConvertResult
+from regard.commands.convert.run import convert, row_losses
+from regard.data.corpus import BatchSampler, prepare_corpus
+from regard.data.texts import Source
+from regard.errors import UserError
+from regard.hooks import average_attention, replaced
+from regard.models import load
+from regard.runs.progress import ProgressEvent
+
+Tiny = Callable[[str], Path]
+SMALL: dict[str, Any] = {
+    **{"attention": "sigmoid", "length": 16, "batch_size": 2, "layer_steps": 4, "model_steps": 4},
+    **{"eval_steps": 2, "eval_samples": 6, "save_steps": 2, "logging_steps": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def causal(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny decoder with its head."""
+    folder = tmp_path_factory.mktemp("causal")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokenizer = AutoTokenizer.from_pretrained(tiny("llama"))
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def small(text_file: Path, tmp_path: Path) -> dict[str, Any]:
+    """Options of a conversion of a few steps."""
+    return {**SMALL, "text": [str(text_file)], "cache": tmp_path / "cache"}
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_what_a_conversion_measures(causal: str, small: dict[str, Any]) -> None:
+    found = convert(causal, **small)
+    assert list(found.stages["stage"]) == ["untouched", "replaced", "layers", "model"]
+    assert list(found.stages["steps"]) == [0, 0, 4, 4]
+    assert set(found.history["stage"]) == {"layers", "model"}
+    assert list(found.layers["layer"]) == [0, 1, 0, 1]
+    untouched = found.stages.iloc[0]
+    assert untouched["change"] == 0
+    changes = found.stages["loss"] - untouched["loss"]
+    pd.testing.assert_series_equal(found.stages["change"], changes, check_names=False, atol=1e-6)
+    assert (found.stages["change_low"] <= found.stages["change"]).all()
+
+
+def test_the_loss_is_that_of_the_model_on_its_rows(causal: str) -> None:
+    model = load(causal, language_model=True).model
+    rows = torch.randint(5, 30, (3, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(rows).logits.double()
+    expected = functional.cross_entropy(logits[:, :-1].transpose(1, 2), rows[:, 1:], reduction="none").mean(1)
+    torch.testing.assert_close(torch.tensor(row_losses(model, rows)), expected, atol=1e-5, rtol=0, check_dtype=False)
+
+
+def test_the_first_stage_trains_attention_alone_and_the_second_all(causal: str, small: dict[str, Any]) -> None:
+    model, tokenizer = (lambda loaded: (loaded.model, loaded.tokenizer))(load(causal, language_model=True))
+    before = weights(model)
+    first = weights(convert(model, tokenizer, **{**small, "model_steps": 0}).model)
+    assert changed(before, first)
+    assert all(".self_attn." in name for name in changed(before, first))
+    both = weights(convert(model, tokenizer, **small).model)
+    assert {name.split(".")[-2] for name in changed(before, both)} > {"down_proj", "embed_tokens", "q_proj"}
+    attention = weights(convert(model, tokenizer, **{**small, "trained": "attention"}).model)
+    assert all(".self_attn." in name for name in changed(before, attention))
+    assert not changed(before, weights(model)), "the model that was given stays as it was"
+
+
+def test_the_same_attention_matches_from_the_start(causal: str) -> None:
+    model = load(causal, language_model=True).model
+    student = replaced(model, "softmax")
+    rows = torch.randint(5, 30, (3, 12))
+    match = LayerMatch(model, [f"model.layers.{layer}.self_attn" for layer in range(2)])
+    with match.installed(student):
+        match.measure_scales(rows)
+        loss = match.loss(student, {"input_ids": rows})
+    assert float(loss.detach()) < 1e-9
+
+
+def test_layers_are_matched_without_dropout() -> None:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=47, n_positions=32, **sizes)).eval()
+    student = replaced(model, "softmax").train()
+    rows = torch.randint(5, 30, (3, 12))
+    match = LayerMatch(model, [f"transformer.h.{layer}.attn" for layer in range(2)])
+    with match.installed(student):
+        match.measure_scales(rows)
+        assert float(match.loss(student, {"input_ids": rows}).detach()) < 1e-9
+    assert student.training
+
+
+def test_the_error_of_a_layer_is_on_the_hidden_states_of_the_teacher(causal: str) -> None:
+    """The definition written out: the module of each layer, run by itself on what the teacher's module was given."""
+    model = load(causal, language_model=True).model.double()
+    student = replaced(model, "sigmoid")
+    names = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+    rows = torch.randint(5, 30, (3, 12))
+    given: dict[str, Any] = {}
+    outputs: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: Any, args: Any, options: Any, output: Any) -> None:
+            given[name], outputs[name] = (args, options), output[0]
+
+        return hook
+
+    handles = [model.get_submodule(n).register_forward_hook(keep(n), with_kwargs=True) for n in names]
+    with torch.no_grad():
+        model(rows, use_cache=False)
+        expected = {}
+        for name in names:
+            args, options = given[name]
+            alone = student.get_submodule(name)(*args, **options)[0]
+            expected[name] = ((alone - outputs[name]) ** 2).mean(-1).sum() / (outputs[name] ** 2).mean()
+    for handle in handles:
+        handle.remove()
+    match = LayerMatch(model, names)
+    with match.installed(student), torch.no_grad():
+        match.measure_scales(rows)
+        total = match.loss(student, {"input_ids": rows})
+    for name in names:
+        assert float(match.errors[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+    assert float(total) == pytest.approx(sum(map(float, expected.values())) / 2, rel=1e-5)
+
+
+def test_the_gradient_of_a_layer_is_of_its_own_error(causal: str) -> None:
+    """What one layer's weights do to the layers behind it does not count."""
+    model = load(causal, language_model=True).model
+    student = replaced(model, "sigmoid")
+    names = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+    rows = {"input_ids": torch.randint(5, 30, (3, 12))}
+    match = LayerMatch(model, names)
+    with match.installed(student):
+        match.measure_scales(rows["input_ids"])
+        match.loss(student, rows)
+        first = student.get_submodule(names[0]).q_proj.weight
+        (of_second,) = torch.autograd.grad(match.errors[names[1]], first, retain_graph=True, allow_unused=True)
+        (of_first,) = torch.autograd.grad(match.errors[names[0]], first)
+    assert of_second is None or not of_second.any()
+    assert of_first.any()
+
+
+def test_training_matches_the_layers(causal: str, small: dict[str, Any]) -> None:
+    found = convert(causal, **{**small, "layer_steps": 60, "model_steps": 0, "layer_learning_rate": 0.01})
+    errors = found.layers.groupby("stage")["relative_error"].mean()
+    assert errors["layers"] < errors["replaced"] / 2
+
+
+def test_averages(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    """Constants are the averages over the rows that are drawn, stay as they are, and are saved."""
+    options = {**small, "attention": "average", "average_samples": 4}
+    found = convert(causal, **options)
+    loaded = load(causal, language_model=True)
+    (source,) = small["text"]
+    corpus = prepare_corpus([Source.parse(source)], loaded.tokenizer, length=16, folder=tmp_path / "again")
+    draw = BatchSampler(corpus, 2, 0)
+    expected = average_attention(loaded.model, [draw.rows(0), draw.rows(1)], 16)
+    matrices = {name: value for name, value in found.model.named_parameters() if "matrices" in name}
+    assert len(matrices) == 2
+    for layer, (name, matrix) in enumerate(matrices.items()):
+        assert f"layers.{layer}." in name
+        torch.testing.assert_close(matrix, expected.matrices["decoder", layer])
+    found.save(tmp_path / "run")
+    ids = torch.randint(5, 30, (2, 12))
+    with torch.no_grad():
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+        assert torch.equal(again(ids).logits, found.model(ids).logits)
+    assert convert(causal, **{**options, "layers": (1,)}).layers["layer"].unique().tolist() == [1]
+
+
+def test_some_layers_alone(causal: str, small: dict[str, Any]) -> None:
+    found = convert(causal, **{**small, "layers": (1,), "trained": "attention"})
+    assert list(found.layers["layer"]) == [1, 1]
+    before = weights(AutoModelForCausalLM.from_pretrained(causal))
+    assert all(".layers.1.self_attn." in name for name in changed(before, weights(found.model)))
+
+
+@pytest.mark.parametrize("phase", ["matching layers", "training the model"])
+def test_an_interrupted_run_resumes_to_the_same_weights(
+    phase: str, causal: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    def stop(event: ProgressEvent) -> None:
+        if event.phase == phase and event.step == 3:
+            raise KeyboardInterrupt
+
+    whole = convert(causal, **small)
+    folder = {"work_dir": tmp_path / "work", "keep_work_dir": True}
+    with pytest.raises(KeyboardInterrupt):
+        convert(causal, **small, **folder, on_progress=stop)
+    resumed = convert(causal, **small, **folder, resume=True)
+    assert not changed(weights(whole.model), weights(resumed.model))
+    pd.testing.assert_frame_equal(whole.stages.drop(columns="seconds"), resumed.stages.drop(columns="seconds"))
+    speed = ["seconds", "items_per_second"]
+    pd.testing.assert_frame_equal(whole.history.drop(columns=speed), resumed.history.drop(columns=speed))
+
+
+def test_the_command_and_its_folder(
+    causal: str, text_file: Path, regard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    options = [
+        part for name, value in SMALL.items() if name != "attention" for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    line = ("convert", causal, "--attention", "softmax+window=4+prefix=1", "--text", text_file)
+    ended = regard(*line, *options, "--out", "run")
+    assert (ended.code, "Written to run" in ended.out) == (0, True)
+    found = ConvertResult.load(tmp_path / "run")
+    assert found.metadata["config"]["attention"] == "softmax+window=4+prefix=1"
+    assert "Loss on held-out text" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    final = found.stages.iloc[-1]["loss"]
+    assert found.metadata["final"]["loss"] == final
+    ids = torch.randint(5, 30, (1, 12))
+    assert not torch.equal(model(ids).logits, load(causal, language_model=True).model(ids).logits)
+    measured = regard("measure", "run/model", "--text", text_file, "--samples", 2, "--length", 16, "--out", "measured")
+    assert measured.code == 0
+    again = regard(*line, *options, "--out", "again")
+    assert again.code == 0
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "again" / "model")
+    assert not changed(weights(model), weights(saved))
+    assert "already replaced" in regard("convert", "run/model", "--text", text_file, "--out", "twice").complaint
+
+
+def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    found = package.convert(causal, **small)
+    assert found.figures_by_seed()["loss, untouched"] == {0: found.stages.iloc[0]["loss"]}
+    assert found.plot() is not None
+    assert len(repr(found)) < 200
+    found.save(tmp_path / "run")
+    loaded = ConvertResult.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(loaded.stages, found.stages)
+
+
+@pytest.mark.parametrize(
+    "kind,options,message",
+    [
+        ("t5", {}, "expected a causal language model"),
+        ("bert", {}, "expected"),
+        ("llama", {"attention": "nope"}, "expected"),
+        ("llama", {"layers": (7,)}, "7"),
+        ("llama", {"layers": (7,), "attention": "average"}, "layers: expected some of .0, 1., got 7"),
+        ("llama", {"text": []}, "text: expected at least one source"),
+        ("llama", {"text": ["nowhere.txt"]}, "nowhere.txt"),
+        ("llama", {"length": 2}, "length: expected"),
+    ],
+)
+def test_what_cannot_be_converted(
+    kind: str, options: dict[str, Any], message: str, causal: str, tiny: Tiny, small: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        convert(causal if kind == "llama" else str(tiny(kind)), **{**small, **options})
+
+
+def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
+    loaded = load(causal, language_model=True)
+    with pytest.raises(UserError, match="expected weights in float32"):
+        convert(loaded.model.half(), loaded.tokenizer, **small)
+
+
+def test_autocast(causal: str, small: dict[str, Any]) -> None:
+    found = convert(causal, **small, precision="bfloat16")
+    assert found.stages["loss"].notna().all()
+    assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+
+
+def test_the_plan_of_each_stage() -> None:
+    config = ConvertConfig(layer_steps=50, model_steps=20)
+    plans = [config.training_config(stage) for stage in ("layers", "model")]
+    assert [(plan.max_steps, plan.warmup_steps) for plan in plans] == [(50, 5), (20, 2)]
+    assert [plan.learning_rate for plan in plans] == [config.layer_learning_rate, config.model_learning_rate]
