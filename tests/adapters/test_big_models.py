@@ -1,5 +1,7 @@
 """Bases that are quantized or off-loaded: what works equals the whole base; the rest is refused before a change."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,33 @@ def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_
     expected(input_ids=IDS, labels=IDS).loss.backward()
     for parameter, other in zip(actual.pool.parameters_of(1), expected.pool.parameters_of(1), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad)
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so(
+    kind: type[PackedLinear], tmp_path: Path
+) -> None:
+    model = quantized(kind)
+    there = with_adapters(dequantized(model))
+    there.save_pretrained(tmp_path / "saved")
+    there.export_peft_set(tmp_path / "set")
+    there.export_peft("a", tmp_path / "one")
+    advice = r"got the weights \w+; any_model=True takes the same base in another precision$"
+    for load, name in ((regard.SharedAdapters.from_pretrained, "saved"), (regard.SharedAdapters.from_peft_set, "set")):
+        with pytest.raises(UserError, match=advice):
+            load(copy.deepcopy(model), tmp_path / name)
+        here = load(copy.deepcopy(model), tmp_path / name, any_model=True)
+        with torch.no_grad():
+            torch.testing.assert_close(here.routing_weights(input_ids=IDS), there.routing_weights(input_ids=IDS))
+            torch.testing.assert_close(here(input_ids=IDS).logits, there(input_ids=IDS).logits)
+        here.save_pretrained(tmp_path / f"{name}-again")
+        again = regard.SharedAdapters.from_pretrained(dequantized(model), tmp_path / f"{name}-again")
+        with torch.no_grad():
+            torch.testing.assert_close(again(input_ids=IDS).logits, there(input_ids=IDS).logits)
+    here = regard.SharedAdapters(copy.deepcopy(model), r=4)
+    with pytest.raises(UserError, match=advice):
+        here.import_peft(tmp_path / "one", "a")
+    assert here.import_peft(tmp_path / "one", "a", any_model=True) == 0
 
 
 @pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])

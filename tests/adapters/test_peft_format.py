@@ -21,6 +21,7 @@ peft = pytest.importorskip("peft")
 # peft asks Transformers for a name that will go.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
+ADVICE = "any_model=True takes the same base in another precision"
 KINDS = ("bert", "t5", "gpt2", "llama")
 TARGETS = {"bert": ["query", "value"], "t5": ["q", "v"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"]}
 
@@ -250,7 +251,7 @@ def test_a_block_of_another_base_is_refused(family: str, tmp_path: Path) -> None
     other = SharedAdapters(made(family, seed=99), **LEARNT, r=4)
     here, there = base_sha256(other.model)[:12], base_sha256(adapters.model)[:12]
     wanted = f"the base of the blocks, {type(adapters.model).__name__} without a name with the weights {there}"
-    assert refusal(other, tmp_path / "one") == f"model: expected {wanted}, got the weights {here}"
+    assert refusal(other, tmp_path / "one") == f"model: expected {wanted}, got the weights {here}; {ADVICE}"
 
 
 def test_the_base_is_known_by_its_weights_in_any_precision_with_any_head(tmp_path: Path) -> None:

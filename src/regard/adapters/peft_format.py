@@ -106,7 +106,7 @@ def list_set(folder: Path) -> list[str]:
         return [str(name) for name in json.loads(header["names"])]
 
 
-def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
+def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any_model: bool) -> A:
     """Load what `export_set` wrote into a model."""
     if not (folder / ROUTER).is_file():
         raise UserError(f"folder: expected adapters as `export_peft_set` writes them, with {ROUTER}, got {folder}")
@@ -119,9 +119,11 @@ def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, fold
         adapters = adapter_class(model, **{**settings, "target_modules": list(first.layers)})
         adapters.settings = settings
         for name in names:
-            import_adapter(adapters, folder / name, name, None, router=False)
+            import_adapter(adapters, folder / name, name, None, router=False, any_model=any_model)
         saving.copy_router(adapters, tensors)
         saving.copy_past_tasks(adapters, tensors)
+        if any_model:
+            adapters.base_sha256 = first.origin["base"]["sha256"]
     return adapters
 
 
@@ -190,7 +192,13 @@ def read_adapter(folder: Path) -> PeftAdapter:
 
 
 def import_adapter(
-    adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool
+    adapters: AdapterModel,
+    folder: Path,
+    name: str,
+    lineage: Mapping[str, Any] | None,
+    *,
+    router: bool,
+    any_model: bool,
 ) -> int:
     """Add the adapter of a folder; B absorbs another scale, and a lower rank and other layers are filled with zeros."""
     adapter = read_adapter(folder)
@@ -201,7 +209,7 @@ def import_adapter(
         targets = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in layers))
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
     matrices = {layer: _fit_matrices(layers[layer].adapters, folder, layer, pairs[layer]) for layer in pairs}
-    if origin:
+    if origin and not any_model:
         saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
     route = _read_route(adapters, folder, origin) if router else _Route({}, {})
     active = adapters.active_adapter

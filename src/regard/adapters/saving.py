@@ -1,6 +1,7 @@
 """Saving and loading adapters, their router and metadata: safetensors and JSON, without training state."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard.adapters.lora import MixedLayer
+from regard.adapters.lora import MixedLayer, weight_shape
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
 from regard.adapters.prompt_pool import PromptAdapterPool
@@ -50,8 +51,8 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     return folder
 
 
-def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
-    """Load the adapters of a folder into a model."""
+def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any_model: bool) -> A:
+    """Load the adapters of a folder into a model; with `any_model` of other weights, whose files stay the base's."""
     metadata, tensors = _read_folder(folder)
     with as_user_error(f"{folder}: expected blocks as `save_pretrained` leaves them, got", MALFORMED):
         base = metadata["base"]
@@ -62,7 +63,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
         added = int(metadata["added"])
         if isinstance(model, (str, Path)):
             model = load_model(model, str(base["architecture"]))
-        _check_base(model, base, layers, tensors)
+        _check_base(model, base, layers, tensors, any_model)
         if len(dict(blocks)) != len(blocks):
             raise ValueError("two blocks of one name")
         adapters = cls(model, **settings)
@@ -73,7 +74,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
             parameter = adapters.model.get_parameter(name.removeprefix(_HEAD)).requires_grad_(True)
             _copy_into(tensors[name], parameter, name)
         copy_past_tasks(adapters, tensors)
-        if merged:
+        if merged or any_model:
             adapters.base_sha256 = base["sha256"]
         for index, (name, weight, lineage) in enumerate(merged):
             paths = {layer: f"merged.{index}.{layer}" for layer in layers}
@@ -132,7 +133,7 @@ def check_weights(base: Mapping[str, Any], actual: str) -> None:
     if actual != base["sha256"]:
         raise UserError(
             f"model: expected {_describe_base(base)} with the weights {base['sha256'][:12]}, "
-            f"got the weights {actual[:12]}"
+            f"got the weights {actual[:12]}; any_model=True takes the same base in another precision"
         )
 
 
@@ -225,7 +226,7 @@ def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
 
 
 def _check_base(
-    model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
+    model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor], any_model: bool
 ) -> None:
     expected = _describe_base(base)
     if not isinstance(model, PreTrainedModel):
@@ -235,10 +236,13 @@ def _check_base(
     if missing:
         raise UserError(f"model: expected {expected}, got {type(model).__name__}, which has no layer {missing[0]}")
     for name in layers:
-        down, up, weight = tensors.get(f"layers.{name}.A"), tensors.get(f"layers.{name}.B"), modules[name].weight
-        if down is not None and up is not None and weight.numel() != up.shape[1] * down.shape[2]:
+        down, up = tensors.get(f"layers.{name}.A"), tensors.get(f"layers.{name}.B")
+        if down is None or up is None:
+            continue
+        if math.prod(weight_shape(modules[name])) != up.shape[1] * down.shape[2]:
             raise UserError(f"model: expected {expected}, got a {type(model).__name__} with {name} of another shape")
-    check_weights(base, base_sha256(model))
+    if not any_model:
+        check_weights(base, base_sha256(model))
 
 
 def _describe_base(base: Mapping[str, Any]) -> str:

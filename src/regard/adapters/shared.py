@@ -191,12 +191,15 @@ class SharedAdapters(AdapterModel):
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod
-    def from_pretrained(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
+    def from_pretrained(
+        cls, model: PreTrainedModel | str | Path, folder: str | Path, *, any_model: bool = False
+    ) -> SharedAdapters:
         """Load adapters, all frozen, into a model, or into that of a name; raise UserError if it is another base.
 
-        A head that was open when it was saved is loaded, and open again.
+        A head that was open when it was saved is loaded, and open again. With `any_model` the weights may be others, as
+        of the same base in 4 bits; shapes are checked all the same, and files written from here belong to that base.
         """
-        return saving.load(cls, model, Path(folder))
+        return saving.load(cls, model, Path(folder), any_model=any_model)
 
     def export_peft(self, name: str, folder: str | Path, *, router: bool = False, overwrite: bool = False) -> Path:
         """Write an adapter in PEFT's format, with its lineage and the hash of its base; return the folder.
@@ -208,19 +211,25 @@ class SharedAdapters(AdapterModel):
         return peft_format.export_adapter(self, name, Path(folder), router=router, overwrite=overwrite)
 
     def import_peft(
-        self, folder: str | Path, name: str, lineage: Mapping[str, Any] | None = None, *, router: bool = False
+        self,
+        folder: str | Path,
+        name: str,
+        lineage: Mapping[str, Any] | None = None,
+        *,
+        router: bool = False,
+        any_model: bool = False,
     ) -> int:
         """Add the LoRA adapter of a folder in PEFT's format, frozen, and return its index.
 
         Its lineage is by default that written by `export_peft`. With `router` what the router knew of the adapter is
         restored: its mean, and the covariance into a model that has none; or its key, and the shared maps, which must
         be those of this model unless it has no adapter. Without, a mean comes from `fit_router`, and a key is
-        initialized as of any new adapter.
+        initialized as of any new adapter. With `any_model` the base may have other weights, as in 4 bits.
 
         Raises:
             UserError: The adapter, its base or its maps do not fit; nothing is changed then.
         """
-        return peft_format.import_adapter(self, Path(folder), name, lineage, router=router)
+        return peft_format.import_adapter(self, Path(folder), name, lineage, router=router, any_model=any_model)
 
     def export_peft_set(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write all adapters in PEFT's format, each in a folder of its name, with the router beside; return the folder.
@@ -233,9 +242,14 @@ class SharedAdapters(AdapterModel):
         return peft_format.export_set(self, Path(folder), overwrite=overwrite)
 
     @classmethod
-    def from_peft_set(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-        """Load the adapters and the router of `export_peft_set`, all frozen, into a model, or into that of a name."""
-        return peft_format.import_set(cls, model, Path(folder))
+    def from_peft_set(
+        cls, model: PreTrainedModel | str | Path, folder: str | Path, *, any_model: bool = False
+    ) -> SharedAdapters:
+        """Load the adapters and the router of `export_peft_set`, all frozen, into a model, or into that of a name.
+
+        With `any_model` the base may have other weights, as in 4 bits.
+        """
+        return peft_format.import_set(cls, model, Path(folder), any_model=any_model)
 
     # -- pruning ----------------------------------------------------------------------------------------
 
