@@ -81,7 +81,7 @@ class Tables:
 
     def values(self, column: str, **fields: Any) -> list[float]:
         """Return a column of both-stage runs at the default rates and seed 0, but for `fields`, over all cells."""
-        usual = {"stages": "both", "layer_rate": DEFAULT.layer_learning_rate, "seed": 0}
+        usual: dict[str, Any] = {"stages": "both", "layer_rate": DEFAULT.layer_learning_rate, "seed": 0}
         usual |= {"model_rate": DEFAULT.model_learning_rate, **fields}
         cells = [Conversion(base, attention, **usual) for base in BASES for attention in ATTENTIONS]
         return [float(value) for cell in cells for value in self.select(cell)[column]]
@@ -94,7 +94,7 @@ def choose_rate(means: Mapping[float, float], near: float) -> float:
 
 def mean_errors(tables: Tables) -> dict[float, float]:
     """Return the mean over bases and attentions of the logarithm of the relative error, by rate of the layers."""
-    usual = {"model_rate": FIRST_MODEL_RATE}
+    usual: dict[str, Any] = {"model_rate": FIRST_MODEL_RATE}
     found = {rate: tables.values("error_after", layer_rate=rate, **usual) for rate in LAYER_RATES}
     return {rate: sum(map(math.log, errors)) / len(errors) for rate, errors in found.items() if errors}
 

@@ -34,16 +34,16 @@ def inputs(batch: int = 2) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
 
 
-def expected_masses(ids: Tensor, attentions: tuple[Tensor, ...]) -> dict[str, float]:
+def expected_masses(ids: Tensor, attentions: tuple[Tensor, ...], kind: str = "image") -> dict[str, float]:
     """The definition: the mean over samples that have both, of the mean over queries, of summed weights."""
     masses: dict[str, list[float]] = {}
     for layer, weights in enumerate(attentions):
         for row, tokens in enumerate(ids.tolist()):
             places: dict[str, list[int]] = {}
             for place, token in enumerate(tokens):
-                name = "image" if token == IMAGE else "special" if token in SPECIAL else "text"
+                name = kind if token == IMAGE else "special" if token in SPECIAL else "text"
                 places.setdefault(name, []).append(place)
-            keys = places | {"first_image": places["image"][:1]}
+            keys = places | {f"first_{kind}": places[kind][:1]}
             for query, queries in places.items():
                 for key, columns in keys.items():
                     for head in range(weights.shape[1]):
@@ -70,6 +70,32 @@ def test_it_is_the_sum_of_the_eager_weights(model: Any) -> None:
     expected = expected_masses(given["input_ids"], attentions)
     assert measured(watch) == pytest.approx(expected, abs=2e-5)  # eager softmax is of float32
     assert {row.site for row in watch.rows()} == {"decoder"}, "a vision tower has no tokens of text"
+
+
+def test_sounds_are_a_modality_with_a_first_token() -> None:
+    """The towers read mel frames: 40 of them become ten tokens."""
+    torch.manual_seed(0)
+    tower = {"model_type": "qwen2_audio_encoder", "num_mel_bins": 8, "encoder_layers": 1, "d_model": 16}
+    tower |= {"encoder_attention_heads": 4, "encoder_ffn_dim": 16, "max_source_positions": 100}
+    text = TEXT | {"model_type": "qwen2", "num_hidden_layers": 2, "num_key_value_heads": 2}
+    config = transformers.Qwen2AudioConfig(audio_config=tower, text_config=text, audio_token_index=IMAGE)
+    config._attn_implementation = "eager"
+    model = transformers.Qwen2AudioForConditionalGeneration(config).double().eval()
+    sound = [IMAGE] * 10
+    ids = torch.tensor([[1, 5, *sound, 6, 7, 8], [1, *sound, 9, 2, 5, 6]])
+    frames = (torch.arange(200) < 40).expand(2, -1)
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(2, 8, 200, generator=generator, dtype=torch.float64) * frames[:, None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": features}
+    given["feature_attention_mask"] = frames.long()
+    with torch.no_grad():
+        attentions = model(**given, output_attentions=True).attentions
+        with watching(model, [ModalityMass(SPECIAL)]) as watch:
+            model(**given)
+    assert len(attentions) == 2
+    found = measured(watch)
+    assert found == pytest.approx(expected_masses(ids, attentions, "audio"), abs=2e-5)
+    assert "text_to_first_audio 1.3" in found
 
 
 def test_padding_on_the_left_changes_nothing(model: Any) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
 from regard.hooks.module_tree import modules_of
-from regard.statistics.modalities import MODALITIES
+from regard.statistics.modalities import FIRST_OF, MODALITIES
 
 SUFFIXES = ("token_id", "token_index")
 """How the fields of a configuration end that hold the id of a modality's tokens, such as image_token_id."""
@@ -50,15 +50,15 @@ class TokenModalities:
 
 
 def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Tensor:
-    """Return the attention (batch, head, query, modality + 1) to the keys of each modality and to the first image.
+    """Return the attention (batch, head, query, modality + 3) to the keys of each modality, and to first ones.
 
     It is the output of the same attention over values that say of which modality a key is, so that no backend needs the
     matrix.
     """
-    is_image = modality == MODALITIES.index("image")
-    is_first = is_image & (is_image.cumsum(-1) == 1)
+    others = torch.stack([modality == MODALITIES.index(name) for name in FIRST_OF], dim=-1)
+    first = others & (others.cumsum(1) == 1)
     call = call.detach().to_acc_dtype()
-    members = torch.cat([one_hot(modality, len(MODALITIES)), is_first[..., None]], dim=-1).to(call.query.dtype)
+    members = torch.cat([one_hot(modality, len(MODALITIES)), first], dim=-1).to(call.query.dtype)
     values = pad(members, (0, max(call.query.shape[-1] - members.shape[-1], 0)))  # fused kernels want equal widths
     operation = None if call.operation is None else replace(call.operation, extra_value=None)
     values = values[:, None].expand(-1, call.key.shape[1], -1, -1)

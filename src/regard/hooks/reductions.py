@@ -225,7 +225,7 @@ Of an `AttentionIO` (source "vectors"):
 * `early_query_count`: number of real queries before key j that see it in any head, because a prefix or the mask lets
   them.
 * `value_output_norm`: ‖W_O v_j‖ through the part of W_O of each head.
-* `modality_mass`: attention of each query to the keys of each modality, and to the first image token.
+* `modality_mass`: attention of each query to the keys of each modality, and to their first tokens.
 
 Of `HeadOutputs` (source "projection"), whose x_i is the head's part of what is projected:
 

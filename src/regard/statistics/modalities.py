@@ -8,8 +8,8 @@ from regard.statistics.statistic import Observation, PerLayer, SampleValues, Sta
 
 MODALITIES = ("text", "image", "video", "audio", "special")
 """Modalities of tokens; a token's modality is an index of it."""
-FIRST_IMAGE = "first_image"
-"""Beside the modalities: the first image token of each sample."""
+FIRST_OF = ("image", "video", "audio")
+"""Modalities whose first token of each sample is measured by itself, as `first_image`."""
 
 
 class ModalityMass(PerLayer):
@@ -24,7 +24,7 @@ class ModalityMass(PerLayer):
         title="Attention by modality",
         unit="%",
         description="Attention that text, image, video, audio or special tokens pay to those of each modality, and to "
-        "the first image token; mean over the samples that have both.",
+        "the first image, video or audio token; mean over the samples that have both.",
         source="Regard",
     )
     needs = frozenset({"modality_mass"})
@@ -41,9 +41,9 @@ class ModalityMass(PerLayer):
         real = layer.query_mask(mass.shape[2])
         modality = layer.modality[:, : mass.shape[2]]
         members = {name: real & (modality == index) for index, name in enumerate(MODALITIES)}
-        keys = {**members, FIRST_IMAGE: members["image"]}
+        keys = members | {f"first_{name}": members[name] for name in FIRST_OF}
         for query_name, queries in members.items():
-            for index, key_name in enumerate((*MODALITIES, FIRST_IMAGE)):
+            for index, key_name in enumerate(keys):
                 present = queries.any(-1) & keys[key_name].any(-1)
                 if bool(present.any()):
                     key = self.key(layer, "head", suffix=f"_{query_name}_to_{key_name}")
