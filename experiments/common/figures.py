@@ -41,6 +41,13 @@ def label_axes(axes: Axes, title: str, x: str, **legend: Any) -> None:
         axes.legend(**{"fontsize": 6, "handlelength": 3, **legend})
 
 
+def legend_beside(drawing: Drawing, axes: Axes) -> None:
+    """Put the legend of axes to the right of them, where it hides no line."""
+    lines, names = axes.get_legend_handles_labels()
+    if names:
+        drawing.legend(lines, names, loc="outside right upper", fontsize=6, handlelength=3)
+
+
 def save_figures(figures: Sequence[Figure], folder: Path = FIGURES) -> list[Path]:
     """Draw figures into a folder, as NAME.svg."""
     import matplotlib

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.common.comparison import where
-from experiments.common.figures import GREY, color_ramp, label_axes, new_figure
+from experiments.common.figures import GREY, color_ramp, label_axes, legend_beside, new_figure
 from experiments.common.parts import Figure
 from experiments.sapt.analysis_tables import CURVES as FIFTY
 from experiments.sapt.tables import DRAWN, SAPT, UNREFLECTED, WHEN, Tables
@@ -67,7 +67,7 @@ def draw_own(tables: Tables) -> Drawing:
     axes.set_xticks(range(1, len(tasks) + 1), tasks, rotation=45, ha="right")
     axes.set_ylim(0, 1.02)
     axes.set_title("Weight of the own adapter", fontsize=8)
-    axes.legend(fontsize=6, handlelength=3)
+    legend_beside(drawing, axes)
     return drawing
 
 
@@ -87,8 +87,8 @@ def draw_curves(tables: Tables) -> Drawing:
         axes.axhline(float(joint.iloc[-1]), color=GREY, linestyle=":", linewidth=1.2, label="joint, at the end")
     axes.set_xlabel("Tasks learnt")
     axes.set_title(f"Average performance, order {order}, %", fontsize=8)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=6, handlelength=3, ncols=2)
+    axes.set_ylim(bottom=0)
+    legend_beside(drawing, axes)
     return drawing
 
 
