@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.continual.forgetting import ForgottenTask, check, explain_nothing_to_check, find_drops
 from regard.errors import UserError
-from regard.runs.intervals import fall_interval
+from regard.runs.intervals import fall_interval, paired_correlation
 from tests.continual.matrices import PEAK, RISE, at_end, own, rows
 
 T_2 = 4.30265273
@@ -46,6 +46,18 @@ def test_a_drop_that_its_rows_do_not_bear_out_cannot_be_told() -> None:
     assert (found.verdict, found.drop) == ("cannot tell", 3)
     assert found.ci_low < 1
     assert one(check(two(95, 92, n=100_000))).verdict == "dropped"
+
+
+def test_rows_that_are_known_to_have_changed_narrow_the_interval() -> None:
+    frame = two(95, 93, n=400)
+    counted = frame.assign(lost=[0.0, 9.0, 0.0], gained=[0.0, 1.0, 0.0])
+    assert list(frame["after_task"]) == [1, 2, 2]
+    found, unknown = one(find_drops(counted)), one(find_drops(frame))
+    low, high = fall_interval(0.95, 0.93, 400, correlation=paired_correlation(0.95, 400, 9, 1))
+    assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
+    assert found.ci_high - found.ci_low < 0.7 * (unknown.ci_high - unknown.ci_low)
+    assert (found.drop, found.before, found.after) == (unknown.drop, unknown.before, unknown.after)
+    assert one(find_drops(frame.assign(lost=float("nan"), gained=float("nan")))) == unknown
 
 
 def test_a_drop_within_the_margin_is_none() -> None:

@@ -48,6 +48,7 @@ def test_by_hand(split: Any, rows: int, learner: Any) -> None:
         assert found.til == pytest.approx(100 * sum(own) / rows, rel=1e-6)
         assert found.cil == pytest.approx(100 * sum(seen) / rows, rel=1e-6)
         assert found.n == rows
+        assert found.right == {"til": tuple(own), "cil": tuple(seen)}
     assert 0 < sum(own) < rows
 
 

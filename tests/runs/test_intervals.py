@@ -14,6 +14,7 @@ from regard.runs.intervals import (
     fall_interval,
     holm,
     least_correlation,
+    paired_correlation,
     signed_rank_test,
     t_interval,
     t_quantile,
@@ -219,3 +220,35 @@ def test_the_interval_holds_the_true_fall_however_rows_are_paired(cells: tuple[f
     true = cells[1] - cells[2]
     found = [fall_interval(p, q, n) for p, q in zip(before, after, strict=True)]
     assert np.mean([low <= true <= high for low, high in found]) >= 0.94
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_the_correlation_of_counted_rows(e: int, f: int, g: int, h: int) -> None:
+    """The table as Newcombe writes it: e right twice, f before only, g after only, h never."""
+    n = e + f + g + h
+    if n == 0:
+        return
+    found = paired_correlation((e + f) / n, n, f, g)
+    sums = (e + f) * (g + h) * (e + g) * (f + h)
+    numerator = e * h - f * g
+    corrected = max(numerator - n / 2, 0) if e * h > f * g else numerator
+    assert found == pytest.approx(corrected / math.sqrt(sums) if sums else 0.0, abs=1e-12)
+    assert paired_correlation((e + g) / n, n, g, f) == pytest.approx(found, abs=1e-12)
+
+
+@pytest.mark.parametrize("cells", [(0.7, 0.2, 0.1, 0.0), (0.8, 0.1, 0.0, 0.1), (0.85, 0.03, 0.02, 0.1)])
+def test_counted_rows_make_the_interval_narrower_and_it_still_holds_the_true_fall(cells: tuple[float, ...]) -> None:
+    n = 150
+    drawn = np.random.default_rng(3).multinomial(n, cells, size=2000)
+    true, inside, widths = cells[1] - cells[2], [], []
+    for both, lost, gained, _ in drawn.tolist():
+        before, after = (both + lost) / n, (both + gained) / n
+        low, high = fall_interval(before, after, n, correlation=paired_correlation(before, n, lost, gained))
+        unknown = fall_interval(before, after, n)
+        assert low >= unknown[0] - 1e-9
+        assert high <= unknown[1] + 1e-9
+        inside.append(low <= true <= high)
+        widths.append((high - low) / (unknown[1] - unknown[0]))
+    assert np.mean(inside) >= 0.94
+    assert np.mean(widths) < (0.8 if cells[3] else 1 + 1e-9)

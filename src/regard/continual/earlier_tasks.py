@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.models import INDEX, LINEAGE, delta_path, read_deltas
-from regard.continual.run_state import Row, collect_tensors, load_tensors, method_state, open_parameters
+from regard.continual.run_state import LEARNT, Row, collect_tensors, load_tensors, method_state, open_parameters
 from regard.errors import UserError
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_file
 from regard.runs.output_dir import read_json, write_file
@@ -23,14 +23,15 @@ KEPT, KEPT_TENSORS = "state.json", "state.safetensors"
 """What a method keeps, beside what the tasks have changed of the model."""
 
 
-def keep_method_state(folder: Path, learner: Learner, state: MethodState) -> None:
-    """Write what a method keeps at the end of a run, so that another run can go on with it."""
+def keep_method_state(folder: Path, learner: Learner, state: MethodState, learnt: Sequence[Row]) -> None:
+    """Write what a method keeps at the end of a run, and what was learnt, so that another run can go on with it."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
     save_file(tensors, folder / KEPT_TENSORS)
     record = {
         "examples": [list(example) for example in state.examples],
         "values": state.values,
         "trained": [name for name, parameter in learner.network.named_parameters() if parameter.requires_grad],
+        LEARNT: list(learnt),
         "tensors": sha256_of_file(folder / KEPT_TENSORS),
     }
     write_file(folder / KEPT, json.dumps(seal(record)))
@@ -79,7 +80,8 @@ class EarlierTasks:
         )
         open_parameters(learner.network, record["trained"])
         tensors = load_file(self.folder / KEPT_TENSORS)
-        return count, method_state(record, tensors), {name: list(rows) for name, rows in self.rows.items()}
+        rows = {name: list(rows) for name, rows in self.rows.items()} | {LEARNT: list(record.get(LEARNT, []))}
+        return count, method_state(record, tensors), rows
 
     def copy_deltas(self, learner: Learner, folder: Path) -> None:
         """Write what the earlier tasks changed into the new run's folder, as its network has room for it."""

@@ -2,18 +2,28 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from regard.continual.metrics import SEPARATE, Matrix, Scenario, accuracy_matrix, check_scores, split_runs
+from regard.continual.metrics import PAIRED, SEPARATE, Matrix, Scenario, accuracy_matrix, check_scores, split_runs
 from regard.errors import UserError
-from regard.runs.intervals import check_confidence, fall_interval, t_interval
+from regard.runs.intervals import check_confidence, fall_interval, paired_correlation, t_interval
 
 Verdict = Literal["dropped", "cannot tell", "kept"]
-_Fall = tuple[int, float, float, int]
-"""A task in one run: the seed, its score just after it was learnt, its last score, and its test rows."""
+_Changes = dict[str, tuple[float, float]]
+"""Test rows that were lost and gained, by task."""
+
+
+class _Fall(NamedTuple):
+    """A task in one run: its score just after it was learnt, its last score, its test rows, and φ of these if known."""
+
+    seed: int
+    before: float
+    after: float
+    n: int
+    correlation: float | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ def find_drops(
     """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
-    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`).
+    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
+    paired row by row where `lost` and `gained` say how many changed.
     The models of `separate` cannot forget: their drops and intervals are 0.
     """
     check_scores(scores)
@@ -60,15 +71,18 @@ def find_drops(
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
     tasks = []
     for (stream, method, task), falls in _collect_falls(scores, scenario).items():
-        seeds, first_scores, last_scores, counts = zip(*falls, strict=True)
+        seeds, first_scores, last_scores, counts, correlations = zip(*falls, strict=True)
         before, after = float(np.mean(first_scores)), float(np.mean(last_scores))
         drop, n = before - after, min(counts)
-        over_runs = t_interval([first - last for _, first, last, _ in falls], confidence)
+        over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
         low, high = over_runs.ci_low, over_runs.ci_high
         if method == SEPARATE:
             low = high = drop
         elif over_runs.n < 2 or over_runs.std == 0:
-            low, high = (100 * bound for bound in fall_interval(before / 100, after / 100, n, confidence))
+            known = [value for value in correlations if value is not None]
+            correlation = min(known) if len(known) == len(falls) else None
+            bounds = fall_interval(before / 100, after / 100, n, confidence, correlation=correlation)
+            low, high = (100 * bound for bound in bounds)
         verdict: Verdict = "dropped" if low > margin else "kept" if high <= margin else "cannot tell"
         row = (stream, method, scenario, task, before, after, drop, low, high, n, seeds, verdict)
         tasks.append(ForgottenTask(*row))
@@ -80,7 +94,7 @@ def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til"
     check_scores(scores)
     if _collect_falls(scores, scenario):
         return None
-    tasks_trained = max((len(matrix) for _, _, matrix in _collect_matrices(scores, scenario)), default=None)
+    tasks_trained = max((len(matrix) for _, _, matrix, _ in _collect_matrices(scores, scenario)), default=None)
     if tasks_trained is None:
         return f"nothing to check: no score is of the scenario {scenario}"
     if tasks_trained < 2:
@@ -88,10 +102,10 @@ def explain_nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til"
     return "nothing to check: no task was scored just after it was learnt"
 
 
-def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
-    """Return stream and method, seed, and matrix of every run that has scores in the scenario."""
+def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix, _Changes]]:
+    """Return stream and method, seed, matrix, and changed test rows of every run that has scores in the scenario."""
     return [
-        ((stream, method), int(seed), accuracy_matrix(run, scenario))
+        ((stream, method), int(seed), accuracy_matrix(run, scenario), _last_changes(run, scenario))
         for (stream, method, seed, _), run in split_runs(scores)
         if (run["scenario"] == scenario).any()
     ]
@@ -100,9 +114,23 @@ def _collect_matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tu
 def _collect_falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """Return, by stream, method and task, the falls of the runs in which the task is old, and was scored twice."""
     falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
-    for (stream, method), seed, matrix in _collect_matrices(scores, scenario):
+    for (stream, method), seed, matrix, changes in _collect_matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
-            before, after = float(matrix.learned[j]), float(matrix.final[j])
+            before, after, n = float(matrix.learned[j]), float(matrix.final[j]), int(matrix.rows[j])
             if math.isfinite(before) and math.isfinite(after):
-                falls_by_task.setdefault((stream, method, task), []).append((seed, before, after, int(matrix.rows[j])))
+                fall = _Fall(seed, before, after, n, _correlation(before / 100, n, *changes.get(task, ())))
+                falls_by_task.setdefault((stream, method, task), []).append(fall)
     return falls_by_task
+
+
+def _correlation(before: float, n: int, lost: float = math.nan, gained: float = math.nan) -> float | None:
+    """Return φ of the test rows; None where it is not known how many changed."""
+    return None if math.isnan(lost) or math.isnan(gained) else paired_correlation(before, n, lost, gained)
+
+
+def _last_changes(run: pd.DataFrame, scenario: Scenario) -> dict[str, tuple[float, float]]:
+    """Return, by task, the test rows that were lost and gained after the last task."""
+    if not {*PAIRED} <= {*run.columns}:
+        return {}
+    last = run[(run["scenario"] == scenario) & (run["after_task"] == run["after_task"].max())]
+    return {str(task): (float(lost), float(gained)) for task, lost, gained in last[["task", *PAIRED]].itertuples(False)}

@@ -19,6 +19,8 @@ from regard.runs.intervals import Floats
 Scenario = Literal["til", "cil"]
 COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "task_index", "scenario", "score", "n")
 """The columns of matrix.parquet."""
+PAIRED = ("lost", "gained")
+"""Further ones: test rows right just after the task was learnt and wrong now, and the reverse; null if unknown."""
 RUN = ("stream", "method", "seed", "order")
 """What tells one run from another."""
 SEPARATE, JOINT = "separate", "joint"

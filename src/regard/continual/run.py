@@ -17,8 +17,9 @@ from regard.continual.costs import TaskCost, count_examples, measure_flops, meas
 from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, check_lengths, encode_stream
+from regard.continual.learnt_answers import compare_with_learnt
 from regard.continual.method import Method
-from regard.continual.run_state import ProgressEvent, Row, RunState, restore_state, save
+from regard.continual.run_state import LEARNT, ProgressEvent, Row, RunState, restore_state, save
 from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
 from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only
@@ -279,7 +280,11 @@ def _add_scores(run: RunState, tasks: Iterable[int], tasks_trained: int, cil: bo
         values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
         row = {"after_task": tasks_trained, **run.learner.task_columns(task)}
         run.rows["matrix"] += [
-            {**row, "scenario": scenario, "score": value, "n": score.n} for scenario, value in values.items()
+            {
+                **{**row, "scenario": scenario, "score": value, "n": score.n},
+                **compare_with_learnt(run.rows[LEARNT], task, scenario, tasks_trained, score.right.get(scenario)),
+            }
+            for scenario, value in values.items()
         ]
 
 

@@ -23,6 +23,8 @@ Row = dict[str, Any]
 STATE_NAME, NETWORK, METHOD = "after", "network.safetensors", "method.safetensors"
 TABLES = ("matrix", "cost", "diagnostics", "gate", "general")
 """The tables that a run gives."""
+LEARNT = "learnt"
+"""The rows beside them that say what was right just after a task was learnt (`learnt_answers`)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class RunState:
     method: Method
     peak_memory: float = 0.0
     seconds_before: float = 0.0
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*TABLES, LEARNT)})
 
     @property
     def network(self) -> nn.Module:

@@ -4,12 +4,13 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from regard.continual.learner import Learner
 from regard.continual.text_learner import TextLearner, pad_batch
@@ -153,17 +154,23 @@ _SCORES: Mapping[Metric, Callable[[str, str], float]] = {
     "choice": choice_score,
     "edit-similarity": edit_similarity_score,
 }
+RIGHT_OR_WRONG = ("exact-match", "accuracy", "choice")
+"""The metrics of answers that give 0 or 1."""
 NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Per cent of `n` rows right among the task's own classes (TIL, or answers' mean grade) and all so far (CIL)."""
+    """Per cent of `n` rows right among the task's own classes (TIL, or answers' mean grade) and all so far (CIL).
+
+    `right`: whether each row is, by scenario, in the order of the split; nothing for grades between right and wrong.
+    """
 
     til: float
     cil: float | None
     n: int
+    right: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
 
 
 def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
@@ -173,17 +180,30 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
     encoded = learner.encoded[task, split]
     local_rows = processes.local_shard(encoded.attention_mask.sum(1).argsort(stable=True)).tolist()
     task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
-    num_correct = torch.zeros(2, dtype=torch.int64, device=learner.device)
+    right: list[Tensor] = []
     with learner.evaluation_mode() as network, torch.no_grad():
         for rows in learner.iterate_batches([ExampleRef(task, row) for row in local_rows], split):
             logits = network(rows).float()
-            for index, classes in enumerate((task_classes, seen_classes)):
-                predictions = logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)
-                num_correct[index] += (predictions == rows["labels"]).sum()
+            predictions = [
+                logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)
+                for classes in (task_classes, seen_classes)
+            ]
+            right.append(torch.stack(predictions) == rows["labels"])
+    til, cil = _collect_rows(right, local_rows, len(encoded), learner.device)
+    n = len(encoded)
+    return Score(100 * sum(til) / n, 100 * sum(cil) / n, n, {"til": til, "cil": cil})
+
+
+def _collect_rows(
+    right: list[Tensor], rows: Sequence[int], num_rows: int, device: torch.device
+) -> list[tuple[bool, ...]]:
+    """Return whether each row of a split is right, by scenario, from the parts (scenario, row) of all processes."""
+    whole = torch.zeros(2, num_rows, dtype=torch.uint8, device=device)
+    if right:
+        whole[:, torch.tensor(rows, device=device)] = torch.cat(right, dim=1).to(torch.uint8)
     if processes.world_size() > 1:
-        dist.all_reduce(num_correct)
-    til, cil = (100 * count / len(encoded) for count in num_correct.tolist())
-    return Score(til, cil, len(encoded))
+        dist.all_reduce(whole)
+    return [tuple(map(bool, line)) for line in whole.tolist()]
 
 
 def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
@@ -193,13 +213,15 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
         )
     inputs, references = task.split(split).inputs, task.split(split).targets
-    answers = _generate_by_row(learner, task, split, sharded=True)
-    total = sum(score_answer(task.metric, answer, references[row], inputs[row]) for row, answer in answers)
+    grades = torch.zeros(len(references), dtype=torch.float64)
+    for row, answer in _generate_by_row(learner, task, split, sharded=True):
+        grades[row] = score_answer(task.metric, answer, references[row], inputs[row])
     if processes.world_size() > 1:
-        summed = torch.tensor(total, dtype=torch.float64, device=learner.device)
-        dist.all_reduce(summed)
-        total = summed.item()
-    return Score(100 * total / len(references), None, len(references))
+        grades = grades.to(learner.device)
+        dist.all_reduce(grades)
+    values = grades.tolist()
+    right = {"til": tuple(map(bool, values))} if task.metric in RIGHT_OR_WRONG else {}
+    return Score(100 * sum(values) / len(values), None, len(values), right)
 
 
 def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test") -> list[str]:

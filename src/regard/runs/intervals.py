@@ -171,24 +171,43 @@ def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def fall_interval(before: float, after: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of `before` − `after`, two shares of the same `n` rows, if it is not known of which rows.
+def fall_interval(
+    before: float, after: float, n: int, confidence: float = 0.95, *, correlation: float | None = None
+) -> tuple[float, float]:
+    """Return the interval of `before` − `after`, two shares of the same `n` rows.
 
     Wilson's intervals of the two are combined as for paired shares:
 
         low  = d − √((p₁−l₁)² − 2φ(p₁−l₁)(u₂−p₂) + (u₂−p₂)²)
         high = d + √((u₁−p₁)² − 2φ(u₁−p₁)(p₂−l₂) + (p₂−l₂)²)
 
-    φ, the correlation of the rows, is the smallest that the two shares allow, so the interval is the widest.
+    φ is the `correlation` of the rows (`paired_correlation`). If it is not known which rows they are, it is the
+    smallest that the two shares allow, so the interval is the widest.
 
     Source: Newcombe 1998, Statistics in Medicine 17, 2635, method 10.
     """
     check_confidence(confidence)
     (low_before, high_before), (low_after, high_after) = (wilson(share, n, confidence) for share in (before, after))
-    correlation = least_correlation(before, after)
+    if correlation is None:
+        correlation = least_correlation(before, after)
     down = _combine(before - low_before, high_after - after, correlation)
     up = _combine(high_before - before, after - low_after, correlation)
     return before - after - down, before - after + up
+
+
+def paired_correlation(before: float, n: int, lost: float, gained: float) -> float:
+    """Return φ of Newcombe's method 10 for `n` rows of which `lost` became wrong and `gained` became right.
+
+    With e rows right twice and h wrong twice, φ = (eh − lost·gained) / √(…) of the four sums of the table; above 0 the
+    numerator is lower by n/2, but not below 0.
+    """
+    right = round(before * n)
+    twice_right, twice_wrong = right - lost, n - right - gained
+    sums = right * (n - right) * (twice_right + gained) * (twice_wrong + lost)
+    if sums <= 0:
+        return 0.0
+    product = twice_right * twice_wrong - lost * gained
+    return (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(sums)
 
 
 def least_correlation(before: float, after: float) -> float:

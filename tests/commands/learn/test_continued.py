@@ -21,7 +21,7 @@ from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import SMALL, TEXTS_ALONE
 
 OPTIONS: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
-NUMBERS = ["method", "seed", "after_task", "task", "scenario", "score"]
+NUMBERS = ["method", "seed", "after_task", "task", "scenario", "score", "lost", "gained"]
 
 
 def first(tasks: Stream, count: int) -> Stream:
@@ -38,7 +38,7 @@ def run_over(tasks: Stream, folder: Path, method: str = "replay", **options: Any
 
 
 def scores(result: LearnResult) -> pd.DataFrame:
-    return result.accuracy_matrix[NUMBERS].sort_values(NUMBERS[:-1]).reset_index(drop=True)
+    return result.accuracy_matrix[NUMBERS].sort_values(NUMBERS[:5]).reset_index(drop=True)
 
 
 def settings(method: str) -> tuple[str, ...]:
@@ -71,6 +71,18 @@ def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp
     pd.testing.assert_frame_equal(scores(part), scores(whole))
     assert [len(run["tasks"]) for run in part.metadata["continued"]] == list(range(1, len(tasks)))
     assert len(part.cost) == len(whole.cost)
+    if method != "joint":  # scored at the end alone
+        check_changes(whole.accuracy_matrix)
+
+
+def check_changes(matrix: pd.DataFrame) -> None:
+    """Rows lost since a task was learnt, less those gained, are what its score fell by."""
+    keys = ["task", "scenario"]
+    learnt = matrix[matrix["after_task"] == matrix["task_index"]][[*keys, "score"]]
+    later = matrix[matrix["after_task"] > matrix["task_index"]].merge(learnt, on=keys, suffixes=("", "_learnt"))
+    fell = later["n"] * (later["score_learnt"] - later["score"]) / 100
+    assert len(later)
+    assert (later["lost"] - later["gained"]).to_numpy() == pytest.approx(fell.to_numpy())
 
 
 def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:

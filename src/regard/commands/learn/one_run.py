@@ -28,7 +28,7 @@ from regard.continual.models import INDEX, TaskDeltas
 from regard.continual.network import INPUTS
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import ProgressEvent
+from regard.continual.run_state import LEARNT, ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
@@ -119,7 +119,7 @@ def run_method(
         on_kept=report_task,
     )
     if deltas is not None:
-        keep_method_state(deltas.folder, learner, method.state)
+        keep_method_state(deltas.folder, learner, method.state, run_state.rows[LEARNT])
     pairs += _interference(learner, config, num_tasks=len(stream))
     rows = run_state.rows
     gate, not_learnt = rows["gate"], find_unlearnt(rows["matrix"], stream)

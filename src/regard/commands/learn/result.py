@@ -31,7 +31,7 @@ _RUN, _TASK = ("stream", "method", "seed", "order"), ("task_index", "task")
 MAIN_METRICS = ("average_performance", "forgetting", "forgetting_rate")
 """Metrics by which runs are compared."""
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "matrix": metrics.COLUMNS,
+    "matrix": (*metrics.COLUMNS, *metrics.PAIRED),
     "cost": (
         *(*_RUN, *_TASK, "seconds", *AROUND, "flops", "peak_memory_mib", "steps"),
         *("examples_per_second", "memory_bytes", "memory_examples"),
@@ -169,4 +169,5 @@ def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows as a table with all columns; missing values are null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
     integer_columns = [name for name in ("layer", "adapter") if name in frame]
-    return frame.astype(dict.fromkeys(integer_columns, "Int64"))
+    paired = [name for name in metrics.PAIRED if name in frame]
+    return frame.astype({**dict.fromkeys(integer_columns, "Int64"), **dict.fromkeys(paired, "float64")})
