@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from regard.commands.compare.comparison import compare_figures, compare_settings, difference, list_notes
+from regard.commands.compare.curves import compare_tasks, make_curves
+from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
 from regard.commands.pretrain.result import PretrainResult, final_metrics
@@ -111,6 +113,50 @@ def test_curves_of_pre_training_stand_over_each_other(regard: Regard, tmp_path: 
     assert (ended.code, ended.err) == (0, "")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(caption in page for caption in ("Validation loss", "Sink rate", "Attention on the first token"))
+
+
+def test_scores_by_fraction_stand_over_each_other_for_shared_tasks() -> None:
+    """A line a run, constants and order; of tasks that two runs have."""
+    one = ReplaceResult(replaced_run.scores(tasks=("cola", "sst2")), replaced_run.heads(), pd.DataFrame(), {})
+    two = ReplaceResult(
+        replaced_run.scores(sources=("average",), orders=("lambda",), tasks=("cola",)),
+        replaced_run.heads(),
+        pd.DataFrame(),
+        {},
+    )
+    (panel,) = make_curves({"one": one, "two": two})
+    assert panel["caption"] == "cola"
+    lines = {point["series"] for point in panel["points"]}
+    assert lines == {"one: average, lambda", "one: average, random", "one: identity, lambda", "two: average, lambda"}
+    expected = two.scores.query("constants == 'average' and dynamic_fraction == 0.5")["score"].mean()
+    assert any(point["value"] == pytest.approx(expected, abs=1e-3) for point in panel["points"])
+    assert make_curves({"one": one, "trained": PretrainResult(pd.DataFrame(), pd.DataFrame(), {})}) == []
+
+
+def test_the_last_scores_of_tasks_stand_beside_each_other(runs: Path) -> None:
+    found = {name: LearnResult.load(runs / name) for name in ("short", "long")}
+    table = compare_tasks(found)
+    assert list(table["task"]) == list(dict.fromkeys(found["short"].accuracy_matrix["task"]))
+    scenario = "cil"
+    for index, (name, run) in enumerate(found.items()):
+        matrix = run.accuracy_matrix[run.accuracy_matrix["scenario"] == scenario]
+        last = matrix[matrix["after_task"] == matrix["after_task"].max()]
+        assert table.iloc[:, index + 1].to_list() == pytest.approx(last.groupby("task", sort=False)["score"].mean())
+        assert table.columns[index + 1].startswith(f"{name}: ")
+    assert table["difference"].to_list() == pytest.approx((table.iloc[:, 2] - table.iloc[:, 1]).to_list())
+    assert compare_tasks({"a": PretrainResult(pd.DataFrame(), pd.DataFrame(), {})}).empty
+
+
+def test_conversions_are_compared_stage_by_stage() -> None:
+    history = pd.DataFrame({"stage": ["layers", "model"], "step": [1, 1], "loss": [0.5, 3.0], "valid_loss": [4.0, 3.5]})
+    stages = pd.DataFrame({"stage": ["untouched", "model"], "loss": [3.0, 3.5]})
+    run = ConvertResult(stages, pd.DataFrame(), history, {"config": {"seed": 2}})
+    panels = make_curves({"a": run, "b": run})
+    assert [panel["caption"] for panel in panels] == [
+        *("layers: training", "layers: validation loss", "model: training", "model: validation loss"),
+    ]
+    assert run.main_figures() == {"loss, untouched": 3.0, "loss, model": 3.5}
+    assert "one seed each" in list_notes({"a": run, "b": run}, pd.DataFrame(columns=["setting"]))[-1]
 
 
 def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_path: Path) -> None:

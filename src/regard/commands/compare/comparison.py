@@ -12,14 +12,13 @@ import pandas as pd
 import rich.table
 from rich.text import Text
 
+from regard.commands.compare.curves import TASK_NOTE, compare_tasks, make_curves
 from regard.commands.convert.result import ConvertResult
-from regard.commands.learn.charts import make_curve_panels
 from regard.commands.learn.result import LearnResult
 from regard.commands.measure.result import MeasureResult
 from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
-from regard.report.panels import Panel, assign_styles, line, numeric_column, panel
 from regard.runs.intervals import t_interval, welch_half_width
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
@@ -31,12 +30,6 @@ COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
 """Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""
 MAX_SETTINGS = 60
 """Settings that are shown."""
-_CURVES = {
-    "valid_loss": ("Validation loss", "nats a token", ""),
-    "sink_rate": ("Sink rate", "% of heads × samples", "%"),
-    "alpha_first": ("Attention on the first token", "mean of α₁ over heads and samples", ""),
-    "virtual_sink_rate": ("Virtual sink", "% of heads × samples", "%"),
-}
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
 
@@ -112,6 +105,8 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         notes.append("the runs are of different tasks; their figures are means over these")
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
+    if all(run.command == ConvertResult.command for run in runs.values()):
+        return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
     return [
         *notes,
         "figures are means over seeds; ±: half of the 95 % interval, paired by seed where seeds are the same",
@@ -130,45 +125,16 @@ def terminal_table(table: pd.DataFrame) -> rich.table.Table:
 
 def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
     """Return the comparison as one HTML file that loads nothing."""
-    panels = _make_curves(runs)
+    panels, scores = make_curves(runs), compare_tasks(runs)
     curves = [page.Section("curves", "Curves", [page.Panels(panels, "curves", fit=True)])] if panels else []
     sections = [
         page.Section("figures", "Main figures", [_page_table(figures)]),
         *curves,
+        *([page.Section("tasks", "Scores by task", [_page_table(scores)], TASK_NOTE)] if len(scores) else []),
         page.Section("settings", "Settings that differ", [_page_table(settings)]),
     ]
     ledes = [f"{name}: regard {run.command}, version {run.metadata.get('version')}" for name, run in runs.items()]
     return page.Page("Regard · comparison", " against ".join(runs), ledes, sections).html()
-
-
-def _make_curves(runs: Mapping[str, RunResult]) -> list[Panel]:
-    """Draw what was measured during training, a line a run, or of learn a line a method of a run."""
-    if all(isinstance(run, PretrainResult) for run in runs.values()):
-        panels = []
-        for column, (caption, note, unit) in _CURVES.items():
-            points = []
-            for name, run in runs.items():
-                history = getattr(run, "history")  # noqa: B009 - of all results of pretrain
-                steps, values = numeric_column(history, "step"), numeric_column(history, column)
-                points += line("step", name, steps, values, unit)
-            panels += panel(caption, note, "step", points, assign_styles(list(runs)))
-        return panels
-    if not all(isinstance(run, LearnResult) for run in runs.values()):
-        return []
-    matrices = [
-        run.accuracy_matrix.assign(method=f"{name}: " + run.accuracy_matrix["method"])
-        for name, run in runs.items()
-        if isinstance(run, LearnResult)
-    ]
-    names = [list(dict.fromkeys(matrix["task"])) for matrix in matrices]
-    if any(other != names[0] for other in names):
-        return []
-    scenarios = make_curve_panels(pd.concat(matrices, ignore_index=True))
-    return [
-        part | {"caption": f"{part['caption']} ({scenario})"}
-        for scenario, parts in scenarios.items()
-        for part in parts[:2]
-    ]
 
 
 def _page_table(table: pd.DataFrame) -> page.Table:

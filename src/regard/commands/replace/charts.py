@@ -2,8 +2,9 @@
 
 import base64
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,20 @@ def score_panels(outcome: Outcome) -> list[Panel]:
         first = points.groupby(keys, sort=False)["rank_heads_by"].transform("first")
         has_main = is_main.groupby([points[key] for key in keys], sort=False).transform("any")
         is_main |= ~has_main & (points["rank_heads_by"] == first)
-    return _panels(outcome, points[is_main], "constants")
+    return fraction_panels(points[is_main], "constants", partial(words.title, outcome))
 
 
 def order_panels(outcome: Outcome) -> list[Panel]:
     """Plot each task's score, a line per ranking, with the run's main constants; nothing for one ranking."""
     points = curves(constant_rows(outcome.scores))
     selected = points[points["constants"] == outcome.constants]
-    return _panels(outcome, selected, "rank_heads_by") if selected["rank_heads_by"].nunique() > 1 else []
+    if selected["rank_heads_by"].nunique() < 2:
+        return []
+    return fraction_panels(selected, "rank_heads_by", partial(words.title, outcome))
 
 
-def _panels(outcome: Outcome, points: pd.DataFrame, series: str) -> list[Panel]:
+def fraction_panels(points: pd.DataFrame, series: str, title: Callable[[str, str], str]) -> list[Panel]:
+    """Plot points of `curves` by fraction, a panel a model and task, which `title` names, and a line a `series`."""
     panels = []
     for (model, task, metric), rows in points.groupby(GROUP, sort=False):
         positions = axis_places(rows["dynamic_fraction"].tolist())
@@ -60,7 +64,7 @@ def _panels(outcome: Outcome, points: pd.DataFrame, series: str) -> list[Panel]:
             fraction, numbers = float(row["dynamic_fraction"]), (row["mean"], row["ci_low"], row["ci_high"])
             named = dict(zip(("value", "low", "high"), numbers, strict=True))
             written.append(_point(positions, fraction, str(row[series]), shown, **named))
-        caption = words.title(outcome, str(model), str(task))
+        caption = title(str(model), str(task))
         panels += panel(caption, words.metric(str(metric)), "fraction", written, ticks=_ticks(positions))
     return panels
 
