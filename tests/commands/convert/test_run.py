@@ -192,6 +192,21 @@ def test_averages(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     assert convert(causal, **{**options, "layers": (1,)}).layers["layer"].unique().tolist() == [1]
 
 
+def test_the_second_stage_goes_on_with_the_text(
+    causal: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    rows = BatchSampler.rows
+
+    def note(self: BatchSampler, step: int, *rest: Any) -> torch.Tensor:
+        drawn.append(step)
+        return rows(self, step, *rest)
+
+    monkeypatch.setattr(BatchSampler, "rows", note)
+    convert(causal, **small)
+    assert sorted({*drawn}) == list(range(8))
+
+
 def test_some_layers_alone(causal: str, small: dict[str, Any]) -> None:
     found = convert(causal, **{**small, "layers": (1,), "trained": "attention"})
     assert list(found.layers["layer"]) == [1, 1]
