@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common import runs as finished
+from experiments.common.claims import DASH
 from experiments.common.papers import Paper
 from experiments.common.parts import RESULTS, Page, Table
 from experiments.convert.run import (
@@ -124,17 +125,18 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"here ({describe_bases()}), and where its learning rates come from. Command: `{COMMAND}`.",
             "## What each stage gives",
             stages,
-            "Loss on held-out text in nats a token, above the untouched model trained as long (the first line of each "
-            "base is below its start by what the further text gives); means ± half the 95 % interval over "
+            "Loss on held-out text in nats a token, above the untouched model with as many updates end to end, whose "
+            "own line is below its start by what the further text gives; means ± half the 95 % interval over "
             f"{len(SEEDS)} seeds, which draw the batches. Every column has {sum(STAGES['both'])} updates: half and "
             "half, end to end alone, or layers alone. `replaced` is before any training.",
+            describe_stages(tables),
             "## Rates, and the rules that choose them",
             f"* **Layers**: the lowest of {_rates(LAYER_RATES)} whose relative error, as a geometric mean over bases "
             f"and attentions, is at most {NEAR_ERROR:.0%} above the lowest. It is {layer_rate:g}; "
-            f"{_default(layer_rate, DEFAULT.layer_learning_rate)}\n"
+            f"{_compare_default(layer_rate, DEFAULT.layer_learning_rate)}\n"
             f"* **Model**: with that, the lowest of {_rates(MODEL_RATES)} whose loss at the end, as a mean, is at most "
             f"{NEAR_LOSS:g} nats above the lowest. It is {model_rate:g}; "
-            f"{_default(model_rate, DEFAULT.model_learning_rate, CAUTION)}",
+            f"{_compare_default(model_rate, DEFAULT.model_learning_rate, CAUTION)}",
             "The rules were written after the runs of the first base at four rates of the layers, before those of the "
             "second.",
             layer,
@@ -158,7 +160,7 @@ def _rates(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def _default(chosen: float, default: float, why: str = "") -> str:
+def _compare_default(chosen: float, default: float, why: str = "") -> str:
     return "so is the default." if math.isclose(chosen, default) else f"the default departs from it, {default:g}: {why}"
 
 
@@ -172,37 +174,60 @@ def describe_bases() -> str:
 
 
 def stage_table(tables: Tables) -> Table:
-    """What is left of the damage, by the stages, above the untouched model that was trained as long."""
-    rates = {"layer_rate": DEFAULT.layer_learning_rate, "model_rate": DEFAULT.model_learning_rate}
+    """What is left of the damage, by the stages, above the untouched model that was trained end to end as long."""
     lines = []
     for base in BASES:
-        control = {seed: tables.select(Conversion(base, CONTROL, "both", **rates, seed=seed)) for seed in SEEDS}
-        ends = [float(run["final"].iloc[0]) for run in control.values() if len(run)]
-        start = [float(run["untouched"].iloc[0]) for run in control.values() if len(run)]
-        if not ends:
+        gains = [_mean(list(_above(tables, base, CONTROL, stages, "untouched").values())) for stages in STAGES]
+        if gains[0] == DASH:
             continue
-        gains = [end - before for end, before in zip(ends, start, strict=True)]
-        lines.append([base, f"{CONTROL} (untouched)", "–", _mean(gains), "–", "–"])
+        lines.append([base, f"`{CONTROL}` (untouched)", DASH, *gains])
         for attention in ATTENTIONS:
-            cells = []
-            for stages in STAGES:
-                runs = {s: tables.select(Conversion(base, attention, stages, **rates, seed=s)) for s in SEEDS}
-                differences = [
-                    float(run["final"].iloc[0] - control[seed]["final"].iloc[0])
-                    for seed, run in runs.items()
-                    if len(run) and len(control[seed])
-                ]
-                cells.append(_mean(differences))
-                first = next((run for run in runs.values() if len(run)), None)
-            damage = "–" if first is None else f"{float((first['replaced'] - first['untouched']).iloc[0]):+.3f}"
+            cells = [_mean(list(_above_control(tables, base, attention, stages).values())) for stages in STAGES]
+            first = next(iter(tables.select(_default(base, attention, "both", seed)) for seed in SEEDS))
+            damage = DASH if first.empty else f"{float((first['replaced'] - first['untouched']).iloc[0]):+.3f}"
             lines.append([base, f"`{attention}`", damage, *cells])
     head = ("base", "attention", "replaced", "both stages", "model alone", "layers alone")
     return Table("conversions-stages", "loss above the untouched model that was trained as long", head, lines)
 
 
+def _default(base: str, attention: str, stages: str, seed: int) -> Conversion:
+    return Conversion(base, attention, stages, DEFAULT.layer_learning_rate, DEFAULT.model_learning_rate, seed)
+
+
+def _above(tables: Tables, base: str, attention: str, stages: str, column: str) -> dict[int, float]:
+    """Return the loss at the end of the runs less that of a column, by seed."""
+    runs = {seed: tables.select(_default(base, attention, stages, seed)) for seed in SEEDS}
+    return {seed: float((run["final"] - run[column]).iloc[0]) for seed, run in runs.items() if len(run)}
+
+
+def _above_control(tables: Tables, base: str, attention: str, stages: str) -> dict[int, float]:
+    """Return the loss at the end above the untouched model with as many updates end to end, by seed."""
+    above = _above(tables, base, attention, stages, "untouched")
+    control = _above(tables, base, CONTROL, stages, "untouched") if STAGES[stages][1] else dict.fromkeys(above, 0.0)
+    return {seed: value - control[seed] for seed, value in above.items() if seed in control}
+
+
+def describe_stages(tables: Tables) -> str:
+    """Say with which attentions the first stage pays: both stages against as many updates end to end."""
+    better: dict[str, list[str]] = {"less": [], "more": [], "what cannot be told apart": []}
+    for attention in ATTENTIONS:
+        signs = []
+        for base in BASES:
+            both, alone = (_above_control(tables, base, attention, stages) for stages in ("both", "model only"))
+            interval = t_interval([both[seed] - alone[seed] for seed in both if seed in alone])
+            signs.append(-1 if interval.ci_high < 0 else 1 if interval.ci_low > 0 else 0)
+        word = {-len(BASES): "less", len(BASES): "more"}.get(sum(signs), "what cannot be told apart")
+        better[word].append(f"`{attention}`")
+    parts = [f"{word} with {', '.join(names)}" for word, names in better.items() if names]
+    return (
+        "Does the first stage pay? Half of the updates for layers and half end to end leave, against all end to end, "
+        f"on both bases and by intervals over seeds, {'; '.join(parts)}."
+    )
+
+
 def _mean(values: Sequence[float]) -> str:
     if not values:
-        return "–"
+        return DASH
     interval = t_interval(values)
     half = "" if len(values) < 2 else f" ± {(interval.ci_high - interval.ci_low) / 2:.3f}"
     return f"{interval.mean:+.3f}{half}"
@@ -231,7 +256,7 @@ def _rate_table(tables: Tables, name: str, about: str, varied: str) -> Table:
             before = (
                 "–" if first is None else f"{float(first['error_before' if of_layers else 'untouched'].iloc[0]):.3g}"
             )
-            cells = [f"{float(run[column].iloc[0]):.3f}" if len(run) else "–" for run in runs]
+            cells = [f"{float(run[column].iloc[0]):.3f}" if len(run) else DASH for run in runs]
             lines.append([base, f"`{attention}`", before, *cells])
     means = mean_errors(tables) if of_layers else mean_losses(tables)
     overall = [math.exp(means[rate]) if of_layers else means[rate] for rate in rates if rate in means]

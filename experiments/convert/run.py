@@ -23,7 +23,7 @@ from regard.runs.provenance import library_versions, regard_version
 
 ATTENTIONS = ("softmax+window=16", "softmax+window=16+prefix=1", "sigmoid", "linear", "average")
 CONTROL = "softmax"
-"""The same attention, trained as long: what the further text alone gives."""
+"""The same attention, whose layers match from the start, trained as long: what the further text alone gives."""
 LAYER_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 MODEL_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 FIRST_MODEL_RATE = 1e-4
@@ -109,8 +109,8 @@ def conversions(bases: Sequence[str]) -> Iterator[Conversion]:
         yield Conversion(base, attention, "both", layer_rate, rate, 0)
     for base, attention, seed in product(bases, (CONTROL, *ATTENTIONS), SEEDS):
         yield Conversion(base, attention, "both", layer_rate, model_rate, seed)
+        yield Conversion(base, attention, "model only", layer_rate, model_rate, seed)
         if attention != CONTROL:
-            yield Conversion(base, attention, "model only", layer_rate, model_rate, seed)
             yield Conversion(base, attention, "layers only", layer_rate, model_rate, seed)
 
 

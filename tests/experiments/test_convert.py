@@ -6,7 +6,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.convert.page import COLUMNS, FLOATS, Tables, choose_rate, layer_table, mean_errors, stage_table
+from experiments.convert.page import (
+    COLUMNS,
+    FLOATS,
+    Tables,
+    choose_rate,
+    describe_stages,
+    layer_table,
+    mean_errors,
+    stage_table,
+)
 from experiments.convert.run import ATTENTIONS, BASES, CONTROL, DEFAULT, LAYER_RATES, SEEDS, STAGES, conversions
 
 
@@ -36,12 +45,21 @@ def test_means_are_over_bases_and_attentions() -> None:
 def test_losses_stand_above_the_model_that_was_trained_as_long() -> None:
     lines = stage_table(tables()).rows
     first = lines[0]
-    assert first[1].startswith(CONTROL)
+    assert first[1].startswith(f"`{CONTROL}`")
     assert first[3].startswith("-0.500 ± 0.000")
     assert len(lines) == len(BASES) * (1 + len(ATTENTIONS))
     half = 4.303 * 0.1 / math.sqrt(len(SEEDS))  # Student's t with two degrees of freedom
     assert lines[1][2] == "+1.500"
     assert lines[1][3] == f"+1.100 ± {half:.3f}"
+
+
+def test_the_first_stage_pays_where_the_intervals_say_so() -> None:
+    some = tables().runs
+    both = some["stages"] == "both"
+    some.loc[both & (some["attention"] == "sigmoid"), "final"] -= 1
+    some.loc[both & (some["attention"] == "linear"), "final"] += 1
+    found = describe_stages(Tables(some, {}))
+    assert "less with `sigmoid`; more with `linear`; what cannot be told apart with `softmax+window=16`" in found
 
 
 def test_runs_that_are_missing_leave_a_dash() -> None:
