@@ -64,8 +64,8 @@ class Sample:
             }
         if self.tokens is not None and not self.site.startswith("cross"):
             classes = torch.nn.functional.one_hot(self.tokens % 5, 5).double()
-            first = (self.tokens % 5 == 1) & ((self.tokens % 5 == 1).cumsum(0) == 1)
-            found["modality_mass"] = a @ torch.cat([classes, first[:, None].double()], dim=-1)
+            others = classes[:, 1:4]  # image, video, audio
+            found["modality_mass"] = a @ torch.cat([classes, others * (others.cumsum(0) == 1)], dim=-1)
         return found | self.tensors
 
 
