@@ -1,4 +1,4 @@
-"""Checks of models with constant heads in graphs: `python -m tests.contracts.exporting CHECK FAMILY…`.
+"""Checks of replaced models in graphs: `python -m tests.contracts.exporting CHECK FAMILY[=OPERATION]…`.
 
 A process of its own: the type checks of the tests do not know symbolic sizes.
 """
@@ -6,6 +6,7 @@ A process of its own: the type checks of the tests do not know symbolic sizes.
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -53,9 +54,9 @@ def plain(name: str, padding: str, seed: int = 0) -> dict[str, Tensor]:
     return {key: made[key] for key in ("input_ids", "attention_mask")}
 
 
-def check_sizes(name: str, model: Any) -> None:
+def check_sizes(name: str, model: Any, make: Callable[[Any], Any] = replaced) -> None:
     """An exported program serves other numbers of rows and tokens."""
-    fixed, sizes = Forward(replaced(model)).eval(), {0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=24)}
+    fixed, sizes = Forward(make(model)).eval(), {0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=24)}
     for used in (("input_ids",), ("input_ids", "attention_mask")):
         example = {key: plain(name, "right")[key] for key in used}
         program = torch.export.export(fixed, (), example, dynamic_shapes=dict.fromkeys(used, sizes), strict=False)
@@ -64,9 +65,9 @@ def check_sizes(name: str, model: Any) -> None:
             assert_same(program.module(), fixed, {key: cut[key] for key in used})
 
 
-def check_trace(name: str, model: Any) -> None:
+def check_trace(name: str, model: Any, make: Callable[[Any], Any] = replaced) -> None:
     """A trace serves other masks than that of its example."""
-    fixed = Forward(replaced(model)).eval()
+    fixed = Forward(make(model)).eval()
     batches = [plain(name, padding, seed=3) for padding in ("none", "left", "right")]
     for example in batches[:2]:
         trace = torch.jit.trace(fixed, tuple(example.values()), check_trace=False)
@@ -74,11 +75,11 @@ def check_trace(name: str, model: Any) -> None:
             assert_same(lambda trace=trace, **given: trace(*given.values()), fixed, batch)
 
 
-def check_onnx(name: str, model: Any) -> None:
+def check_onnx(name: str, model: Any, make: Callable[[Any], Any] = replaced) -> None:
     """The ONNX Runtime computes the same, of other sizes, too."""
     import onnxruntime
 
-    fixed, sizes = Forward(replaced(model)).eval(), {0: "rows", 1: "tokens"}
+    fixed, sizes = Forward(make(model)).eval(), {0: "rows", 1: "tokens"}
     dynamic = {"input_ids": sizes, "attention_mask": sizes}
     options = {"dynamo": True, "dynamic_shapes": dynamic, "verbose": False}
     with tempfile.TemporaryDirectory() as folder:
@@ -93,9 +94,9 @@ def _run_session(session: Any, **inputs: Tensor) -> Tensor:
     return torch.tensor(session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0])
 
 
-def check_graphs(name: str, model: Any) -> None:
+def check_graphs(name: str, model: Any, make: Callable[[Any], Any] = replaced) -> None:
     """torch.compile breaks no graph that was whole before, and the graphs compute the same."""
-    fixed, inputs, breaks = replaced(model), _inputs(BY_NAME[name], BY_NAME[name].paddings[-1]), []
+    fixed, inputs, breaks = make(model), _inputs(BY_NAME[name], BY_NAME[name].paddings[-1]), []
     for compiled in (model, fixed):
         torch._dynamo.reset()
         answer = torch._dynamo.explain(partial(_call, compiled))(inputs)
@@ -114,5 +115,7 @@ def _call(model: Any, inputs: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with torch.no_grad():
-        for family in (BY_NAME[name] for name in sys.argv[2:]):
-            globals()[f"check_{sys.argv[1]}"](family.name, _built(family.name, family.plain, torch.float32))
+        for argument in sys.argv[2:]:
+            name, _, operation = argument.partition("=")
+            make = partial(regard.replaced, constants=operation) if operation else replaced
+            globals()[f"check_{sys.argv[1]}"](name, _built(name, BY_NAME[name].plain, torch.float32), make)

@@ -19,7 +19,7 @@ from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import ReductionRequest, reduce_dense
 from regard.attention.single_query import single_query, supports_single_query
-from regard.attention.tracing import always, is_traced
+from regard.attention.tracing import always, is_exported, is_traced
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operation_output,
@@ -82,6 +82,8 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         if mask is None and call.causal and not is_causal:
             mask = visible_mask(call)
         return sdpa(call, mask, is_causal=is_causal)
+    if is_exported():
+        return reference.operation_output(call, Operation())
     if _is_whole_sequence(call):
         return fused(call, Operation())
     if (torch.is_grad_enabled() and call.requires_grad) or call.dropout or is_traced():
@@ -102,7 +104,7 @@ def simplify(call: AttentionCall) -> tuple[AttentionCall, Float[Tensor, "#head 1
         operation = replace(operation, extra_value=None)
     queries, last = call.query.shape[2], call.offset + call.query.shape[2]
     is_whole = call.causal and call.offset == 0 and queries == call.key.shape[2]
-    if operation.window is not None and operation.window >= last and (is_whole or not operation.prefix):
+    if operation.window is not None and always(operation.window >= last) and (is_whole or not operation.prefix):
         operation = replace(operation, window=None)
     is_softmax = replace(operation, backend="") == Operation(backend="")
     return replace(call, operation=None if is_softmax else operation), extra_value
@@ -110,7 +112,7 @@ def simplify(call: AttentionCall) -> tuple[AttentionCall, Float[Tensor, "#head 1
 
 def select_backend(call: AttentionCall, operation: Operation) -> str:
     """Return the name in `BACKENDS` of what computes the output; on CUDA FlexAttention replaces tiles and blocks."""
-    if operation.backend == "materialised":
+    if operation.backend == "materialised" or is_exported():  # loops over blocks would bind the graph to sizes
         return "materialised"
     if not _is_whole_sequence(call):
         return "blockwise"

@@ -10,6 +10,12 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def is_exported() -> bool:
+    """Return whether a graph is being made that serves other sizes: by torch.export, ONNX or torch.jit.trace."""
+    exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # PyTorch 2.6 has none
+    return bool(exporting()) or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def always(condition: Any) -> bool:
     """Return whether a condition on sizes holds; in a graph, whether it holds for all sizes that the graph serves."""
     if not torch.compiler.is_compiling():

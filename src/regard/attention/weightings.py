@@ -11,7 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import elu, linear, relu
 
+from regard.attention.tracing import is_exported
+
 EPSILON = 1e-8
+_SCALE = 2.0**20
 Matrix = Float[Tensor, "*lead query key"]
 Mask = Bool[Tensor, "*#lead query key"]
 Features = Float[Tensor, "*lead width"]
@@ -27,7 +30,15 @@ def softpick(scores: Matrix, keep: Mask) -> Matrix:
     hidden = scores.masked_fill(~keep, float("-inf"))
     top = hidden.amax(-1, keepdim=True).clamp(min=0).detach()
     gap = ((hidden - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
-    return relu(gap) / (gap.abs().sum(-1, keepdim=True) + EPSILON)
+    return _divide(relu(gap), gap.abs().sum(-1, keepdim=True))
+
+
+def _divide(weights: Tensor, total: Tensor) -> Tensor:
+    """Return A / (total + 10⁻⁸), in an exported graph both times 2²⁰: ONNX's optimizer takes + 10⁻⁸ for + 0."""
+    if is_exported():
+        weights, total, epsilon = weights * _SCALE, total * _SCALE, EPSILON * _SCALE
+        return weights / (total + epsilon)
+    return weights / (total + EPSILON)
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ WEIGHTINGS = {
 
 def normalize_by_sum(weights: Matrix) -> Matrix:
     """Return A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
-    return weights / (weights.sum(-1, keepdim=True) + EPSILON)
+    return _divide(weights, weights.sum(-1, keepdim=True))
 
 
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
