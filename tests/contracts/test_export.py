@@ -65,7 +65,7 @@ def test_other_sizes_traces_and_onnx(check: str, name: str) -> None:
     run_check(check, name)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "check, names",
     [
