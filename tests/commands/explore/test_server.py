@@ -1,6 +1,7 @@
 """The server of `regard explore`: who it answers, how much it takes, and what the page may do."""
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ pytest.importorskip("starlette", reason="the extra explore is not installed: sta
 pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvicorn")
 pytest.importorskip("starlette.testclient", reason="httpx2 is not installed", exc_type=RuntimeError)
 
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from regard.commands.explore import server
@@ -152,6 +154,20 @@ def test_many_requests_are_refused_until_a_while_has_passed(
     assert found == [200] * server.MAX_REQUESTS + [429, 429]
     clock[0] += server.WINDOW
     assert post(client).status_code == 200
+
+
+def test_the_server_leaves_the_logging_of_the_process_alone() -> None:
+    class Handler(logging.Handler):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+            super().close()
+
+    handler = Handler()
+    server.make_server(Starlette())
+    assert not handler.is_closed
+    handler.close()
 
 
 def test_it_listens_on_this_machine_alone_unless_told() -> None:

@@ -76,8 +76,12 @@ def is_loopback(host: str) -> bool:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """Return a server of an application. Requests are not logged, for their addresses hold the token."""
-    options: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none"}
+    """Return a server of an application. Requests are not logged, for their addresses hold the token.
+
+    It has no configuration of logging, which would close the handlers of everybody in the process.
+    """
+    options: dict[str, Any] = {"access_log": False, "server_header": False, "ws": "none"}
+    options |= {"log_config": None, "log_level": "error"}
     return uvicorn.Server(uvicorn.Config(app, lifespan="off", limit_concurrency=32, **options))
 
 
