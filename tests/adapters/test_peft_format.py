@@ -429,7 +429,9 @@ def test_a_set_goes_out_and_comes_back_with_its_router(family: str, options: dic
     back = SharedAdapters.from_peft_set(made(family), folder)
     assert (back.adapter_names, back.active_adapter, back.settings) == (adapters.adapter_names, None, adapters.settings)
     assert torch.equal(back.past_tasks["task0"].vectors, adapters.past_tasks["task0"].vectors)
-    assert_close(back.state_dict(), adapters.state_dict(), atol=0, rtol=0)  # the same bits; products may round otherwise
+    assert_close(
+        back.state_dict(), adapters.state_dict(), atol=0, rtol=0
+    )  # the same bits; products may round otherwise
     assert_close(back.routing_weights(**batch), adapters.routing_weights(**batch), atol=1e-6, rtol=0)
     for name in adapters.adapter_names:
         there = peft.PeftModel.from_pretrained(made(family), folder / name).eval()

@@ -8,11 +8,19 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from regard.errors import UserError
-from regard.hooks import watching
+from regard.hooks import kept_steps, sequences, watching
+from regard.hooks.reductions import REDUCTIONS
+from regard.statistics import select_statistics
 
 NEW = 8
 # Known only of sequences that came in one piece.
 ONLY_WHOLE = ("spectral_bound", "input_dependence")
+WITHOUT_PROJECTION = [
+    statistic.name
+    for statistic in select_statistics("all")
+    if all(REDUCTIONS[need].source != "projection" for need in statistic.needs)
+]
+"""Statistics whose steps are kept and reduced together; the others want each step at once."""
 PLAIN = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -52,6 +60,34 @@ def test_generation(
         watched = model.generate(**given, **options)
     assert torch.equal(watched, alone)
     with watching(model, "all") as expected:
+        run(model, whole(causal, given, alone))
+    assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
+    assert seen.samples == 3
+
+
+@pytest.mark.sample(6)
+@pytest.mark.usefixtures("exact_softmax")
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_steps_that_are_reduced_together(
+    causal: Any,
+    padding: str,
+    most: int,
+    build: Any,
+    inputs: Any,
+    run: Any,
+    table: Any,
+    assert_same: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dynamic cache: seven steps of one token, one or three or all of them at once."""
+    for module in (kept_steps, sequences):
+        monkeypatch.setattr(module, "MAX_STEPS", most)
+    model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, padding)
+    alone = model.generate(**given, **PLAIN, max_new_tokens=NEW)
+    with watching(model, WITHOUT_PROJECTION) as seen:
+        assert torch.equal(model.generate(**given, **PLAIN, max_new_tokens=NEW), alone)
+    with watching(model, WITHOUT_PROJECTION) as expected:
         run(model, whole(causal, given, alone))
     assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
     assert seen.samples == 3

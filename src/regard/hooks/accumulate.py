@@ -25,6 +25,8 @@ class LayerAccumulator:
     steps: int = 0
     keys: int = 0
     virtual_key: bool = False
+    kept_hidden: list[Tensor] = field(default_factory=list)
+    """Hidden states of the latest steps of one token, which are not reduced yet."""
 
     @property
     def device(self) -> torch.device:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from regard.hooks.module_tree import modules_of
+from regard.hooks.module_tree import modules_of, named_modules_of
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
@@ -75,7 +76,7 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     if not any(isinstance(module, PreTrainedModel) for module in modules_of(model)):
         return [Stack("", model, _find_alike_blocks(model))]
     stacks: list[Stack] = []
-    for path, module in model.named_modules():
+    for path, module in named_modules_of(model):
         if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module)):
             containers = [n for n, stack in enumerate(stacks) if module in set(modules_of(stack.module))]
             stacks.insert(containers[0] if containers else len(stacks), Stack(path, module, blocks))
@@ -84,7 +85,7 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
 def locate_modules(stacks: Sequence[Stack]) -> dict[nn.Module, tuple[Stack, str]]:
     """Return the innermost stack of each module, and the module's path in it."""
-    return {module: (stack, path) for stack in reversed(stacks) for path, module in stack.module.named_modules()}
+    return {module: (stack, path) for stack in reversed(stacks) for path, module in named_modules_of(stack.module)}
 
 
 def _find_blocks(module: nn.Module) -> list[nn.Module]:
@@ -134,7 +135,7 @@ def _has_attention(blocks: nn.ModuleList) -> bool:
     """Return whether layers have attention by the names of their parts, and are no models themselves."""
     if any(isinstance(module, PreTrainedModel) for module in modules_of(blocks)):
         return False
-    return any(_is_attention(module) or "self_attn" in path for path, module in blocks.named_modules())
+    return any(_is_attention(module) or "self_attn" in path for path, module in named_modules_of(blocks))
 
 
 def num_blocks(stack: Stack) -> int:
@@ -146,7 +147,14 @@ def num_blocks(stack: Stack) -> int:
 
 def attention_kind(path: str, module: nn.Module) -> str:
     """Return `cross` if a module's name, or its `is_cross_attention`, says that it reads other tokens, else `self`."""
-    return "cross" if CROSS.search(path) or getattr(module, "is_cross_attention", False) is True else "self"
+    own, of_class = vars(module), hasattr(type(module), "is_cross_attention")  # a module is slow to say no
+    says_cross = ("is_cross_attention" in own or of_class) and getattr(module, "is_cross_attention", False) is True
+    return "cross" if says_cross or _names_cross(path) else "self"
+
+
+@cache
+def _names_cross(path: str) -> bool:
+    return CROSS.search(path) is not None
 
 
 def cross_site(site: str) -> str:

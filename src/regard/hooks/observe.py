@@ -6,7 +6,7 @@ import operator
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall
+from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
+from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
+from regard.hooks.kept_steps import KeptCalls, can_keep
 from regard.hooks.modalities import RootTokens, TokenModalities
+from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
@@ -66,11 +70,14 @@ def watching(
         UserError: The attention of the model cannot be reached, or is not the same inside the block; or a forward
             cannot be observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
-    check_observable(model)
-    if verify:
-        verify_routing(model)
-    watch = Watch(model, select_statistics(statistics), layers)
-    with check_generation(model), observing(model, watch, list(watch.locations), hooks=watch.hooks()):
+    with ExitStack() as stack:
+        with unchanged_modules():
+            check_observable(model)
+            if verify:
+                verify_routing(model)
+            watch = Watch(model, select_statistics(statistics), layers)
+            stack.enter_context(check_generation(model))
+            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks()))
         try:
             yield watch
         finally:
@@ -116,6 +123,10 @@ class Watch(Observer, Readings):
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
         self.latest = CallPosition(0)
         """The position of the latest call."""
+        self._kept: dict[tuple[nn.Module, int], KeptCalls] = {}
+        """Steps with a cache that are not reduced yet, by module and layer."""
+        self._is_kept = self._has_repeats = False
+        """Whether the latest call is such a step, and whether a module was called again with other values."""
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -130,8 +141,11 @@ class Watch(Observer, Readings):
             self._finish(sequences)
         self._check_attention()
 
+    @torch.no_grad()
     def _finish(self, sequences: Sequences) -> None:
         stacks = list(self.stacks.values())
+        for module, index in [key for key in self._kept if self.locations[key[0]][0] is sequences]:
+            self._reduce_kept(module, index)
         for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
             if self._modalities is not None:
                 classify = self._modalities.classify
@@ -260,13 +274,19 @@ class Watch(Observer, Readings):
                 f"cannot observe padding in {sequences.name}: the attention mask has {query_mask.shape[-1]} tokens "
                 f"where {queries} attend; leave out padding, one sequence per batch"
             )
-        call = replace(call, query_mask=query_mask)
+        self._is_kept = False
         if kind == "cross":
-            return replace(call, starts=forward.encoder_starts), self._request
+            return replace(call, query_mask=query_mask, starts=forward.encoder_starts), self._request
         dropped, _ = sequences.find_keys(kind, call)
         starts = _move_starts(forward.token_starts, call, dropped)
-        request = ReductionRequest() if position.is_repeat else self._request
-        return replace(call, offset=forward.offset - dropped, starts=starts), request
+        call = replace(call, query_mask=query_mask, offset=forward.offset - dropped, starts=starts)
+        self._is_kept = not dropped and self._can_keep(forward, position, call)
+        return call, ReductionRequest() if position.is_repeat or self._is_kept else self._request
+
+    def _can_keep(self, forward: ForwardContext, position: CallPosition, call: AttentionCall) -> bool:
+        """Return whether a call is a step with a cache that may be reduced together with later ones."""
+        is_step = bool(forward.offset) and not forward.has_room and not position.is_repeat and not position.part
+        return is_step and not self._names["projection"] and not self._has_repeats and can_keep(call)
 
     @torch.no_grad()
     def after_attention(
@@ -275,27 +295,26 @@ class Watch(Observer, Readings):
         sequences, path = self.locations[module]
         kind, position = attention_kind(path, module), self.latest
         layer = sequences.layer(kind, position.layer, position.part)
+        if kind == "self":
+            kept = self._kept.get((module, position.layer))
+            if kept is not None and not (self._is_kept and kept.goes_on(call)):
+                self._reduce_kept(module, position.layer)
+            if self._is_kept:
+                self._kept.setdefault((module, position.layer), KeptCalls()).add(call)
+                return
         output = output.detach()
         if position.is_repeat:  # add the same call with all of its values instead
+            self._has_repeats = True
             latest, latest_output, reductions, layer.tensors = sequences.latest[kind]
             layer.steps -= 1
             call = replace(latest, value=torch.cat([latest.value, call.value], dim=-1))
             output = torch.cat([latest_output, output], dim=-1)
         sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
-        find_projection = partial(self._find_projection, sequences, path, call)
         first_key, keys = sequences.find_keys(kind, call)
-        modality = self._find_modality(sequences, call, first_key) if kind == "self" else None
-        io = AttentionIO(call, lambda: output_weight(find_projection()), kind == "self", modality)
-        tensors = {name: reductions[name] for name in self._request.names}
-        if "first_mass" in tensors:
-            tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
-        vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
-        tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
-        virtual_key = call.operation is not None and call.operation.has_extra_column
-        layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
+        self._add_call(module, layer, call, reductions, first_key, keys)
         if not self._names["projection"]:
             return
-        projection, mass = find_projection(), reductions.get("column_mass")
+        projection, mass = self._find_projection(sequences, path, call), reductions.get("column_mass")
 
         def read(received: Tensor) -> None:
             outputs = HeadOutputs(path, call, output, received, output_weight(projection), mass)
@@ -303,6 +322,35 @@ class Watch(Observer, Readings):
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
         self.projection_inputs.expect(projection, path, output, read)
+
+    def _reduce_kept(self, module: nn.Module, index: int) -> None:
+        """Add the kept steps of a layer to its reductions."""
+        kept = self._kept.pop((module, index))
+        sequences, _ = self.locations[module]
+        call = kept.join()
+        self._add_call(module, sequences.layer("self", index), call, reduce(call, self._request), 0, call.key.shape[2])
+
+    def _add_call(
+        self,
+        module: nn.Module,
+        layer: LayerAccumulator,
+        call: AttentionCall,
+        reductions: dict[str, Tensor],
+        first_key: int,
+        keys: int,
+    ) -> None:
+        """Add a call to a layer: the reductions of its weights, and those of its vectors."""
+        sequences, path = self.locations[module]
+        is_self = attention_kind(path, module) == "self"
+        modality = self._find_modality(sequences, call, first_key) if is_self else None
+        io = AttentionIO(call, lambda: output_weight(self._find_projection(sequences, path, call)), is_self, modality)
+        tensors = {name: reductions[name] for name in self._request.names}
+        if "first_mass" in tensors:
+            tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
+        vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
+        tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
+        virtual_key = call.operation is not None and call.operation.has_extra_column
+        layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
 
     def _find_modality(self, sequences: Sequences, call: AttentionCall, first_key: int) -> Tensor | None:
         """Return the modality of each key of a call; None if no statistic needs it, or it is unknown."""

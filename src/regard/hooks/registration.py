@@ -79,7 +79,7 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
     configs: dict[int, Any] = {}
     hosts: dict[int, list[bool]] = {}
     for module in modules_of(model):
-        config = getattr(module, "config", None)
+        config = getattr(module, "config", None) if hasattr(type(module), "config") else vars(module).get("config")
         if hasattr(config, "_attn_implementation_internal"):
             configs.setdefault(id(config), config)
             if isinstance(module, PreTrainedModel):

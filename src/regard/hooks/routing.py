@@ -30,7 +30,7 @@ def check_observable(model: nn.Module) -> None:
     if compiled is not None:
         part = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
         raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
-    if any(getattr(module, "attention_type", None) == "block_sparse" for module in modules_of(model)):
+    if any(vars(module).get("attention_type") == "block_sparse" for module in modules_of(model)):
         raise UserError(
             f"cannot observe {name} with block-sparse attention, which short texts turn off for good; set "
             "attention_type to original_full in its config.json, or as an argument of from_pretrained"
@@ -38,8 +38,9 @@ def check_observable(model: nn.Module) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    is_replaced = isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
-    forward = vars(module).get("forward")
+    own = vars(module)
+    is_replaced = isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules or "_orig_mod" in own
+    forward = own.get("forward")
     return is_replaced or module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
@@ -111,9 +112,9 @@ def observing(
     with routed(model, own_hooks), ExitStack() as stack:
         if exclusive:
             stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
+        stack.callback(_remove_observer, modules, observer)
         for module in modules:
             OBSERVERS.setdefault(module, []).append(observer)
-            stack.callback(_remove_observer, module, observer)
         yield
 
 
@@ -194,9 +195,8 @@ def _do_nothing(*_args: Any) -> None:
     """Hook of a copy."""
 
 
-def _remove_observer(module: nn.Module, observer: Observer) -> None:
-    observers = [other for other in OBSERVERS.get(module, []) if other is not observer]
-    if observers:
-        OBSERVERS[module] = observers
-    else:
-        OBSERVERS.pop(module, None)
+def _remove_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
+    for module in modules:
+        observers = [other for other in OBSERVERS.pop(module, ()) if other is not observer]
+        if observers:
+            OBSERVERS[module] = observers

@@ -14,6 +14,7 @@ from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, seen_keys
+from regard.hooks.kept_steps import MAX_STEPS
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
@@ -62,6 +63,7 @@ class Sequences:
         """Whether hidden states are (token, width), of one sample or of several."""
         self._tokens: list[Tensor | None] = []
         self._batch = self._length = 0
+        self._hidden_names: tuple[str, ...] = ()
         self._key_entries: tuple[Tensor, int] | None = None
         """Some entries of every key of the latest forward, and the position of the first of these keys."""
 
@@ -190,25 +192,46 @@ class Sequences:
             self._refuse_rows(len(hidden), self._batch)
         if not self._has_rows if is_row else self._batch not in (0, len(hidden)):
             return False
-        hidden = to_acc_dtype(hidden.detach())
-        tensors = {}
-        for reduction in (REDUCTIONS[name] for name in names):
-            tensor = reduction.compute(hidden)
-            is_sum = reduction.axis == "sample" and not is_row
-            tensors[reduction.name] = self._sum_tokens(tensor) if is_sum else tensor
-        self.layer("self", index).add_tensors(tensors)
+        assert self.forward is not None
+        layer, first = self.layer("self", index), self.forward.offset
+        self._hidden_names = tuple(names)
+        if first and hidden.shape[1] == 1 and not is_row:
+            layer.kept_hidden.append(hidden.detach().clone())  # the next block may write to what it is passed
+            if len(layer.kept_hidden) == MAX_STEPS:
+                self._reduce_kept_hidden(layer, first + 1)
+        else:
+            self._reduce_kept_hidden(layer, first)
+            self._reduce_hidden(layer, hidden, first, is_row=is_row)
         return True
 
-    def _sum_tokens(self, values: Tensor) -> Tensor:
-        """Sum this forward's (batch, token, width) over the real tokens of each sample."""
-        assert self.forward is not None
-        batch, tokens = values.shape[:2]
-        if self.forward.segments is not None:
-            alignment = SampleAlignment.from_masks(batch, tokens, None, self.forward.segments, values.device)
-            return alignment.sum_tokens(values)
-        mask = self.forward.query_mask(tokens)
-        return values.sum(1) if mask is None else (values * mask[..., None]).sum(1)
+    def _reduce_kept_hidden(self, layer: LayerAccumulator, end: int) -> None:
+        """Add the reductions of the kept steps of a layer, of which the last is the token before `end`."""
+        if layer.kept_hidden:
+            hidden = torch.cat(layer.kept_hidden, dim=1)
+            layer.kept_hidden = []
+            self._reduce_hidden(layer, hidden, end - hidden.shape[1], is_row=False)
 
+    def _reduce_hidden(self, layer: LayerAccumulator, hidden: Tensor, first: int, *, is_row: bool) -> None:
+        """Add the reductions of a layer's hidden states, of tokens from `first` on."""
+        hidden = to_acc_dtype(hidden.detach())
+        tensors = {}
+        for reduction in (REDUCTIONS[name] for name in self._hidden_names):
+            tensor = reduction.compute(hidden)
+            is_sum = reduction.axis == "sample" and not is_row
+            tensors[reduction.name] = self._sum_tokens(tensor, first) if is_sum else tensor
+        layer.add_tensors(tensors)
+
+    def _sum_tokens(self, values: Tensor, first: int) -> Tensor:
+        """Sum (batch, token, width) of tokens from `first` on over the real tokens of each sample."""
+        assert self.last is not None
+        batch, tokens = values.shape[:2]
+        if self.last.segments is not None:
+            alignment = SampleAlignment.from_masks(batch, tokens, None, self.last.segments, values.device)
+            return alignment.sum_tokens(values)
+        mask = self.last.token_mask
+        return values.sum(1) if mask is None else (values * mask[:, first : first + tokens, None]).sum(1)
+
+    @torch.no_grad()
     def finish(self, site: str, num_first_keys: int) -> list[list[Observation]]:
         """Return all layers by sample, in batches, and get ready for new sequences.
 
@@ -216,6 +239,8 @@ class Sequences:
         """
         batches: list[list[Observation]] = []
         if self.forward is None and self._layers and self._length:
+            for layer in (layer for parts in self._layers.values() for layer in parts):
+                self._reduce_kept_hidden(layer, self._length)
             for length, layers in self._batches(num_first_keys):
                 batches.append(list(self._observations(site, length, layers)))
         self._reset()
