@@ -144,6 +144,30 @@ def num_blocks(stack: Stack) -> int:
     return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
 
 
+def find_ranks(stack: Stack) -> dict[nn.Module, int]:
+    """Return which of the layers of its block each attention module is; nothing if each block is one layer.
+
+    Blocks have k > 1 layers (LongCat-Flash) if each holds as many self-attention modules of one class, whose
+    `layer_idx` are those from 0 to the number of layers in the config, k to a block.
+    """
+    blocks = {block: index for index, block in enumerate(stack.blocks)}
+    paths = {module: path for path, module in stack.module.named_modules()}
+    by_class: dict[type, list[tuple[int, int, nn.Module]]] = {}
+    for block, index in blocks.items():
+        for module in modules_of(block)[1:]:
+            number = getattr(module, "layer_idx", None)
+            is_attention = _is_attention(module) or "self_attn" in paths.get(module, "")
+            if isinstance(number, int) and is_attention and attention_kind(paths[module], module) == "self":
+                by_class.setdefault(type(module), []).append((index, number, module))
+    for entries in by_class.values():
+        per_block = len(entries) // len(blocks)
+        numbers = [(index * per_block + rank, index) for index in range(len(blocks)) for rank in range(per_block)]
+        if per_block > 1 and len(entries) == num_blocks(stack) == len(numbers):
+            if sorted((number, index) for index, number, _ in entries) == numbers:
+                return {module: number % per_block for _, number, module in entries}
+    return {}
+
+
 def attention_kind(path: str, module: nn.Module) -> str:
     """Return `cross` if a module's name, or its `is_cross_attention`, says that it reads other tokens, else `self`."""
     return "cross" if CROSS.search(path) or getattr(module, "is_cross_attention", False) is True else "self"

@@ -114,6 +114,7 @@ class Watch(Observer, Readings):
         self.stacks = {stack.path: Sequences(stack) for stack in stacks}
         located = locate_modules(stacks)
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
+        self._check_hidden()
         self.latest = CallPosition(0)
         """The position of the latest call."""
 
@@ -158,6 +159,18 @@ class Watch(Observer, Readings):
             raise UserError(
                 f"layers: there is no attention in {selected}, but {', '.join(names)} measure it; choose from {others}"
                 ", or statistics of hidden states alone"
+            )
+
+    def _check_hidden(self) -> None:
+        """Raise a UserError if no selected layer has the hidden states that statistics need."""
+        counters = [sequences.counter for sequences in self.stacks.values()]
+        if not self._of_hidden or self._layers is None:
+            return
+        if not any(counter.has_hidden(layer) for counter in counters for layer in self._layers):
+            selected, names = ", ".join(map(str, sorted(self._layers))), ", ".join(self._of_hidden)
+            raise UserError(
+                f"layers: no block ends with {selected}, but {names} measure{'s' * (len(self._of_hidden) == 1)} its "
+                "output; choose the last layer of a block, or leave them out"
             )
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
@@ -216,7 +229,7 @@ class Watch(Observer, Readings):
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-            self._add_hidden(sequences, sequences.counter.layer, _as_hidden(hidden))
+            self._add_hidden(sequences, sequences.counter.hidden_layer, _as_hidden(hidden))
 
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
