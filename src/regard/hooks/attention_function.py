@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall, Operation, visible_mask
+from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
 from regard.attention.tracing import is_traced
@@ -202,7 +202,7 @@ def _read_call(
 
 
 def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
-    """Return the call with a logit of each query (batch, head, query, 1) beside its keys; as whole matrices.
+    """Return the call with a logit of each query (batch, head, query, 1) beside its keys.
 
     Raises:
         UserError: The logits have another shape.
@@ -210,15 +210,7 @@ def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
     shape = (*call.query.shape[:3], 1)
     if sinks.shape != shape or call.sink is not None:
         raise UserError(f"sinks: expected logits of shape {shape} and no others, got {tuple(sinks.shape)}")
-
-    def weigh(scores: Tensor, keep: Tensor) -> Tensor:
-        if scores.shape[:3] != shape[:3]:
-            raise UserError("cannot compute some heads alone of a model whose queries have sink logits of their own")
-        logits = torch.cat([sinks.to(scores.dtype), scores[..., 1:]], dim=-1)
-        return logits.masked_fill(~keep, float("-inf")).softmax(-1)
-
-    operation = Operation(function=weigh, backend="materialised")
-    return replace(call, sink=call.query.new_zeros(call.query.shape[1]), operation=operation)
+    return replace(call, sink=sinks[..., 0])
 
 
 def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
