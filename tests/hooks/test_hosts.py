@@ -158,16 +158,6 @@ def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
         torch.testing.assert_close(mass, layer_weights.mean((0, 2)).flatten().double(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@torch.no_grad()
-def test_keys_that_summarize_tokens_are_no_tokens(cached: bool) -> None:
-    """DeepSeek-V4 attends to summaries of earlier tokens as well, whose columns and distances mean nothing."""
-    torch.manual_seed(0)
-    model = make_model("DeepseekV4ForCausalLM", make_config("deepseek_v4"))
-    with pytest.raises(UserError, match="keys, which are others"), watching(model, "column_mass"):
-        model(input_ids=torch.arange(5, 25)[None], use_cache=cached)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> None:

@@ -77,9 +77,9 @@ def test_hidden_states_are_those_behind_the_last_layer_of_a_block(longcat: Any) 
         longcat(ids())
     assert sorted(watch.frame("column_mass")["layer"].unique()) == [0, 1]
     assert sorted(watch.frame("hidden_norm")["layer"].unique()) == [1]
-    with pytest.raises(UserError, match="layers: no block ends with 0, 2, but hidden_norm measures"):
-        with watching(longcat, ["hidden_norm", "column_mass"], layers=[0, 2]):
-            pass
+    message = "layers: no block ends with 0, 2, but hidden_norm measures"
+    with pytest.raises(UserError, match=message), watching(longcat, ["hidden_norm", "column_mass"], layers=[0, 2]):
+        pass
 
 
 @torch.no_grad()

@@ -161,10 +161,10 @@ def find_ranks(stack: Stack) -> dict[nn.Module, int]:
                 by_class.setdefault(type(module), []).append((index, number, module))
     for entries in by_class.values():
         per_block = len(entries) // len(blocks)
-        numbers = [(index * per_block + rank, index) for index in range(len(blocks)) for rank in range(per_block)]
-        if per_block > 1 and len(entries) == num_blocks(stack) == len(numbers):
-            if sorted((number, index) for index, number, _ in entries) == numbers:
-                return {module: number % per_block for _, number, module in entries}
+        expected = [(number // per_block, number) for number in range(len(entries))] if per_block > 1 else []
+        is_numbered = sorted((index, number) for index, number, _ in entries) == expected
+        if is_numbered and len(entries) == num_blocks(stack):
+            return {module: number % per_block for _, number, module in entries}
     return {}
 
 
