@@ -96,7 +96,8 @@ def _find_inputs(model: Any, kind: str) -> tuple[Inputs | None, str]:
 
 def _run(model: Any, inputs: Inputs, **options: Any) -> Any:
     torch.manual_seed(3)
-    return model(**{name: value.clone() for name, value in inputs.items()}, **options)
+    copies = {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return model(**copies, **options)
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -183,6 +183,8 @@ class Sequences:
         if hidden is None:
             return False
         is_row = hidden.ndim == 2
+        if self.stack.is_time_first and not is_row:
+            hidden = hidden.transpose(0, 1)
         if is_row:
             self._has_rows = self._batch == 1 and self.forward is not None and not self.forward.offset
             hidden = hidden[None]
