@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,12 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
 from regard.hooks.module_tree import modules_of
+from regard.statistics import Observation
 from regard.statistics.modalities import FIRST_OF, MODALITIES
 
+IMAGE = MODALITIES.index("image")
+IMAGE_STATES = "cross_attention_states"
+"""Argument of a text stack whose cross-attention reads the states of images (Mllama)."""
 SUFFIXES = ("token_id", "token_index")
 """How the fields of a configuration end that hold the id of a modality's tokens, such as image_token_id."""
 
@@ -47,6 +52,21 @@ class TokenModalities:
             members = torch.isin(token_ids, torch.tensor(sorted(ids), dtype=torch.long, device=token_ids.device))
             modality = modality.masked_fill(members, MODALITIES.index(name))
         return modality
+
+    def reads_images(self, stack: nn.Module) -> bool:
+        """Return whether the cross-attention of a stack reads images, in every forward that has it."""
+        return "image" in self.ids and IMAGE_STATES in inspect.signature(stack.forward).parameters
+
+    def describe(self, layer: Observation, stack: nn.Module) -> Observation:
+        """Return an observation of a stack with the modalities of its keys and queries."""
+        if layer.site.startswith("cross") and self.reads_images(stack):
+            if layer.query_token_ids is None:
+                return layer
+            keys = layer.keys[:, None].expand(-1, int(layer.keys.max()))
+            return replace(
+                layer, modality=torch.full_like(keys, IMAGE), query_modality=self.classify(layer.query_token_ids)
+            )
+        return layer if layer.token_ids is None else replace(layer, modality=self.classify(layer.token_ids))
 
 
 def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Tensor:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -24,7 +24,7 @@ from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
-from regard.hooks.modalities import RootTokens, TokenModalities
+from regard.hooks.modalities import IMAGE, RootTokens, TokenModalities
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
@@ -135,11 +135,7 @@ class Watch(Observer, Readings):
         stacks = list(self.stacks.values())
         for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
             if self._modalities is not None:
-                classify = self._modalities.classify
-                observations = [
-                    replace(part, modality=None if part.token_ids is None else classify(part.token_ids))
-                    for part in observations
-                ]
+                observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
             joined = join_layers(observations)
@@ -297,7 +293,7 @@ class Watch(Observer, Readings):
         sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
         find_projection = partial(self._find_projection, sequences, path, call)
         first_key, keys = sequences.find_keys(kind, call)
-        modality = self._find_modality(sequences, call, first_key) if kind == "self" else None
+        modality = self._find_modality(sequences, kind, call, first_key)
         io = AttentionIO(call, lambda: output_weight(find_projection()), kind == "self", modality)
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
@@ -317,12 +313,16 @@ class Watch(Observer, Readings):
 
         self.projection_inputs.expect(projection, path, output, read)
 
-    def _find_modality(self, sequences: Sequences, call: AttentionCall, first_key: int) -> Tensor | None:
+    def _find_modality(
+        self, sequences: Sequences, kind: str, call: AttentionCall, first_key: int
+    ) -> Int[Tensor, "batch key"] | None:
         """Return the modality of each key of a call; None if no statistic needs it, or it is unknown."""
         if self._modalities is None or ModalityMass.name not in self._names["vectors"]:
             return None
         tokens, keys = sequences.token_ids, call.key.shape[2]
-        if tokens is None:
+        if kind == "cross" and self._modalities.reads_images(sequences.stack.module):
+            return torch.full((len(call.key), keys), IMAGE, device=call.key.device)
+        if tokens is None or kind == "cross":
             return None
         modality = self._modalities.classify(tokens.to(call.key.device))[:, first_key : first_key + keys]
         return torch.nn.functional.pad(modality, (0, keys - modality.shape[1]))
