@@ -93,26 +93,25 @@ def test_cross_attention_is_to_images(mllama: Any, side: str) -> None:
 @torch.no_grad()
 def test_steps_over_a_cache_still_read_images(mllama: Any) -> None:
     given, more = inputs("none"), torch.tensor([[5, 6, 2], [7, 8, 9]])
-    statistics = lambda: [ModalityMass(SPECIAL)]  # noqa: E731
     mask = given["cross_attention_mask"]
     longer = torch.cat([mask, mask[:, -1:].expand(-1, 3, -1, -1)], dim=1)
     whole = given | {"input_ids": torch.cat([given["input_ids"], more], dim=1), "cross_attention_mask": longer}
     whole["attention_mask"] = torch.ones_like(whole["input_ids"])
-    with watching(mllama, statistics()) as at_once:
+    with watching(mllama, [ModalityMass(SPECIAL)]) as at_once:
         mllama(**whole)
-    with watching(mllama, statistics()) as stepwise:
+    with watching(mllama, [ModalityMass(SPECIAL)]) as stepwise:
         cache = mllama(**given, use_cache=True).past_key_values
         for step, token in enumerate(more.T):
             mllama(
                 input_ids=token[:, None], past_key_values=cache, use_cache=True,
-                attention_mask=whole["attention_mask"][:, : 8 + step], cross_attention_mask=longer[:, 7 + step : 8 + step],
+                attention_mask=whole["attention_mask"][:, : 8 + step],
+                cross_attention_mask=longer[:, 7 + step : 8 + step],
                 position_ids=torch.tensor([[7 + step]]),
             )  # fmt: skip
     for site, layer in (("cross", CROSS), ("decoder", 0), ("decoder", 2)):
         found = measured(stepwise, site, layer)
         assert found == pytest.approx(measured(at_once, site, layer), abs=1e-3)
         assert ("text_to_first_image", 0) in found
-    assert not any(row.site == "cross" and row.value > 100.01 for row in stepwise.rows())
 
 
 @torch.no_grad()
