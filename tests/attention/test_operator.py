@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
         "keep": keep,
         "bias": normal(1, groups * shares, queries, keys) if draw(st.booleans()) else None,
         "softcap": draw(st.sampled_from([None, 2.0])),
-        "sink": normal(groups * shares) if draw(st.booleans()) else None,
+        "sink": draw(st.sampled_from([None, normal(groups * shares), normal(batch, groups * shares, queries)])),
         "query_mask": query_mask,
         "key_mask": None if real.all() else real,
         "starts": tuple(starts),
@@ -77,6 +77,29 @@ def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
     output, found = one_pass(call, wanted, output=True)
     torch.testing.assert_close(output, reference.attend(call), rtol=1e-9, atol=1e-9)
     assert_same(found, reduce_dense(call, wanted), 1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_logit_of_each_query_is_a_column_beside_its_keys(causal: bool, learns: bool) -> None:
+    """Against softmax over the keys and one more column without a value, written out, with its gradients."""
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(2, 4, 9, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    sink = torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
+    tensors = [tensor.requires_grad_(learns) for tensor in (query, key, value, sink)]
+    scores = (query @ key.mT * 0.5).masked_fill(torch.ones(9, 9).triu(1).bool() & torch.tensor(causal), -math.inf)
+    expected = torch.cat([scores, sink[..., None]], dim=-1).softmax(-1)[..., :-1]
+    call = AttentionCall(query=query, key=key, value=value, scale=0.5, causal=causal, sink=sink)
+    output, found = attend(call, ReductionRequest(names=frozenset({"column_mass", "virtual_sink_mass"})))
+    torch.testing.assert_close(output, expected @ value)
+    torch.testing.assert_close(found["column_mass"], expected.detach().sum(-2))
+    torch.testing.assert_close(found["virtual_sink_mass"], 1 - expected.detach().sum(-1))
+    part = call.select_heads([2]).select_samples(slice(1, 2))
+    torch.testing.assert_close(attend(part, ReductionRequest())[0], (expected @ value)[1:, 2:3])
+    if learns:
+        weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        wanted = torch.autograd.grad((expected @ value * weight).sum(), tensors)
+        torch.testing.assert_close(torch.autograd.grad((output * weight).sum(), tensors), wanted)
 
 
 @settings(max_examples=40, deadline=None)

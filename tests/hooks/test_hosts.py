@@ -158,16 +158,6 @@ def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
         torch.testing.assert_close(mass, layer_weights.mean((0, 2)).flatten().double(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@torch.no_grad()
-def test_keys_that_summarize_tokens_are_no_tokens(cached: bool) -> None:
-    """DeepSeek-V4 attends to summaries of earlier tokens as well, whose columns and distances mean nothing."""
-    torch.manual_seed(0)
-    model = make_model("DeepseekV4ForCausalLM", make_config("deepseek_v4"))
-    with pytest.raises(UserError, match="keys, which are others"), watching(model, "column_mass"):
-        model(input_ids=torch.arange(5, 25)[None], use_cache=cached)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> None:
@@ -197,14 +187,22 @@ def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> 
         )
 
 
-def test_single_heads_beside_logits_of_queries_are_not_replaced() -> None:
-    model, tokens = make_model("Inkling2ForCausalLM", make_config("inkling2_text")).eval(), ids(rows=1, tokens=8)
-    constants = regard.average_attention(model, [{"input_ids": tokens}], length=8)
-    with (
-        regard.replacing(model, constants, heads=[(0, 0)]),
-        pytest.raises(UserError, match="cannot compute some heads alone"),
-    ):
-        model(tokens)
+@torch.no_grad()
+def test_single_heads_beside_logits_of_queries_are_replaced() -> None:
+    """The weights of the other heads stay as they are, beside their sinks; a constant head has no sink."""
+    model, tokens = make_model("Inkling2ForCausalLM", make_config("inkling2_text")), ids(rows=2, tokens=8)
+    for layer in model.model.layers:
+        layer.self_attn.sink_proj.weight.mul_(20)
+    plain = model(tokens, output_attentions=True)
+    constants = regard.average_attention(model, [{"input_ids": ids(rows=3, tokens=8).flip(1)}], length=8)
+    with regard.replacing(model, constants, heads=[(0, 1)]), watching(model, "column_mass", verify=False) as watch:
+        replaced = model(tokens).logits
+    mass = watch.frame("column_mass", layer=0).sort_values(["head", "position"])["value"].to_numpy()
+    expected = plain.attentions[0].double().mean((0, 2))
+    matrix = constants.matrices["decoder", 0][1].double()
+    expected[1] = (matrix / matrix.sum(-1, keepdim=True)).mean(0)
+    torch.testing.assert_close(torch.tensor(mass).reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(replaced, plain.logits, atol=1e-4)
 
 
 def test_logits_of_queries_of_another_shape_are_refused() -> None:

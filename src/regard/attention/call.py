@@ -136,7 +136,7 @@ class AttentionCall:
         scale: 0 where the bias is the whole score, as of a model that computes its scores by itself.
         bias: Added to the scores; for all heads, or for those that are not constant.
         softcap: Scores become `softcap · tanh(score / softcap)`.
-        sink: A learned logit a head in the normaliser, without a key.
+        sink: A learned logit a head in the normaliser, without a key; or one of each query.
         query_mask: False at padding, which is computed but not counted.
         key_mask: False at padding, which is never seen.
         starts: Index of each sample's first real key, for `first_mass`. None: 0; negative: a cache has dropped it.
@@ -153,7 +153,7 @@ class AttentionCall:
     keep: Bool[Tensor, "#batch #head #query key"] | None = None
     bias: Float[Tensor, "#batch #biased #query key"] | None = None
     softcap: float | None = None
-    sink: Float[Tensor, " head"] | None = None
+    sink: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
     query_mask: Bool[Tensor, "batch query"] | None = None
     key_mask: Bool[Tensor, "batch key"] | None = None
     starts: tuple[int, ...] | None = None
@@ -165,6 +165,11 @@ class AttentionCall:
     def num_key_value_groups(self) -> int:
         """Query heads per key/value head."""
         return int(self.query.shape[1] // self.key.shape[1])
+
+    @property
+    def sink_logits(self) -> Float[Tensor, "#batch head #query"] | None:
+        """The logit of each query beside its keys."""
+        return self.sink[None, :, None] if self.sink is not None and self.sink.ndim == 1 else self.sink
 
     @property
     def is_plain(self) -> bool:
@@ -207,6 +212,7 @@ class AttentionCall:
             self,
             **dict.fromkeys(QKV, lambda tensor: tensor[samples]),
             **dict.fromkeys(masks, lambda tensor: tensor[samples] if len(tensor) > 1 else tensor),
+            sink=lambda sink: sink if sink.ndim == 1 else sink[samples],
             starts=lambda starts: tuple(torch.tensor(starts)[samples].tolist()),
             constant=lambda constant: constant.select_samples(samples),
         )
@@ -220,7 +226,7 @@ class AttentionCall:
             query=lambda query: query[:, index],
             **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, groups]),
             **dict.fromkeys(("keep", "bias"), lambda pairs: pairs[:, index] if pairs.shape[1] == num_heads else pairs),
-            sink=lambda sink: sink[index],
+            sink=lambda sink: sink[index] if sink.ndim == 1 else sink[:, index],
             operation=lambda operation: operation.select_heads(index),
         )
 
@@ -237,6 +243,7 @@ class AttentionCall:
             query=lambda query: query[:, :, rows],
             **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, :, columns]),
             **dict.fromkeys(("keep", "bias"), cut),
+            sink=lambda sink: sink if sink.ndim == 1 else sink[:, :, rows],
             query_mask=lambda mask: mask[:, rows],
             key_mask=lambda mask: mask[:, columns],
             offset=lambda offset: offset + rows.start - columns.start,

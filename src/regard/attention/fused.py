@@ -70,9 +70,8 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
         with torch.autocast(call.query.device.type, enabled=False):
             key = operation.extra_key.to(acc_dtype).expand(call.query.shape[1], -1)
             return (call.query.to(acc_dtype) @ key[:, :, None])[..., 0] * call.scale
-    if call.sink is not None:
-        return (call.sink.to(acc_dtype) - operation.shift)[:, None].expand(*call.query.shape[:3])
-    return None
+    logits = call.sink_logits
+    return None if logits is None else (logits.to(acc_dtype) - operation.shift).expand(*call.query.shape[:3])
 
 
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:

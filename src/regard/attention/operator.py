@@ -254,7 +254,9 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
-    """Return whether the GPU kernels can compute a request; they lack sums beside a sink, and capped first keys."""
+    """Return whether the GPU kernels can compute a request; they lack sums beside a sink, sinks of queries,
+    and capped first keys.
+    """
     return (
         call.query.is_cuda
         and call.query.dtype in kernels.DTYPES
@@ -263,7 +265,7 @@ def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
         and call.bias is None
         and bool(request.names)
         and request.names == request.by_backend("triton")
-        and (call.sink is None or not request.names & {"row_sum", "virtual_sink_mass"})
+        and (call.sink is None or (call.sink.ndim == 1 and not request.names & {"row_sum", "virtual_sink_mass"}))
         and (call.softcap is None or "first_mass" not in request.names)
     )
 

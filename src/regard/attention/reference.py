@@ -87,9 +87,8 @@ def _extra_scores(call: AttentionCall, operation: Operation) -> Float[Tensor, "b
     if operation.extra_key is not None:
         key = operation.extra_key.to(call.query.dtype).expand(call.query.shape[1], -1)
         return (call.query * key[:, None]).sum(-1, keepdim=True) * call.scale + operation.shift
-    if call.sink is not None:
-        return call.sink.to(call.query.dtype)[:, None, None].expand(*call.query.shape[:3], 1)
-    return None
+    logits = call.sink_logits
+    return None if logits is None else logits.to(call.query.dtype)[..., None].expand(*call.query.shape[:3], 1)
 
 
 def mixed_weights(call: AttentionCall, operation: Operation) -> WeightsAndColumn:

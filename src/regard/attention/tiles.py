@@ -83,7 +83,7 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
                 raw, exps = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
                 _multiply(query[sample, group, :, row], key[:, :, :end], call.scale * LOG2_E, raw)
                 masks.apply(raw, sample, head, row)
-                base, total = _exponentiate(call, head, raw, exps)
+                base, total = _exponentiate(call, (sample, head, row), raw, exps)
                 yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
 
 
@@ -102,11 +102,14 @@ def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
         torch.baddbmm(flat, q.flatten(1, 2), k.mT, beta=0, alpha=scale, out=flat)
 
 
-def _exponentiate(call: AttentionCall, head: slice, raw: Tensor, exps: Tensor) -> tuple[Tensor, Tensor]:
+def _exponentiate(
+    call: AttentionCall, index: tuple[slice, slice, slice], raw: Tensor, exps: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the maximum and the normalizer of each row; make `raw` relative to the first, and write `exps`."""
     base = raw.amax(-1, keepdim=True)
     if call.sink is not None:
-        sink = (call.sink[head].to(raw.dtype) * LOG2_E)[:, None, None]
+        logits = call.sink[index[1]][None, :, None] if call.sink.ndim == 1 else call.sink[index]
+        sink = (logits.to(raw.dtype) * LOG2_E)[..., None]
         base = torch.maximum(base, sink)
     may_see_none = call.keep is not None or call.bias is not None or call.key_mask is not None or call.offset < 0
     if may_see_none:

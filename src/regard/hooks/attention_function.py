@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall, Operation, visible_mask
-from regard.attention.operator import attend
+from regard.attention.call import AttentionCall, visible_mask
+from regard.attention.operator import attend, compute_output, reduce
 from regard.attention.reduction import ReductionRequest
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
-from regard.hooks import registration
+from regard.hooks import compressed, registration
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
 
 
@@ -139,12 +139,20 @@ def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
 
     The module's constants and its other operation are put into the call first, if it has any.
     """
-    constants = module._modules.get(NAME)
+    constants, override = module._modules.get(NAME), vars(module).get(OVERRIDE)
+    if (constants is not None or override is not None) and compressed.find_compressor(module) is not None:
+        raise UserError(
+            f"cannot replace heads of {type(module).__name__}: it attends to compressed keys as well, which are no "
+            "tokens; leave out this layer"
+        )
     if isinstance(constants, ConstantHeadsByCall):
         call = constants.apply_to(call)
-    override = vars(module).get(OVERRIDE)
     if override is not None:
         call = override.apply_to(call)
+    whole = call
+    if OBSERVERS.get(module):
+        call = compressed.select_tokens(module, call)
+    is_whole = call is whole
     observers: list[Observer] = []
     names: frozenset[str] = frozenset()
     num_first_keys = 1
@@ -156,7 +164,8 @@ def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
             call, request = answer
             names, num_first_keys = names | request.names, max(num_first_keys, request.num_first_keys)
             observers.append(observer)
-    output, reductions = attend(call, ReductionRequest(names=names, num_first_keys=num_first_keys))
+    request = ReductionRequest(names=names, num_first_keys=num_first_keys)
+    output, reductions = attend(call, request) if is_whole else (compute_output(whole), reduce(call, request))
     for observer in observers:
         observer.after_attention(module, call, output, reductions)
     return output
@@ -202,7 +211,7 @@ def _read_call(
 
 
 def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
-    """Return the call with a logit of each query (batch, head, query, 1) beside its keys; as whole matrices.
+    """Return the call with a logit of each query (batch, head, query, 1) beside its keys.
 
     Raises:
         UserError: The logits have another shape.
@@ -210,15 +219,7 @@ def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
     shape = (*call.query.shape[:3], 1)
     if sinks.shape != shape or call.sink is not None:
         raise UserError(f"sinks: expected logits of shape {shape} and no others, got {tuple(sinks.shape)}")
-
-    def weigh(scores: Tensor, keep: Tensor) -> Tensor:
-        if scores.shape[:3] != shape[:3]:
-            raise UserError("cannot compute some heads alone of a model whose queries have sink logits of their own")
-        logits = torch.cat([sinks.to(scores.dtype), scores[..., 1:]], dim=-1)
-        return logits.masked_fill(~keep, float("-inf")).softmax(-1)
-
-    operation = Operation(function=weigh, backend="materialised")
-    return replace(call, sink=call.query.new_zeros(call.query.shape[1]), operation=operation)
+    return replace(call, sink=sinks[..., 0])
 
 
 def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class ForwardContext:
         cache: Any = arguments.get("past_key_values")
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         mask = arguments.get("attention_mask")
+        padding = arguments.get("decoder_padding_mask")
+        if mask is None and isinstance(padding, Tensor) and padding.dtype == torch.bool:
+            mask = ~padding
         tokens = arguments.get("input_ids")
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
@@ -66,6 +69,7 @@ class ForwardContext:
         if tokens is None and root_tokens is not None and isinstance(embeddings, Tensor):
             tokens = root_tokens if root_tokens.shape == embeddings.shape[:2] else None
         encoder_states = arguments.get("encoder_hidden_states")
+        encoder_mask = arguments.get("encoder_attention_mask", arguments.get("encoder_padding_mask"))
         pixels = arguments.get("pixel_values")
         is_packable = mask is None and offset == 0
         return cls(
@@ -74,7 +78,7 @@ class ForwardContext:
             token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
-            encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
+            encoder_mask=_drop_full(_key_mask(encoder_mask)),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
             pair_mask=_find_pair_mask(mask) if offset == 0 else None,

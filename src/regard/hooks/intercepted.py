@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -18,6 +18,7 @@ from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
 from regard.hooks.module_tree import modules_of
+from regard.hooks.multihead import attend_multihead
 from regard.hooks.products import AttentionProducts
 
 SDPA = "sdpa"
@@ -128,6 +129,9 @@ class _Interception(TorchFunctionMode):
         if function is scaled_dot_product_attention:
             _RUNNING.products.skip(_RUNNING.modules)
             return dispatch(module, _read_call(module, *args, **kwargs))
+        if function is multi_head_attention_forward and not isinstance(module, nn.MultiheadAttention):
+            _RUNNING.products.skip(_RUNNING.modules)
+            return attend_multihead(module, args, kwargs, dispatch)
         return _RUNNING.products.compute(_RUNNING.modules, function, args, kwargs, dispatch)
 
 

@@ -56,7 +56,7 @@ def _should_be_finite(layers: Iterable[Observation]) -> Iterator[tuple[str, Tens
 
 def _signature(layer: Observation, tensors: dict[str, Tensor]) -> Any:
     """Return what layers must have in common."""
-    optional = (layer.token_ids, layer.modality)
+    optional = (layer.token_ids, layer.modality, layer.query_token_ids, layer.query_modality)
     shapes = [None if tensor is None else tensor.shape for tensor in optional]
     named = [(name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()]
     return layer.site, layer.causal, layer.virtual_key, *shapes, *named
@@ -74,6 +74,8 @@ def _join(layers: Sequence[Observation]) -> Observation:
         keys=torch.cat([layer.keys for layer in layers]),
         token_ids=_cat([layer.token_ids for layer in layers]),
         modality=_cat([layer.modality for layer in layers]),
+        query_token_ids=_cat([layer.query_token_ids for layer in layers]),
+        query_modality=_cat([layer.query_modality for layer in layers]),
         virtual_key=first.virtual_key,
         tensors={
             name: torch.cat([layer.tensors[name] for layer in layers])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,12 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
 from regard.hooks.module_tree import modules_of
+from regard.statistics import Observation
 from regard.statistics.modalities import FIRST_OF, MODALITIES
 
+IMAGE = MODALITIES.index("image")
+IMAGE_STATES = "cross_attention_states"
+"""Argument of a text stack whose cross-attention reads the states of images (Mllama)."""
 SUFFIXES = ("token_id", "token_index")
 """How the fields of a configuration end that hold the id of a modality's tokens, such as image_token_id."""
 
@@ -47,6 +52,41 @@ class TokenModalities:
             members = torch.isin(token_ids, torch.tensor(sorted(ids), dtype=torch.long, device=token_ids.device))
             modality = modality.masked_fill(members, MODALITIES.index(name))
         return modality
+
+    def reads_images(self, stack: nn.Module) -> bool:
+        """Return whether the cross-attention of a stack reads images, in every forward that has it."""
+        return "image" in self.ids and IMAGE_STATES in inspect.signature(stack.forward).parameters
+
+    def of_keys(
+        self,
+        stack: nn.Module,
+        kind: str,
+        token_ids: Int[Tensor, "batch token"] | None,
+        call: AttentionCall,
+        first_key: int,
+    ) -> Int[Tensor, "batch key"] | None:
+        """Return the modality of each key of a call, of which the first stands at `first_key`; None if it is unknown.
+
+        `token_ids` are those of the stack's sequences, and `kind` says whether the call is self- or cross-attention.
+        """
+        keys, device = call.key.shape[2], call.key.device
+        if kind == "cross":
+            return torch.full((len(call.key), keys), IMAGE, device=device) if self.reads_images(stack) else None
+        if token_ids is None:
+            return None
+        modality = self.classify(token_ids.to(device))[:, first_key : first_key + keys]
+        return pad(modality, (0, keys - modality.shape[1]))
+
+    def describe(self, layer: Observation, stack: nn.Module) -> Observation:
+        """Return an observation of a stack with the modalities of its keys and queries."""
+        if layer.site.startswith("cross") and self.reads_images(stack):
+            if layer.query_token_ids is None:
+                return layer
+            keys = layer.keys[:, None].expand(-1, int(layer.keys.max()))
+            return replace(
+                layer, modality=torch.full_like(keys, IMAGE), query_modality=self.classify(layer.query_token_ids)
+            )
+        return layer if layer.token_ids is None else replace(layer, modality=self.classify(layer.token_ids))
 
 
 def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Tensor:

@@ -13,6 +13,8 @@ from regard.hooks.module_tree import modules_of, named_modules_of
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
+TIME_FIRST = ("fsmt", "xlnet")
+"""Types of models whose blocks pass hidden states as (token, batch, width)."""
 Fused = tuple[str, str]
 """Name of a fused projection, and its order: all queries first ("parts"), or head by head ("heads")."""
 
@@ -22,12 +24,18 @@ class Stack:
     """A model within a model, whose layers follow each other: an encoder, a decoder, a vision tower.
 
     It is of Transformers, or calls `scaled_dot_product_attention` itself. Hidden states are between its `blocks`; one
-    that is used again stands there once.
+    that is used again stands there once. `host` is the model that it is a part of, where it is none itself.
     """
 
     path: str
     module: nn.Module
     blocks: list[nn.Module]
+    host: nn.Module | None = None
+
+    @property
+    def is_time_first(self) -> bool:
+        """Whether hidden states between blocks are (token, batch, width)."""
+        return getattr(getattr(self.host or self.module, "config", None), "model_type", None) in TIME_FIRST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +87,26 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     for path, module in named_modules_of(model):
         if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module)):
             containers = [n for n, stack in enumerate(stacks) if module in set(modules_of(stack.module))]
-            stacks.insert(containers[0] if containers else len(stacks), Stack(path, module, blocks))
+            where = containers[0] if containers else len(stacks)
+            stacks[where:where] = _split_encoder_and_decoder(path, module) or [Stack(path, module, blocks)]
     return stacks
+
+
+def _split_encoder_and_decoder(path: str, module: PreTrainedModel) -> list[Stack]:
+    """Return the stacks of a model whose encoder and decoder are no models themselves (FSMT); else nothing.
+
+    The decoder attends to the encoder: others, that repeat its states, pad both by masks of their own.
+    """
+    if not getattr(module.config, "is_encoder_decoder", False):
+        return []
+    stacks = []
+    for name in ("encoder", "decoder"):
+        part = getattr(module, name, None)
+        if not isinstance(part, nn.Module) or isinstance(part, PreTrainedModel) or not (blocks := _find_blocks(part)):
+            return []
+        stacks.append(Stack(f"{path}.{name}" if path else name, part, blocks, host=module))
+    attends = any(attention_kind(path, part) == "cross" for path, part in stacks[1].module.named_modules())
+    return stacks if attends else []
 
 
 def locate_modules(stacks: Sequence[Stack]) -> dict[nn.Module, tuple[Stack, str]]:
@@ -143,6 +169,30 @@ def num_blocks(stack: Stack) -> int:
     config = stack.module.config.get_text_config() if isinstance(stack.module, PreTrainedModel) else None
     counts = [getattr(config, name, None) for name in LAYER_COUNT_FIELDS]
     return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
+
+
+def find_ranks(stack: Stack) -> dict[nn.Module, int]:
+    """Return which of the layers of its block each attention module is; nothing if each block is one layer.
+
+    Blocks have k > 1 layers (LongCat-Flash) if each holds as many self-attention modules of one class, whose
+    `layer_idx` are those from 0 to the number of layers in the config, k to a block.
+    """
+    blocks = {block: index for index, block in enumerate(stack.blocks)}
+    paths = {module: path for path, module in stack.module.named_modules()}
+    by_class: dict[type, list[tuple[int, int, nn.Module]]] = {}
+    for block, index in blocks.items():
+        for module in modules_of(block)[1:]:
+            number = getattr(module, "layer_idx", None)
+            is_attention = _is_attention(module) or "self_attn" in paths.get(module, "")
+            if isinstance(number, int) and is_attention and attention_kind(paths[module], module) == "self":
+                by_class.setdefault(type(module), []).append((index, number, module))
+    for entries in by_class.values():
+        per_block = len(entries) // len(blocks)
+        expected = [(number // per_block, number) for number in range(len(entries))] if per_block > 1 else []
+        is_numbered = sorted((index, number) for index, number, _ in entries) == expected
+        if is_numbered and len(entries) == num_blocks(stack):
+            return {module: number % per_block for _, number, module in entries}
+    return {}
 
 
 def attention_kind(path: str, module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of attention calls: a call has the number of the block that it is in."""
+"""Numbers of attention calls: a call has the number of the block that it is in, or of its module in the block."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
-from regard.hooks.modules import Stack, num_blocks
+from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
 
 
@@ -15,7 +15,7 @@ class CallPosition(NamedTuple):
     """Where an attention call stands in a forward.
 
     Attributes:
-        layer: The number of its block.
+        layer: The number of its block, or of its module where a block has several attention layers.
         part: Calls of other samples by the same module before it, in one execution of its block.
         is_repeat: The call has the queries and keys of the call before it, with other values.
     """
@@ -29,12 +29,15 @@ class BlockCounter:
     """Numbers the blocks of a stack, and the attention calls in them, during a forward.
 
     A block has its index in the stack. Once a block is executed again in one forward, as where layers share their
-    weights, executions are counted instead.
+    weights, executions are counted instead. Where each block has several attention layers that the model numbers, a
+    block is as many layers, and its output is the hidden state of the last of them.
     """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._indices = {block: index for index, block in enumerate(stack.blocks)}
+        self._ranks = find_ranks(stack)
+        self._layers_per_block = max(self._ranks.values(), default=0) + 1
         self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
             for module in modules_of(block):
@@ -49,21 +52,32 @@ class BlockCounter:
 
     def begin(self, *_arguments: Any) -> None:
         """Begin a forward."""
-        self.entered, self.layer = 0, 0
+        self.entered, self._execution = 0, 0
         self._current: int | None = None
         self._is_looped = False
         self._executed: set[int] = set()
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
+        self._called: set[nn.Module] = set()
 
     def enter(self, block: nn.Module, *_arguments: Any) -> None:
         """Begin the execution of a block."""
         index = self._indices[block]
         self._is_looped = self._is_looped or index in self._executed
         self._executed.add(index)
-        self._current, self.layer = index, self.entered if self._is_looped else index
+        self._current, self._execution = index, self.entered if self._is_looped else index
         self.entered += 1
         self._latest.clear()
+        self._called.clear()
+
+    @property
+    def hidden_layer(self) -> int:
+        """The layer whose hidden state is the output of the block that is executed."""
+        return (self._execution + 1) * self._layers_per_block - 1
+
+    def has_hidden(self, layer: int) -> bool:
+        """Return whether a hidden state belongs to a layer: it is the last of a block, or the embeddings."""
+        return (layer + 1) % self._layers_per_block == 0
 
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
         """Return the position of an attention call.
@@ -71,34 +85,49 @@ class BlockCounter:
         Raises:
             UserError: It is in no block, or its block has two attention layers of this kind.
         """
-        owners = self._owners.get(module, ())
-        if self._current in owners:
-            layer = self.layer
-        elif len(owners) == 1:
-            layer = owners[0]
-        else:
-            raise UserError(
-                f"cannot number the layers of {self._name}: {type(module).__name__} is in none of its "
-                f"{num_blocks(self._stack)} blocks"
-            )
+        block = self._find_block(module)
+        if self._ranks and module not in self._ranks:
+            raise self._several_layers(block)
+        layer = block * self._layers_per_block + self._ranks.get(module, 0)
         position = CallPosition(layer)
-        if kind in self._latest and self._latest[kind][0].layer == layer:
+        if kind in self._latest and self._latest[kind][0].layer // self._layers_per_block == block:
             latest, latest_module, query, key = self._latest[kind]
             if latest_module is not module:
-                raise UserError(f"cannot number the layers of {self._name}: block {layer} has several attention layers")
-            if _is_same(query, call.query) and _is_same(key, call.key):
+                if not self._ranks or module in self._called:
+                    raise self._several_layers(block)
+            elif _is_same(query, call.query) and _is_same(key, call.key):
                 position = latest._replace(is_repeat=True)
             else:
                 position = CallPosition(layer, latest.part + 1)
+        self._called.add(module)
         self._latest[kind] = position, module, call.query, call.key
         return position
 
     def end(self, *_arguments: Any) -> None:
         """End a forward. Raise a UserError if it executed more blocks than there are, and did not loop over all."""
         self._latest.clear()
-        if self._is_looped and self.entered % len(self._indices) and self.entered > num_blocks(self._stack):
-            count = num_blocks(self._stack)
-            raise UserError(f"cannot number the layers of {self._name}: it executed {self.entered} of {count} blocks")
+        if self._is_looped and self.entered % len(self._indices) and self.entered > self._count:
+            raise UserError(
+                f"cannot number the layers of {self._name}: it executed {self.entered} of {self._count} blocks"
+            )
+
+    def _find_block(self, module: nn.Module) -> int:
+        """Return which execution of a block a module belongs to; that of its only block if it is called outside."""
+        owners = self._owners.get(module, ())
+        if self._current in owners:
+            return self._execution
+        if len(owners) == 1:
+            return owners[0]
+        raise UserError(
+            f"cannot number the layers of {self._name}: {type(module).__name__} is in none of its {self._count} blocks"
+        )
+
+    def _several_layers(self, block: int) -> UserError:
+        return UserError(f"cannot number the layers of {self._name}: block {block} has several attention layers")
+
+    @property
+    def _count(self) -> int:
+        return num_blocks(self._stack) // self._layers_per_block
 
     @property
     def _name(self) -> str:

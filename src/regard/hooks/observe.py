@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,12 +34,10 @@ from regard.hooks.output_projection import ProjectionInputs, find_output_project
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
+from regard.hooks.selection import EMBEDDING_LAYER, check_layers, required_reductions
 from regard.hooks.sequences import Sequences, find_site
 from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass
-
-EMBEDDING_LAYER = -1
-"""Index of the layer whose output is the input of layer 0."""
 
 
 @contextmanager
@@ -96,14 +93,14 @@ class Watch(Observer, Readings):
         super().__init__(type(model).__name__, {statistic.name: statistic for statistic in statistics})
         self.seconds = dict.fromkeys(self.statistics, 0.0)
         self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
-        for name in _required_reductions(statistics):
+        for name in required_reductions(statistics):
             self._names[REDUCTIONS[name].source].append(name)
         num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
         self._request = ReductionRequest(names=frozenset(self._names["weights"]), num_first_keys=num_first_keys)
         self._of_hidden = [
             statistic.name
             for statistic in statistics
-            if not set(self._names["hidden"]).isdisjoint(_required_reductions([statistic]))
+            if not set(self._names["hidden"]).isdisjoint(required_reductions([statistic]))
         ]
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
@@ -115,12 +112,13 @@ class Watch(Observer, Readings):
         stacks = find_stacks(model)
         if not stacks:
             raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
-        self._layers = None if layers is None else _check_layers(layers, max(map(num_blocks, stacks)))
+        self._layers = None if layers is None else check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
         self.stacks = {stack.path: Sequences(stack) for stack in stacks}
         located = locate_modules(stacks)
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
+        self._check_hidden()
         self.latest = CallPosition(0)
         """The position of the latest call."""
         self._kept: dict[tuple[nn.Module, int], KeptCalls] = {}
@@ -148,11 +146,7 @@ class Watch(Observer, Readings):
             self._reduce_kept(module, index)
         for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
             if self._modalities is not None:
-                classify = self._modalities.classify
-                observations = [
-                    replace(part, modality=None if part.token_ids is None else classify(part.token_ids))
-                    for part in observations
-                ]
+                observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
             if sequences is stacks[-1]:
                 self.samples += observations[0].length.shape[0]
             joined = join_layers(observations)
@@ -172,6 +166,18 @@ class Watch(Observer, Readings):
             raise UserError(
                 f"layers: there is no attention in {selected}, but {', '.join(names)} measure it; choose from {others}"
                 ", or statistics of hidden states alone"
+            )
+
+    def _check_hidden(self) -> None:
+        """Raise a UserError if no selected layer has the hidden states that statistics need."""
+        counters = [sequences.counter for sequences in self.stacks.values()]
+        if not self._of_hidden or self._layers is None:
+            return
+        if not any(counter.has_hidden(layer) for counter in counters for layer in self._layers):
+            selected, names = ", ".join(map(str, sorted(self._layers))), ", ".join(self._of_hidden)
+            raise UserError(
+                f"layers: no block ends with {selected}, but {names} measure{'s' * (len(self._of_hidden) == 1)} its "
+                "output; choose the last layer of a block, or leave them out"
             )
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
@@ -230,7 +236,7 @@ class Watch(Observer, Readings):
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-            self._add_hidden(sequences, sequences.counter.layer, _as_hidden(hidden))
+            self._add_hidden(sequences, sequences.counter.hidden_layer, _as_hidden(hidden))
 
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
@@ -341,9 +347,14 @@ class Watch(Observer, Readings):
     ) -> None:
         """Add a call to a layer: the reductions of its weights, and those of its vectors."""
         sequences, path = self.locations[module]
-        is_self = attention_kind(path, module) == "self"
-        modality = self._find_modality(sequences, call, first_key) if is_self else None
-        io = AttentionIO(call, lambda: output_weight(self._find_projection(sequences, path, call)), is_self, modality)
+        kind, modality = attention_kind(path, module), None
+        if self._modalities is not None and ModalityMass.name in self._names["vectors"]:
+            modality = self._modalities.of_keys(sequences.stack.module, kind, sequences.token_ids, call, first_key)
+
+        def find_weight() -> Tensor:
+            return output_weight(self._find_projection(sequences, path, call))
+
+        io = AttentionIO(call, find_weight, kind == "self", modality)
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
@@ -351,16 +362,6 @@ class Watch(Observer, Readings):
         tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
         virtual_key = call.operation is not None and call.operation.has_extra_column
         layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
-
-    def _find_modality(self, sequences: Sequences, call: AttentionCall, first_key: int) -> Tensor | None:
-        """Return the modality of each key of a call; None if no statistic needs it, or it is unknown."""
-        if self._modalities is None or ModalityMass.name not in self._names["vectors"]:
-            return None
-        tokens, keys = sequences.token_ids, call.key.shape[2]
-        if tokens is None:
-            return None
-        modality = self._modalities.classify(tokens.to(call.key.device))[:, first_key : first_key + keys]
-        return torch.nn.functional.pad(modality, (0, keys - modality.shape[1]))
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]
@@ -374,34 +375,6 @@ class Watch(Observer, Readings):
 
     def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
-
-
-def _required_reductions(statistics: Sequence[Statistic]) -> list[str]:
-    """Return the reductions that statistics need, and those that these require, in order of their names."""
-    for statistic in statistics:
-        if unknown := sorted(statistic.needs - REDUCTIONS.keys()):
-            raise UserError(
-                f"statistic {statistic.name} needs unknown {unknown[0]!r}; choose from {', '.join(REDUCTIONS)}"
-            )
-    needs = frozenset[str]().union(*(statistic.needs for statistic in statistics))
-    return sorted(needs.union(*(REDUCTIONS[name].requires for name in needs)))
-
-
-def _check_layers(layers: Any, count: int) -> frozenset[int]:
-    """Return the indices of layers. Raise a UserError for what is no index of a model with so many layers."""
-    values = tuple(layers) if isinstance(layers, Iterable) else (layers,)
-    try:
-        indices = [operator.index(layer) for layer in values]
-    except TypeError:
-        raise UserError(f"layers: expected indices of layers, counted from 0, got {layers!r}") from None
-    if not indices:
-        raise UserError("layers: expected one layer at least, got none; pass None for all")
-    if unknown := [layer for layer in indices if not EMBEDDING_LAYER <= layer < count]:
-        raise UserError(
-            f"layers: this model has no layer {unknown[0]}; choose from 0 to {count - 1}, or {EMBEDDING_LAYER} for the "
-            "embeddings"
-        )
-    return frozenset(indices)
 
 
 def _as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
-from regard.hooks import deberta
+from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
@@ -81,6 +81,8 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = ()) -> Iterator[None]
         UserError: Another thread is inside a block on this model.
     """
     with _owned_by_this_thread(model), patched(_routing_attributes(model)), intercepting(model), ExitStack() as stack:
+        for compressor in filter(None, map(compressed.find_compressor, modules_of(model))):
+            stack.callback(compressor.register_forward_hook(compressed.note_entries).remove)
         for hook in hooks:
             stack.callback(hook.register().remove)
         yield

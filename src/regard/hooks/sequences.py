@@ -185,6 +185,8 @@ class Sequences:
         if hidden is None:
             return False
         is_row = hidden.ndim == 2
+        if self.stack.is_time_first and not is_row:
+            hidden = hidden.transpose(0, 1)
         if is_row:
             self._has_rows = self._batch == 1 and self.forward is not None and not self.forward.offset
             hidden = hidden[None]
@@ -302,10 +304,10 @@ class Sequences:
         if token_ids is not None and token_ids.shape[1] != length:
             token_ids = None  # attention is among others as well, such as patches of an image
         for (kind, index), layer in layers.items():
-            keys, tokens = queries, token_ids
+            keys, tokens, query_tokens = queries, token_ids, None
             if kind == "cross":
                 keys = SampleAlignment.from_masks(self._batch, layer.keys, last.encoder_mask, None, device)
-                tokens = self.encoder_tokens
+                tokens, query_tokens = self.encoder_tokens, token_ids
                 if tokens is not None and tokens.shape != (self._batch, layer.keys):
                     tokens = None
             yield Observation(
@@ -315,6 +317,7 @@ class Sequences:
                 length=queries.length,
                 keys=keys.length,
                 token_ids=None if tokens is None else keys.align_tokens(tokens.to(device)),
+                query_token_ids=None if query_tokens is None else queries.align_tokens(query_tokens.to(device)),
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(queries, keys, packed=last.segments is not None),
             )

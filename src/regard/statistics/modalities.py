@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
+from jaxtyping import Bool, Int
+from torch import Tensor
+
 from regard.statistics.layers import mean_over_queries
 from regard.statistics.sinks import PERCENT
 from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
@@ -13,7 +16,9 @@ FIRST_OF = ("image", "video", "audio")
 
 
 class ModalityMass(PerLayer):
-    """The share of the attention of tokens of each modality that tokens of each modality get, in self-attention.
+    """The share of the attention of tokens of each modality that tokens of each modality get.
+
+    It is that of self-attention, and of cross-attention to images.
 
     Args:
         special: Ids of special tokens. Those that stand for images, video or audio are known from the model.
@@ -38,13 +43,20 @@ class ModalityMass(PerLayer):
         if layer.modality is None:
             return
         mass = layer.tensors[self.name]
-        real = layer.query_mask(mass.shape[2])
-        modality = layer.modality[:, : mass.shape[2]]
-        members = {name: real & (modality == index) for index, name in enumerate(MODALITIES)}
-        keys = members | {f"first_{name}": members[name] for name in FIRST_OF}
+        of_queries = layer.modality if layer.query_modality is None else layer.query_modality
+        members = _members(of_queries[:, : mass.shape[2]], layer.query_mask(mass.shape[2]))
+        keys = _members(layer.modality, layer.key_mask(layer.modality.shape[1]))
+        keys |= {f"first_{name}": keys[name] for name in FIRST_OF}
         for query_name, queries in members.items():
             for index, key_name in enumerate(keys):
                 present = queries.any(-1) & keys[key_name].any(-1)
                 if bool(present.any()):
                     key = self.key(layer, "head", suffix=f"_{query_name}_to_{key_name}")
                     yield SampleValues(key, mean_over_queries(mass[..., index], queries) * PERCENT, present)
+
+
+def _members(
+    modality: Int[Tensor, "sample token"], real: Bool[Tensor, "sample token"]
+) -> dict[str, Bool[Tensor, "sample token"]]:
+    """Return which tokens are real ones of each modality."""
+    return {name: real & (modality == index) for index, name in enumerate(MODALITIES)}

@@ -242,6 +242,8 @@ class Observation:
         keys: Real keys of each sample; other than `length` only in cross-attention.
         token_ids: Token ids of the keys.
         modality: Modality of the keys, as an index of `MODALITIES`; None of a model that reads text alone.
+        query_token_ids: Token ids of the queries, in cross-attention; else they are those of the keys.
+        query_modality: Modality of the queries, where it is not that of the keys.
         more_layers: Further layers, for statistics with `joins_layers`. All tensors then hold the samples of `layer`,
             then the same samples in each of these, one behind the other.
         virtual_key: A learned key, with a query of its own in the matrix, gets the attention that no token gets.
@@ -256,6 +258,8 @@ class Observation:
     keys: Int[Tensor, " sample"]
     token_ids: Int[Tensor, "sample key"] | None = None
     modality: Int[Tensor, "sample key"] | None = None
+    query_token_ids: Int[Tensor, "sample query"] | None = None
+    query_modality: Int[Tensor, "sample query"] | None = None
     more_layers: tuple[int, ...] = ()
     virtual_key: bool = False
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from regard.commands.look.encoding import FLOAT_ERROR, FLOOR, LOG_ERROR, TILES, 
 from regard.errors import UserError
 from regard.report.page import read_asset
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
+from tests.tiny_longcat import make_longcat
 from tests.tiny_vision import make_llava, make_photos, make_vit
 
 Regard = Callable[..., Any]
@@ -59,6 +60,8 @@ def make(kind: str) -> Any:
             pad_token_id=2, bos_token_id=0, eos_token_id=1, decoder_start_token_id=1, **sizes,
         )  # fmt: skip
         return eagerly(tf.BartModel(config))
+    if kind == "longcat":
+        return make_longcat(len(WORDS)).model
     groups = 2 if kind == "grouped" else 4
     config = tf.LlamaConfig(**SMALL, num_key_value_heads=groups, intermediate_size=32, initializer_range=0.5)
     model = eagerly(tf.LlamaModel(config))
@@ -104,7 +107,7 @@ def eager(model: Any, tokenizer: Any, text: str) -> tuple[dict[str, list[Tensor]
     return {site: [one[0] for one in output.attentions]}, output
 
 
-@pytest.mark.parametrize("kind", ["bert", "sinks", "grouped", "bart"])
+@pytest.mark.parametrize("kind", ["bert", "sinks", "grouped", "bart", "longcat"])
 def test_weights_and_columns_are_those_of_eager_attention(kind: str, tokenizer: Any) -> None:
     model, text = make(kind), words(20)
     expected, _ = eager(model, tokenizer, text)
