@@ -58,7 +58,8 @@ LEARNT = {"router": "attention", "query": "embeddings"}
 
 def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
     """A model with blocks that do something, and SAPT's router."""
-    adapters = SharedAdapters(made(family), r=4, **{**LEARNT, **options})
+    rank = {} if options.get("adapter_type") == "prompt" else {"r": 4}
+    adapters = SharedAdapters(made(family), **rank, **{**LEARNT, **options})
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     fill(adapters)

@@ -123,15 +123,7 @@ def test_merging_into_a_quantized_base_is_refused_and_changes_nothing(kind: type
         adapters.merge("a")
     assert adapters.adapter_names == ("a", "b")
     assert not adapters.merged
-    assert adapters.base_sha256 is None
+    assert adapters.base is None
     after = adapters.model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_off_loaded_adapters_are_refused_in_the_place_of_other_numbers() -> None:
-    accelerate = pytest.importorskip("accelerate", reason="off-loading is accelerate's")
-    adapters = with_adapters(llama())
-    accelerate.cpu_offload(adapters.model, execution_device=torch.device("cpu"))
-    with pytest.raises(UserError, match=r"^adapters: expected tensors in memory, got off-loaded ones"):
-        adapters(input_ids=IDS)

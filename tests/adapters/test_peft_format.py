@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from regard.adapters.model import base_sha256
+from regard.adapters.base_identity import base_sha256
 from regard.adapters.router_warmup import PastTask
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
@@ -280,7 +280,8 @@ def test_the_lineage_of_a_block_comes_back_with_it(tmp_path: Path) -> None:
     there.import_peft(tmp_path / "one", "first")
     there.import_peft(tmp_path / "one", "second", lineage={"task": "mine"})
     there.import_peft(tmp_path / "one", "third", lineage={})
-    told = {"task": "agnews", "data": {"train": "ab12"}, "base": {"name": None, "sha256": base_sha256(made("bert"))}}
+    base = {"name": None, "sha256": base_sha256(made("bert")), "of": "weights"}
+    told = {"task": "agnews", "data": {"train": "ab12"}, "base": base}
     assert there.provenance["first"] == {"order": 0, **told}
     assert there.provenance["second"] == {"order": 1, "task": "mine"}
     assert there.provenance["third"] == {"order": 2}

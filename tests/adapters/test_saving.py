@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from regard.adapters import saving
-from regard.adapters.model import base_sha256
+from regard.adapters.base_identity import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load
@@ -83,7 +83,7 @@ def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
     adapters.add_adapter("third", lineage={"task": "agnews"})
     adapters.save_pretrained(tmp_path / "saved")
     about = json.loads((tmp_path / "saved" / "adapters.json").read_text())
-    base = {"name": None, "sha256": base_sha256(made("bert"))}
+    base = {"name": None, "sha256": base_sha256(made("bert")), "of": "weights"}
     assert [(one["name"], one["lineage"]) for one in about["blocks"]] == [
         ("second", {"order": 1, "base": base}),
         ("third", {"order": 2, "task": "agnews", "base": base}),
@@ -215,7 +215,7 @@ def test_what_is_no_folder_of_blocks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"got list"):
         SharedAdapters.from_pretrained(made("bert"), tmp_path)
     (tmp_path / "adapters.json").write_text('{"format": "other"}')
-    with pytest.raises(UserError, match=r"expected the format 'regard shared adapters 2', got 'other'"):
+    with pytest.raises(UserError, match=r"expected the format 'regard shared adapters 3', got 'other'"):
         SharedAdapters.from_pretrained(made("bert"), tmp_path)
 
 

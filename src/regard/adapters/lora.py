@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.errors import UserError
 
 GATHERED = 50
@@ -182,7 +183,7 @@ class LoraAdapters(nn.Module):
         if weights.shape[-1] > len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
         if len(self) and self.A[0].is_meta and not states.is_meta:  # would give any numbers
-            raise UserError("adapters: expected tensors in memory, got off-loaded ones; train without `cpu_offload`")
+            check_in_memory(self)
         tokens = states.numel() // self.inputs
         sizes = len(states), tokens, self.rank, self.scale, self.trained
         mix = mixture.layer_weights(*sizes, training=self.training, device=states.device)
@@ -239,7 +240,8 @@ class MixedLayer(nn.Module):
         super().__init__()
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
-        self.adapters = LoraAdapters(inputs, outputs, like=layer.weight, **options)
+        like = torch.empty(0, device=execution_device(layer))
+        self.adapters = LoraAdapters(inputs, outputs, like=like, **options)
         self.mixture = mixture
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
 
@@ -72,6 +73,11 @@ class LoraAdapterPool(AdapterPool):
             model.set_submodule(name, layer)
             self.layers[name] = layer
         self.adapters: tuple[LoraAdapters, ...] = tuple(layer.adapters for layer in self.layers.values())
+
+    def check_in_memory(self) -> None:
+        for layer in self.layers.values():
+            if execution_device(layer.base_layer).type != "meta":
+                check_in_memory(layer.adapters)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]

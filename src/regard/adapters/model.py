@@ -1,6 +1,5 @@
 """A model with adapters for many tasks, mixed for each example by a router (after SAPT)."""
 
-import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from transformers import PreTrainedModel
 
 from regard.adapters import training_state
 from regard.adapters.attention import ProjectionOrder, SharedAttention
-from regard.adapters.lora import LoraAdapters, MixedLayer, hold
+from regard.adapters.base_identity import BaseIdentity, KnownIdentities
+from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
-from regard.adapters.prompt_adapters import PromptAdapters
+from regard.adapters.off_loading import bring_back, check_off_loading, execution_device
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
 from regard.adapters.reflection import without
@@ -71,6 +71,7 @@ class AdapterModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_model(model, adapter_type)
+        check_off_loading(model)
         check_int("router_hidden_size", router_hidden_size, least=1)
         learnt: dict[str, Any] = {"router_hidden_size": router_hidden_size, "projection_order": projection_order}
         learnt["temperature"] = temperature
@@ -102,21 +103,36 @@ class AdapterModel(nn.Module):
             else PromptAdapterPool(model, **options, seed=seed)
         )
         self.model: Any = model
-        embeddings: Any = model.get_input_embeddings().weight
-        self.router.to(embeddings.device).set_trainable(None)
+        self.router.to(execution_device(model.get_input_embeddings())).set_trainable(None)
         self.active_adapter: str | None = None
         self.merged: list[MergedAdapter] = []
         self.added = 0
-        self.base_sha256: str | None = None
+        self.base: BaseIdentity | None = None  # of a base that is not in memory: adapters were merged into it, …
+        self.known_identities = KnownIdentities()
         self._lineages: dict[str, dict[str, Any]] = {}
         self.past_tasks: dict[str, PastTask] = {}
         along = isinstance(self.pool, LoraAdapterPool) and are_above(query_reader, self.pool.layers.values())
-        self._routing = Routing(model, self.pool.mixture, self.router, query_reader, reads_along=along)
+        self._routing = Routing(
+            model, self.pool.mixture, self.router, query_reader, reads_along=along, prepare=self.keep_in_memory
+        )
         self.forward = _like_forward_of(model, self)  # type: ignore[method-assign]
         self.register_state_dict_post_hook(training_state.keep_trained)
         self.register_load_state_dict_post_hook(training_state.expect_trained)
 
     # -- blocks -----------------------------------------------------------------------------------------
+
+    def keep_in_memory(self) -> None:
+        """Take adapters back that accelerate has off-loaded with the model.
+
+        Raises:
+            UserError: It moves whole blocks, or all of this with the model, or values are lost.
+        """
+        if "_hf_hook" in self.__dict__:
+            check_off_loading(self)
+        if any(value.is_meta for part in self.pool.adapters for value in part.parameters()):
+            check_off_loading(self.model)
+            bring_back(self.pool.adapters)
+            self.pool.check_in_memory()
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -139,6 +155,7 @@ class AdapterModel(nn.Module):
         if name in self._lineages:
             raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.adapter_names)}")
         entry = {"order": self.added, **_as_json(lineage)}
+        self.keep_in_memory()
         index = len(self.adapter_names)
         with torch.inference_mode(False):  # parameters made in inference mode can never be trained
             self.pool.reserve(index + 1)
@@ -156,6 +173,7 @@ class AdapterModel(nn.Module):
 
     def delete_adapter(self, name: str) -> None:
         """Remove an adapter and its key or mean; the others are mixed on. The covariance of their rows stays."""
+        self.keep_in_memory()
         index = self.index_of(name)
         others = {task: past for task, past in self.past_tasks.items() if task != name}
         self.past_tasks = {task: PastTask(without(past.target, index), past.vectors) for task, past in others.items()}
@@ -212,12 +230,14 @@ class AdapterModel(nn.Module):
 
     def set_adapter(self, name: str) -> None:
         """Train only this adapter, with its key and the shared maps of a learnt router."""
+        self.keep_in_memory()
         index = self.index_of(name)
         self.pool.set_trainable(index)
         self.router.set_trainable(index)
         self.active_adapter = name
 
     def freeze(self) -> None:
+        self.keep_in_memory()
         self.pool.set_trainable()
         self.router.set_trainable(None)
         self.active_adapter = None
@@ -343,6 +363,8 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without blocks, got one that has some already")
     check_choice("adapter_type", adapter_type, BLOCKS)
+    if adapter_type == "prompt" and model.get_input_embeddings().weight.is_meta:
+        raise UserError("adapter_type: expected 'lora' with input embeddings that are off-loaded, got 'prompt'")
 
 
 _LORA = {"target_modules": "auto", "above_query": False, "detach_old": False, "top_k": None, "dropout": 0.0}
@@ -366,28 +388,3 @@ def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def base_sha256(model: PreTrainedModel) -> str:
-    """Return the sha256 of the base model's weights without head and adapters, by name, rounded to bfloat16."""
-    digest = hashlib.sha256()
-    for name, value in sorted(_base_weights(model).items()):
-        digest.update(f"{name} {tuple(value.shape)}".encode())
-        rounded = value.detach().to("cpu", torch.bfloat16) if value.is_floating_point() else value.detach().cpu()
-        digest.update(rounded.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the base model's weights by the names they have without adapters."""
-    modules = dict(model.base_model.named_modules())
-    kinds = (LoraAdapters, PromptAdapters)
-    adapters = tuple(f"{name}." for name, module in modules.items() if isinstance(module, kinds))
-    layers = {name for name, module in modules.items() if isinstance(module, MixedLayer)}
-    weights = model.base_model.state_dict().items()
-    return {_original_name(name, layers): value for name, value in weights if not name.startswith(adapters)}
-
-
-def _original_name(name: str, layers: set[str]) -> str:
-    layer, separator, weight = name.rpartition(".base_layer.")
-    return f"{layer}.{weight}" if separator and layer in layers else name

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters import saving
+from regard.adapters.base_identity import BaseIdentity
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.merging import LoraFactors
@@ -62,6 +63,7 @@ class PeftAdapter(NamedTuple):
 def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
     """Write an adapter with its name, lineage and base, for PEFT; see `SharedAdapters.export_peft`."""
     adapters.layers("export")
+    adapters.keep_in_memory()
     _warn_of_head(adapters)
     with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
         _write_block(adapters, name, target, saving.base_of(adapters))
@@ -73,6 +75,7 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
 def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Write all adapters, a folder each, and the router beside them; see `SharedAdapters.export_peft_set`."""
     adapters.layers("export")
+    adapters.keep_in_memory()
     _warn_of_head(adapters)
     names = adapters.adapter_names
     if not names:
@@ -123,7 +126,7 @@ def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, fold
         saving.copy_router(adapters, tensors)
         saving.copy_past_tasks(adapters, tensors)
         if any_model:
-            adapters.base_sha256 = first.origin["base"]["sha256"]
+            adapters.base = BaseIdentity.from_record(first.origin["base"])
     return adapters
 
 
@@ -210,7 +213,10 @@ def import_adapter(
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
     matrices = {layer: _fit_matrices(layers[layer].adapters, folder, layer, pairs[layer]) for layer in pairs}
     if origin and not any_model:
-        saving.check_weights(origin["base"], saving.base_of(adapters)["sha256"])
+        expected = BaseIdentity.from_record(origin["base"])
+        saving.check_identity(
+            origin["base"], adapters.base or adapters.known_identities.like(adapters.model, expected.of)
+        )
     route = _read_route(adapters, folder, origin) if router else _Route({}, {})
     active = adapters.active_adapter
     index = adapters.add_adapter(name, origin.get("lineage") if lineage is None else lineage)
@@ -254,7 +260,8 @@ def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
         base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
-        return {"name": str(content["name"]), "lineage": lineage, "base": {**base, "sha256": str(base["sha256"])}}
+        base |= BaseIdentity.from_record(content["base"])._asdict()
+        return {"name": str(content["name"]), "lineage": lineage, "base": base}
 
 
 class _Route(NamedTuple):

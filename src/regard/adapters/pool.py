@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.adapters.lora import LoraAdapters, Mixture
+from regard.adapters.off_loading import check_in_memory
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
 
@@ -43,6 +44,11 @@ class AdapterPool:
         for block in blocks:
             if block not in range(len(self)):
                 raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
+
+    def check_in_memory(self) -> None:
+        """Raise UserError if adapters are in meta, where values are lost, but not what they belong to."""
+        for adapters in self.adapters:
+            check_in_memory(adapters)
 
     def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out."""

@@ -44,7 +44,7 @@ class Routing:
     these, as those that the router knows were.
 
     With `reads_along`, where the layers that are read have no adapters, the forward pass gives the query vectors. Else,
-    and where it has dropout or is checkpointed, these layers are run before it.
+    and where it has dropout or is checkpointed, these layers are run before it. `prepare` is called before a call.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class Routing:
         query_reader: QueryReader,
         *,
         reads_along: bool = False,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.mixture, self.router, self.query_reader = model, mixture, router, query_reader
-        self.reads_along = reads_along
+        self.reads_along, self.prepare = reads_along, prepare
         self._stop_reading: Callable[[], None] | None = None
         self.unmerged: list[tuple[MixedLayer, Tensor]] = []
         self._is_reading = False
@@ -104,6 +105,7 @@ class Routing:
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
+        self.prepare()
         valid = self._valid_mask(inputs, prompt)
         with self.mixture.use(None), hold(self, _is_reading=True), ExitStack() as stack:
             for layer, weight in self.unmerged:
@@ -162,6 +164,7 @@ class Routing:
             inputs = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
         self._calls.append(_Call(module, inputs))
         if len(self._calls) == 1:
+            self.prepare()
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")

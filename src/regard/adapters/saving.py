@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from regard.adapters.base_identity import BaseIdentity, KnownIdentities
 from regard.adapters.lora import MixedLayer, weight_shape
 from regard.adapters.lora_pool import LoraAdapterPool
-from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
+from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.router_warmup import PastTask
 from regard.errors import UserError
@@ -25,7 +26,9 @@ from regard.runs.output_dir import atomic_folder
 
 _HEAD = "head."
 """Beginning of the names of the head's weights in a file."""
-TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 2"
+TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
+_EARLIER = "regard shared adapters 2"
+"""The same, but that bases are told by their weights alone."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
 """Name of the argument of the folder, for messages."""
@@ -36,6 +39,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Write adapters to a folder, and return it."""
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
+    adapters.keep_in_memory()
     base = base_of(adapters)
     blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
     merged = [
@@ -63,11 +67,12 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
         added = int(metadata["added"])
         if isinstance(model, (str, Path)):
             model = load_model(model, str(base["architecture"]))
-        _check_base(model, base, layers, tensors, any_model)
+        known = KnownIdentities()
+        _check_base(model, base, layers, tensors, None if any_model else known)
         if len(dict(blocks)) != len(blocks):
             raise ValueError("two blocks of one name")
         adapters = cls(model, **settings)
-        adapters.settings = dict(metadata["settings"])
+        adapters.settings, adapters.known_identities = dict(metadata["settings"]), known
         adapters.restore(blocks, added)
         _copy_tensors(adapters, tensors)
         for name in [name for name in tensors if name.startswith(_HEAD)]:
@@ -75,7 +80,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
             _copy_into(tensors[name], parameter, name)
         copy_past_tasks(adapters, tensors)
         if merged or any_model:
-            adapters.base_sha256 = base["sha256"]
+            adapters.base = BaseIdentity.from_record(base)
         for index, (name, weight, lineage) in enumerate(merged):
             paths = {layer: f"merged.{index}.{layer}" for layer in layers}
             parts = {layer: (tensors[f"{path}.A"], tensors[f"{path}.B"]) for layer, path in paths.items()}
@@ -117,23 +122,24 @@ def copy_past_tasks(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> No
 
 
 def base_of(adapters: AdapterModel) -> dict[str, Any]:
-    """Return name, architecture and sha256 of the base, as it was before adapters were merged into it."""
+    """Return name, architecture and identity of the base, as it was before adapters were merged into it."""
     model = adapters.model
     identity = {"name": model.name_or_path or None, "architecture": type(model).__name__}
-    return {**identity, "sha256": adapters.base_sha256 or base_sha256(model)}
+    return {**identity, **(adapters.base or adapters.known_identities.of_files(model))._asdict()}
 
 
 def lineage_of(base: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Any]:
     """Return a lineage with the base of the adapter."""
-    return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"]}}
+    return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"], "of": base["of"]}}
 
 
-def check_weights(base: Mapping[str, Any], actual: str) -> None:
-    """Check that a model has the sha256 of the adapters' base."""
-    if actual != base["sha256"]:
+def check_identity(base: Mapping[str, Any], actual: BaseIdentity) -> None:
+    """Check that a model has the identity of the adapters' base."""
+    expected = BaseIdentity.from_record(base)
+    if actual != expected:
         raise UserError(
-            f"model: expected {_describe_base(base)} with the weights {base['sha256'][:12]}, "
-            f"got the weights {actual[:12]}; any_model=True takes the same base in another precision"
+            f"model: expected {_describe_base(base)} with the {expected.of} {expected.sha256[:12]}, got the {actual.of} "
+            f"{actual.sha256[:12]}; any_model=True takes the same base in another precision"
         )
 
 
@@ -159,7 +165,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, _EARLIER):
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
     if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
         raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")
@@ -226,7 +232,11 @@ def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
 
 
 def _check_base(
-    model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor], any_model: bool
+    model: PreTrainedModel,
+    base: Mapping[str, Any],
+    layers: list[str],
+    tensors: Mapping[str, Tensor],
+    known: KnownIdentities | None,
 ) -> None:
     expected = _describe_base(base)
     if not isinstance(model, PreTrainedModel):
@@ -241,8 +251,8 @@ def _check_base(
             continue
         if math.prod(weight_shape(modules[name])) != up.shape[1] * down.shape[2]:
             raise UserError(f"model: expected {expected}, got a {type(model).__name__} with {name} of another shape")
-    if not any_model:
-        check_weights(base, base_sha256(model))
+    if known is not None:
+        check_identity(base, known.like(model, BaseIdentity.from_record(base).of))
 
 
 def _describe_base(base: Mapping[str, Any]) -> str:

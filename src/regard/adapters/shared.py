@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
-from regard.adapters.model import AdapterModel, MergedAdapter, base_sha256
+from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.router_warmup import PastTask, learn_task
 from regard.adapters.task_training import (
     BatchesOnDevice,
@@ -265,6 +265,8 @@ class SharedAdapters(AdapterModel):
         """
         index = self.index_of(name)
         for layer, mixed in self.layers("merge").items():
+            if mixed.weight.is_meta:
+                raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
             if not mixed.weight.is_floating_point():
                 expected = "expected weights of floating point to merge into"
                 raise UserError(f"model: {expected}, got {mixed.weight.dtype} in {layer}; load it without quantization")
@@ -272,8 +274,8 @@ class SharedAdapters(AdapterModel):
             layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
             for layer, mixed in self.layers("merge").items()
         }
-        if self.base_sha256 is None:
-            self.base_sha256 = base_sha256(self.model)
+        if self.base is None:
+            self.base = self.known_identities.of_files(self.model)
         self.add_merged(MergedAdapter(name, float(weight), self.provenance[name], parts))
         self.delete_adapter(name)
 
