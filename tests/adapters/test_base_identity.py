@@ -1,4 +1,4 @@
-"""Which base adapters belong to: that of the files as long as the weights are those in them, else that of the weights."""
+"""Which base adapters belong to: that in the files while the weights are those in them, else that of the weights."""
 
 import json
 import shutil

@@ -164,9 +164,7 @@ def test_what_has_no_values_is_refused_before_anything_is_computed() -> None:
 
 def test_merging_into_an_off_loaded_base_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     adapters = off_loaded(in_memory, tmp_path, first="adapters")
-    with pytest.raises(
-        UserError, match=r"^model: expected weights in memory to merge into, got off-loaded ones in mod"
-    ):
+    with pytest.raises(UserError, match=r"^model: expected weights in memory to merge into, got off-loaded"):
         adapters.merge("a")
     assert adapters.adapter_names == ("a", "b")
     assert adapters.base is None

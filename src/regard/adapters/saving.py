@@ -138,8 +138,8 @@ def check_identity(base: Mapping[str, Any], actual: BaseIdentity) -> None:
     expected = BaseIdentity.from_record(base)
     if actual != expected:
         raise UserError(
-            f"model: expected {_describe_base(base)} with the {expected.of} {expected.sha256[:12]}, got the {actual.of} "
-            f"{actual.sha256[:12]}; any_model=True takes the same base in another precision"
+            f"model: expected {_describe_base(base)} with the {expected.of} {expected.sha256[:12]}, "
+            f"got the {actual.of} {actual.sha256[:12]}; any_model=True takes the same base in another precision"
         )
 
 
