@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, group_by_length
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.continual.training_phase import ExampleRef, count_warmup_steps
@@ -159,6 +159,36 @@ def test_each_row_in_its_order() -> None:
     parts = list(one.iterate_batches(items, size=2))
     assert [len(part["labels"]) for part in parts] == [2, 2, 1]
     assert [row for part in parts for row in part["rows"].tolist()] == [5, 1, 4, 0, 2]
+
+
+def test_batches_by_length_have_each_row_once_and_the_shortest_first() -> None:
+    one = learner()
+    items = [ExampleRef(task, row) for task in (0, 1) for row in range(len(one.encoded[task, "dev"]))]
+    parts = list(one.batches_by_length(items, "dev"))
+    seen = [item for part in parts for item in zip(part["tasks"].tolist(), part["rows"].tolist(), strict=True)]
+    assert sorted(seen) == sorted((item.task, item.row) for item in items)
+    lengths = [length for part in parts for length in part["attention_mask"].sum(1).tolist()]
+    assert lengths == sorted(lengths)
+    for part in parts:
+        pairs = zip(part["tasks"].tolist(), part["rows"].tolist(), strict=True)
+        whole = one.rows([ExampleRef(*pair) for pair in pairs], split="dev")
+        assert all(torch.equal(value, whole[name]) for name, value in part.items())
+    assert list(one.batches_by_length([])) == []
+
+
+@pytest.mark.parametrize(
+    "lengths, most, sizes",
+    [
+        ([], 4, []),
+        ([5] * 9, 4, [4, 4, 1]),
+        ([10] * 8 + [11], 64, [9]),  # 99 numbers for 91 tokens
+        ([10] * 8 + [12], 64, [8, 1]),  # 108 for 92 would be 17 % more
+        ([10] * 8 + [20], 64, [8, 1]),
+        ([1, 2, 3, 4, 5, 6, 7, 99], 64, [8]),  # few rows stay together
+    ],
+)
+def test_groups_by_length_have_little_padding(lengths: list[int], most: int, sizes: list[int]) -> None:
+    assert group_by_length(lengths, most) == sizes
 
 
 def test_texts_that_are_too_long_lose_their_end() -> None:

@@ -1,6 +1,7 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -178,24 +179,24 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 
 
-def losses_by_adapter(learner: Learner, task: int, adapters: Iterable[int], rows: int) -> dict[int, float]:
-    """Return the mean loss of at most so many training rows of a task under each of some adapters alone."""
-    network = learner.network
-    assert isinstance(network, AdapterNetwork)
-    items, losses = learner.sample_examples(task, "train", rows), dict[int, float]()
-    for adapter in adapters:
-        total = 0.0
-        with learner.loss_mode(), torch.no_grad(), network.use_only(adapter):
-            for batch in learner.iterate_batches(items):
-                total += float(learner.cross_entropy(network(batch), batch))
-        losses[adapter] = total / len(items)
-    return losses
-
-
 def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
-    """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one."""
-    losses = losses_by_adapter(learner, task, range(adapter + 1), rows)
-    best = min(losses, key=lambda index: (losses[index], -index))
+    """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one.
+
+    No loss is below 0, so an adapter is left as soon as some of the rows lose more than all do under another.
+    """
+    network, best, least = learner.network, adapter, math.inf
+    assert isinstance(network, AdapterNetwork)
+    with learner.loss_mode(), torch.no_grad():
+        batches = list(learner.batches_by_length(learner.sample_examples(task, "train", rows)))
+        for index in reversed(range(adapter + 1)):
+            loss = 0.0
+            with network.use_only(index):
+                for batch in batches:
+                    loss += float(learner.cross_entropy(network(batch), batch))
+                    if loss >= least:
+                        break
+            if loss < least:
+                best, least = index, loss
     return None if best == adapter else best
 
 

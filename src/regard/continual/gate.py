@@ -1,5 +1,6 @@
 """Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from regard.continual.scoring import score_task
 
 Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]
+KnownScore = tuple[int, int, str]
+"""A task, an adapter, and a hash of what answers the task's rows under it."""
 CLOSED_FRACTION = 0.5
 """A gate is closed that gives a task's own adapter less than this share of what all adapters alike would get."""
 
@@ -26,6 +29,7 @@ def measure_gate(
     rows: int = 100,
     scored_tasks: Collection[int] | None = None,
     routed_scores: Mapping[int, float] | None = None,
+    known_scores: dict[KnownScore, float] | None = None,
 ) -> list[Row]:
     """Return what the gate gives after `tasks_trained` tasks, on at most `rows` dev rows of each.
 
@@ -37,7 +41,8 @@ def measure_gate(
     - reflection: KL(ā ‖ a), mean over rows, with ā the mean weights when the task was learned, in nats;
     - routed_score, own_adapter_score, last_adapter_score: test accuracy (TIL, per cent) with the gate's weights, with
       the task's own adapter alone, and with the newest adapter of another task; of `scored_tasks`, None: of all.
-      `routed_scores` are those with the gate's weights, by task, where they are known.
+      `routed_scores` are those with the gate's weights, by task, where they are known. `known_scores` keeps scores of
+      single adapters, which are not computed again as long as the adapter and the head are the same.
     """
     if not isinstance(learner.network, SaptNetwork):
         return []
@@ -47,7 +52,8 @@ def measure_gate(
         if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
             values.append(("strength", None, method.reflection_strength(task)))
         if scored_tasks is None or task in scored_tasks:
-            values += _score_adapters(learner, task, tasks_trained, (routed_scores or {}).get(task))
+            known = {} if known_scores is None else known_scores
+            values += _score_adapters(learner, task, tasks_trained, (routed_scores or {}).get(task), known)
         columns = {"after_task": tasks_trained, **learner.task_columns(task)}
         table += [{**columns, "statistic": name, "adapter": index, "value": value} for name, index, value in values]
     return table
@@ -75,7 +81,7 @@ def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: b
 def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[GateValue]:
     network, items = learner.network_as(SaptNetwork), learner.sample_examples(task, "dev", max_rows)
     with learner.evaluation_mode(), torch.no_grad():
-        vectors = torch.cat([network.vectors(batch) for batch in learner.iterate_batches(items, "dev")])
+        vectors = torch.cat([network.vectors(batch) for batch in learner.batches_by_length(items, "dev")])
         scores = network.router.scores(vectors)
     own_adapter, shares = network.adapter_of(task), scores.softmax(-1)
     mean = shares.mean(0).tolist()
@@ -88,7 +94,9 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
     return values
 
 
-def _score_adapters(learner: Learner, task: int, tasks_trained: int, routed: float | None) -> list[GateValue]:
+def _score_adapters(
+    learner: Learner, task: int, tasks_trained: int, routed: float | None, known: dict[KnownScore, float]
+) -> list[GateValue]:
     network = learner.network_as(SaptNetwork)
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
@@ -97,7 +105,21 @@ def _score_adapters(learner: Learner, task: int, tasks_trained: int, routed: flo
     scores: list[GateValue] = [("routed_score", None, routed)]
     alone = [("own_adapter_score", own_adapter)]
     alone += [("last_adapter_score", adapter) for adapter in others[:1]]
+    if int(network.count) == 1:  # it has all of the weight
+        return [*scores, ("own_adapter_score", own_adapter + 1, routed)]
     for name, adapter in alone:
-        with network.use_only(adapter):
-            scores.append((name, adapter + 1, score_task(learner, task, tasks_trained=tasks_trained).til))
+        key = task, adapter, _hash_adapter(network, adapter)
+        if key not in known:
+            with network.use_only(adapter):
+                known[key] = score_task(learner, task, tasks_trained=tasks_trained).til
+        scores.append((name, adapter + 1, known[key]))
     return scores
+
+
+def _hash_adapter(network: SaptNetwork, adapter: int) -> str:
+    """Return a hash of all that can change of a network that uses one adapter: this, and a head that is trained."""
+    digest = hashlib.sha256()
+    head = getattr(network.classifier, "head", None)
+    for value in (*network.pool.parameters_of(adapter), *(() if head is None else head.parameters())):
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

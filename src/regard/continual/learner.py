@@ -20,6 +20,8 @@ from regard.models.model_files import eval_mode
 NetworkT = TypeVar("NetworkT", bound=Network)
 IGNORE_INDEX = -100
 _UNLIKELY = -1e30
+MOST_PADDING, FEW_ROWS = 1 / 8, 8
+"""Padding that a batch may have beside its tokens, unless it would have fewer rows than this."""
 
 
 @dataclass(eq=False)
@@ -189,6 +191,32 @@ class Learner:
         for start in range(0, len(examples), batch_size):
             rows = self.rows(examples[start : start + batch_size], split=split)
             yield self.network.annotate({name: value.to(self.device) for name, value in rows.items()}, split)
+
+    def batches_by_length(self, items: Iterable[ExampleRef], split: Split = "train") -> Iterator[dict[str, Tensor]]:
+        """Iterate over batches of examples of like lengths, the shortest first, so that little is padding.
+
+        `rows` of a batch say which of them it has.
+        """
+        examples = list(items)
+        lengths = [int(self.encoded[item.task, split].attention_mask[item.row].sum()) for item in examples]
+        order = sorted(range(len(examples)), key=lengths.__getitem__)
+        for size in group_by_length([lengths[number] for number in order], self.budget.eval_batch_size):
+            group, order = order[:size], order[size:]
+            yield from self.iterate_batches([examples[number] for number in group], split, size=size)
+
+
+def group_by_length(lengths: Sequence[int], most: int) -> list[int]:
+    """Return the sizes of groups of rising lengths, at most so large, with little padding (`MOST_PADDING`)."""
+    sizes, tokens = [0], 0
+    for length in lengths:
+        size = sizes[-1]
+        is_padded = size >= FEW_ROWS and (size + 1) * length > (1 + MOST_PADDING) * (tokens + length)
+        if size == most or is_padded:
+            sizes.append(0)
+            tokens = 0
+        sizes[-1] += 1
+        tokens += length
+    return sizes if lengths else []
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -109,6 +109,13 @@ def _hash_weights(loaded: Loaded, *, encoder: bool) -> str:
     return sha256_of_weights(extract_encoder(deepcopy(loaded.model)) if encoder else loaded.model)
 
 
+def _is_base(loaded: Loaded, sha256: str, *, encoder: bool) -> bool:
+    """Return whether a hash is that of a model's files; weights are hashed only if it is not."""
+    if sha256 == loaded.sha256 or sha256 == add_model_hash(replace(loaded, sha256=None)).sha256:
+        return True
+    return encoder and sha256 == _hash_weights(loaded, encoder=True)
+
+
 def delta_path(folder: Path, tasks_trained: int) -> Path:
     """Return the file with what the task learnt as that one has changed."""
     return folder / f"after-{tasks_trained:04d}.safetensors"
@@ -120,10 +127,7 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     tasks = metadata["tasks"]
     if not 1 <= tasks_trained <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {tasks_trained}")
-    base_hashes = {loaded.sha256, add_model_hash(replace(loaded, sha256=None)).sha256}
-    if metadata["head"] != GeneratorConfig.head:
-        base_hashes.add(_hash_weights(loaded, encoder=True))
-    if metadata["base"]["sha256"] not in base_hashes:
+    if not _is_base(loaded, metadata["base"]["sha256"], encoder=metadata["head"] != GeneratorConfig.head):
         raise UserError(
             f"model: expected the one that the run began with, {metadata['base']['base']} with weights "
             f"{str(metadata['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"

@@ -259,6 +259,7 @@ def _measure_gate(run: RunState, rows: int) -> list[Row]:
     scores = [row for row in run.rows["matrix"] if row["after_task"] == tasks_trained and row["scenario"] == "til"]
     routed = {row["task_index"] - 1: row["score"] for row in scores}
     options: dict[str, Any] = {"rows": rows, "scored_tasks": scored_tasks, "routed_scores": routed}
+    options["known_scores"] = run.known_scores
     return measure_gate(learner, run.method, tasks_trained, **options)
 
 

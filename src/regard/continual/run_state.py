@@ -44,13 +44,15 @@ class ProgressEvent:
 class RunState:
     """What a run gave: rows of its tables, and its network as it is at the end; `peak_memory` is in MiB.
 
-    `seconds_before` are those of the parts before it was resumed, each as far as its last state.
+    `seconds_before` are those of the parts before it was resumed, each as far as its last state; `known_scores`: see
+    `measure_gate`.
     """
 
     learner: Learner
     method: Method
     peak_memory: float = 0.0
     seconds_before: float = 0.0
+    known_scores: dict[tuple[int, int, str], float] = field(default_factory=dict)
     rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*TABLES, LEARNT)})
 
     @property

@@ -182,7 +182,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
     task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
     right: list[Tensor] = []
     with learner.evaluation_mode() as network, torch.no_grad():
-        for rows in learner.iterate_batches([ExampleRef(task, row) for row in local_rows], split):
+        for rows in learner.batches_by_length([ExampleRef(task, row) for row in local_rows], split):
             logits = network(rows).float()
             predictions = [
                 logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)

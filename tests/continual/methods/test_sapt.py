@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.continual import gate as measured
 from regard.continual import run as running
-from regard.continual.adapter_network import choose_initial_adapter, losses_by_adapter
+from regard.continual.adapter_network import choose_initial_adapter
 from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
+from regard.continual.scoring import score_task
 from regard.errors import UserError
 from regard.models.heads import HeadName
 from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
@@ -295,6 +297,47 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     }
 
 
+def test_an_adapter_that_is_as_it_was_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, method = after_two(memory_size=3)
+    expected, known = measure_gate(learner, method, 3, rows=6), dict[Any, float]()
+    assert measure_gate(learner, method, 3, rows=6, known_scores=known) == expected
+    assert len(known) == 6  # of three tasks: the own adapter, and another
+    scored, score = [], measured.score_task
+
+    def count(learner: Learner, task: int, **options: Any) -> Any:
+        scored.append(task)
+        return score(learner, task, **options)
+
+    monkeypatch.setattr(measured, "score_task", count)
+    routed = {row["task_index"] - 1: row["value"] for row in expected if row["statistic"] == "routed_score"}
+    assert measure_gate(learner, method, 3, rows=6, known_scores=known, routed_scores=routed) == expected
+    assert scored == []
+    _stir(learner.network_as(SaptNetwork), 1)  # the own adapter of task 2; the newest other one of task 3
+    changed = measure_gate(learner, method, 3, rows=6, known_scores=known, routed_scores=routed)
+    assert scored == [1, 2]
+    assert changed == measure_gate(learner, method, 3, rows=6, routed_scores=routed)
+
+
+def test_a_head_that_trains_is_scored_again_with_the_same_adapter() -> None:
+    learner, method = after_two(memory_size=3)
+    known: dict[Any, float] = {}
+    measure_gate(learner, method, 3, rows=6, known_scores=known)
+    with torch.no_grad():
+        next(learner.network.classifier.head.parameters()).add_(1)
+    measure_gate(learner, method, 3, rows=6, known_scores=known)
+    assert len(known) == 12
+
+
+def test_a_single_adapter_has_all_of_the_weight() -> None:
+    learner, method = begun()
+    method.before_task(learner, 0)
+    method.place_adapter(learner, 0)
+    _stir(learner.network_as(SaptNetwork), 0)
+    found = {row["statistic"]: row["value"] for row in measure_gate(learner, method, 1, rows=6)}
+    with learner.network_as(SaptNetwork).use_only(0):
+        assert found["own_adapter_score"] == found["routed_score"] == score_task(learner, 0, tasks_trained=1).til
+
+
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
     plain = Method()
     learner = make_learner(stream(4), plain, loaded(), BUDGET, seed=1)
@@ -386,6 +429,15 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
         assert all(map(torch.equal, network.pool.parameters_of(task), stirred))
 
 
+def _losses_by_block(learner: Learner, task: int, blocks: int) -> list[float]:
+    """Compute the mean loss of a task's rows, all in one batch, under each of the first blocks alone."""
+    network, rows, losses = learner.network_as(SaptNetwork), learner.rows(learner.items(task)), []
+    for block in range(blocks):
+        with network.eval().use_only(block), torch.no_grad():
+            losses.append(float(learner.cross_entropy(network(rows), rows) / len(rows["labels"])))
+    return losses
+
+
 def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
     learner, method = begun(init="best", init_samples=64, router_warmup_steps=0, reflection="none")
     learner.task = 0
@@ -397,14 +449,8 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
         learner.task = task
         method.before_task(learner, task)
         method.place_adapter(learner, task)
-        found = losses_by_adapter(learner, task, list(range(task + 1)), 64)
-        rows = learner.rows(learner.items(task))
-        assert len(found) == task + 1
-        for block, value in found.items():
-            with network.eval().use_only(block), torch.no_grad():
-                expected = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
-            assert value == pytest.approx(float(expected), rel=1e-6)
-        assert found[task] == pytest.approx(min(found.values()))
+        found = _losses_by_block(learner, task, task + 1)
+        assert found[task] == pytest.approx(min(found), rel=1e-6)
         _stir(network, task)
 
 
@@ -417,7 +463,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(3)))
     learner.task = 1
     learner.network_as(SaptNetwork).start_adapter(1)
-    found = losses_by_adapter(learner, 1, [0, 1], 64)
+    found = _losses_by_block(learner, 1, 2)
     assert found[1] < found[0]
     assert choose_initial_adapter(learner, 1, 1, 64) is None
 

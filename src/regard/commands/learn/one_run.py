@@ -303,7 +303,7 @@ def _make_evaluations(config: LearnConfig, learner: Learner) -> Callable[[Learne
 
 
 def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterator[dict[str, Tensor]]:
-    return learner.iterate_batches(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
+    return learner.batches_by_length(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
 
 
 def _to_rows(table: pd.DataFrame) -> list[Row]:

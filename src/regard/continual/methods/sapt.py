@@ -327,8 +327,9 @@ class Sapt(method.Method):
 
     def _training_vectors(self, learner: Learner, task: int) -> Tensor:
         if task not in self.training_vectors:
-            network, batches = learner.network_as(SaptNetwork), learner.iterate_batches(learner.items(task))
-            self.training_vectors = {task: torch.cat([network.vectors(rows) for rows in batches])}
+            network, batches = learner.network_as(SaptNetwork), learner.batches_by_length(learner.items(task))
+            numbers, vectors = zip(*((rows["rows"], network.vectors(rows)) for rows in batches), strict=True)
+            self.training_vectors = {task: torch.cat(vectors)[torch.cat(numbers).argsort()]}
         return self.training_vectors[task]
 
     def _balance_strength(self, learner: Learner, task: int) -> float:
