@@ -38,13 +38,8 @@ def read_shares(run: Path) -> dict[str, float]:
 def make_table(runs: Mapping[str, Path]) -> str:
     """Return a table with a column of shares for each run."""
     shares = {name: read_shares(run) for name, run in runs.items()}
-    rows = [
-        (
-            purpose,
-            *(f"{of[purpose]:.0f} s" if purpose == "seconds" else f"{of[purpose]:.0f} %" for of in shares.values()),
-        )
-        for purpose in (*PURPOSES, REST, "seconds")
-    ]
+    rows = [(purpose, *(f"{of[purpose]:.0f} %" for of in shares.values())) for purpose in (*PURPOSES, REST)]
+    rows.append((BESIDE, *(f"{of[BESIDE]:.2f} s" for of in shares.values())))
     return markdown_table(("per cent of a run's time", *shares), rows)
 
 
