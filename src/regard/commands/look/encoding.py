@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.matrices import head_blocks, tile_means, weight_blocks
+from regard.hooks.matrices import strongest_keys, tile_means, weight_blocks
 
 FLOOR = 1e-5
 """Weights below it are 0 in one byte."""
@@ -130,8 +130,8 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return ordered
 
 
-def encode_matrices(shape: Shape, call: AttentionCall, detail: Detail) -> dict[str, Any]:
-    """Return the matrices of a layer, which its call has, in the detail that fits.
+def encode_matrices(shape: Shape, call: AttentionCall, tiles: Tensor | None, detail: Detail) -> dict[str, Any]:
+    """Return the matrices of a layer, which its call has, in the detail that fits; `tiles` are computed if None.
 
     An entry of a tile is the attention of its queries, on average, to all of its keys together.
     """
@@ -141,18 +141,13 @@ def encode_matrices(shape: Shape, call: AttentionCall, detail: Detail) -> dict[s
         for rows, columns, weights in weight_blocks(call):
             whole[:, rows, columns] = weights.float().cpu()
         return {"weights": encode_log(whole)}
-    tall, wide = min(queries, TILES), min(keys, TILES)
-    tiles = tile_means(call, tall, wide).float().clamp(max=1)
-    chosen = list(detail.heads.get((shape.site, shape.layer), ()))
-    rows = _strongest_keys(shape, call, chosen) if chosen else {}
-    return {"tiles": {"tall": tall, "wide": wide, **encode_log(tiles.cpu())}, "rows": rows}
-
-
-def _strongest_keys(shape: Shape, call: AttentionCall, chosen: list[int]) -> dict[int, Any]:
-    """Return the strongest keys of each query of some heads, and their weights."""
-    index, value = torch.zeros(2, len(chosen), shape.queries, min(TOP, shape.keys))
-    for rows, columns, weights in head_blocks(call, chosen):
-        top = weights.float().topk(min(TOP, weights.shape[2]), dim=-1)
-        index[:, rows, : top.values.shape[2]] = (top.indices + columns.start).to(index)
-        value[:, rows, : top.values.shape[2]] = top.values.to(value)
-    return {head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)}
+    means = (tile_means(call, TILES) if tiles is None else tiles).float().clamp(max=1).cpu()
+    tall, wide = means.shape[1:]
+    rows, chosen = {}, list(detail.heads.get((shape.site, shape.layer), ()))
+    if chosen:
+        index, weight = (part.cpu() for part in strongest_keys(call, chosen, min(TOP, keys)))
+        rows = {
+            head: {"index": encode_index(index[n]), "weight": encode_log(weight[n].float())}
+            for n, head in enumerate(chosen)
+        }
+    return {"tiles": {"tall": tall, "wide": wide, **encode_log(means)}, "rows": rows}

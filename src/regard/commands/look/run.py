@@ -233,7 +233,7 @@ def _observe(
     kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
     with watching(loaded.model, kept, verify=not config.skip_verification) as watch:
-        recorder = CallRecorder(watch, RECORDED_BYTES)
+        recorder = CallRecorder(watch, RECORDED_BYTES, encoding.TILES)
         with observing(loaded.model, recorder, list(watch.locations)):
             forward()
         watch.close()
@@ -250,8 +250,8 @@ def _observe(
         num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
         detail = encoding.choose_detail(list(shapes.values()), num_numbers, num_bytes, config.heads, quiet)
 
-        def read(site: str, layer: int, call: AttentionCall) -> None:
-            matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], call, detail)
+        def read(site: str, layer: int, call: AttentionCall, tiles: Tensor | None) -> None:
+            matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], call, tiles, detail)
 
         if recorder.is_complete:
             recorder.replay(read)
