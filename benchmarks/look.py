@@ -3,7 +3,7 @@
 MiniLM (its shape with random weights under --quick) on 100 words, and a decoder of 32 layers with 32 heads of width 4
 on 2,000 tokens. Time is that of `look_at` and the page; the model is loaded before, and has been verified. The floor is
 the forward and, of each layer, scores and exponentials of every pair that is seen, in blocks of rows by plain PyTorch.
-Where there is a Chromium, it opens the page, and `open_seconds` are those until its picture is there, less an empty one.
+Where there is a Chromium, it opens the page: `open_seconds` pass until its picture is there, less those of an empty one.
 
     python -m benchmarks.look [--quick] [--threads N] [--out FILE]     about 3 minutes on one core
 """
@@ -48,10 +48,10 @@ def exponentiate(query: torch.Tensor, key: torch.Tensor, *, causal: bool) -> Non
     tokens = query.shape[1]
     heads = max(1, ENTRIES // (ROWS * tokens))
     for first in range(0, len(query), heads):
-        for row in range(0, tokens, ROWS):
-            end = min(row + ROWS, tokens)
+        for start in range(0, tokens, ROWS):
+            end = min(start + ROWS, tokens)
             seen = key[first : first + heads, : end if causal else tokens]
-            scores = torch.bmm(query[first : first + heads, row:end], seen.mT)
+            scores = torch.bmm(query[first : first + heads, start:end], seen.mT)
             torch.exp_(scores.sub_(scores.amax(-1, keepdim=True)))
 
 

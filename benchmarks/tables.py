@@ -321,9 +321,9 @@ def long_table(rows: list[Row]) -> str:
 
 def look_table(rows: list[Row]) -> str:
     """Return time, memory and weight of pages."""
-    head = ("model", "tokens", "forward, ms", "floor, ms", "look, ms", "look/floor", "look, MiB", "page, MB", "opens, s")
+    times = ("forward, ms", "floor, ms", "look, ms", "look/floor")
     return markdown_table(
-        head,
+        ("model", "tokens", *times, "look, MiB", "page, MB", "opens, s"),
         [
             (
                 row["case"]["model"],

@@ -96,7 +96,14 @@ class CallRecorder(Observer):
             _show(self._watch, read, module, position, call, sums.means)
 
 
-def _show(watch: Watch, read: Read, module: nn.Module, position: CallPosition, call: AttentionCall, tiles: Tensor | None = None) -> None:
+def _show(
+    watch: Watch,
+    read: Read,
+    module: nn.Module,
+    position: CallPosition,
+    call: AttentionCall,
+    tiles: Tensor | None = None,
+) -> None:
     if position.part:
         name = type(module).__name__
         raise UserError(f"cannot show the matrices of {name}: it attends several times in a forward")

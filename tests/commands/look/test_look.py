@@ -205,6 +205,13 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
         regard.look(model, tokenizer)
 
 
+@pytest.mark.parametrize("count", [10, 150])
+def test_a_title_says_that_a_text_goes_on(count: int, tokenizer: Any) -> None:
+    text = words(count)
+    shown = Parsed(regard.look(make("bert"), tokenizer, text).page()).data["looks"][0]["title"]
+    assert shown == f"BertModel, {text}" if count == 10 else shown == f"BertModel, {text[:200]}…"
+
+
 def test_tokens_that_are_markup_stay_text(tokenizer: Any) -> None:
     page = regard.look(make("bert"), tokenizer, HOSTILE).page()
     assert "<img" not in page

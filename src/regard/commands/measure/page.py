@@ -63,7 +63,7 @@ def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> l
     blocks = [(axes, block) for measure in all_measures for axes, block in measure.blocks.items()]
     has_map = any("layer" in axes and len(axes) > 1 for axes, _ in blocks)
     layers = [block.coordinates["layer"] for axes, block in blocks if "layer" in axes]
-    embeddings = "Layer \u22121 is the input of the first layer." if any(-1 in ids for ids in layers) else ""
+    embeddings = "Layer \u22121 is the input of layer 0." if any(-1 in ids for ids in layers) else ""
     positions = thinned_length(all_measures)
     thinning = "" if positions is None else f" {_THINNED.format(len(positions))}"
     has_positions = any(axes == ("position",) for axes, _ in blocks)
