@@ -3,7 +3,7 @@
 MiniLM (its shape with random weights under --quick) on 100 words, and a decoder of 32 layers with 32 heads of width 4
 on 2,000 tokens. Time is that of `look_at` and the page; the model is loaded before, and has been verified. The floor is
 the forward and, of each layer, scores and exponentials of every pair that is seen, in blocks of rows by plain PyTorch.
-Where there is a Chromium, it opens the page: `open_seconds` pass until its picture is there, less those of an empty one.
+Where there is a Chromium, it opens the page: `open_seconds` pass until it has its picture, less those of an empty one.
 
     python -m benchmarks.look [--quick] [--threads N] [--out FILE]     about 3 minutes on one core
 """

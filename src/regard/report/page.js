@@ -119,12 +119,12 @@ const regard = (() => {
   // The x axis of a panel; `ticks` puts names at places.
   const across = ({ axis, ticks, ...panel }) => {
     const named = ticks && `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
-    const look = ticks ? { labelOverlap: true, values: ticks.places, labelExpr: named } : { tickMinStep: 1, tickCount: 6 };
+    const look = ticks ? { values: ticks.places, labelExpr: named } : { tickMinStep: 1, tickCount: 6 };
     return {
       field: ticks ? "place" : axis,
       type: "quantitative",
       title: TITLES[axis],
-      axis: { grid: false, labelFlush: false, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
+      axis: { grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
       scale: { nice: false, zero: false, ...(ticks ? { padding: 10 } : {}) },
     };
   };
@@ -186,7 +186,7 @@ const regard = (() => {
       data: { name: "points" },
       mark: { type: "point", filled: true, opacity: 0.75, size: 48, aria: false },
       encoding: {
-        x: { ...side("x"), title: axis, axis: { tickCount: 5, grid: false, labelFlush: false } },
+        x: { ...side("x"), title: axis, axis: { tickCount: 5, grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8 } },
         y: { ...side("value"), title: null, axis: { tickCount: 5 } },
         color: byLine(domain, lines.map(([, ink]) => palette("series")[ink])),
         shape: byLine(domain, lines.map(([, , shape]) => SHAPES[shape])),

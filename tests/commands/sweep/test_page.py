@@ -201,7 +201,7 @@ def test_curves_are_drawn_with_bands(parsed: Parsed) -> None:
     np.testing.assert_allclose(ours[0]["high"] - ours[0]["value"], 0.1 / math.sqrt(3), rtol=1e-2)
     assert {tuple(style) for style in first["lines"]} == {("softmax", 0, 0), ("sigmoid", 1, 0), ("elu", 2, 0)}
     mass = next(panel for panel in parsed.data["panels"]["panels"] if panel["caption"] == "Mean α₀")
-    assert mass["note"] == f"uniform attention: {pretrain_run.UNIFORM:.3g}"
+    assert mass["note"] == f"mean over heads, position 0; uniform attention: {pretrain_run.UNIFORM:.3g}"
 
 
 def test_key_figures_name_the_extremes(parsed: Parsed) -> None:

@@ -143,11 +143,10 @@ def encode_matrices(shape: Shape, call: AttentionCall, tiles: Tensor | None, det
         return {"weights": encode_log(whole)}
     means = (tile_means(call, TILES) if tiles is None else tiles).float().clamp(max=1).cpu()
     tall, wide = means.shape[1:]
-    rows, chosen = {}, list(detail.heads.get((shape.site, shape.layer), ()))
+    strongest, chosen = dict[int, Any](), list(detail.heads.get((shape.site, shape.layer), ()))
     if chosen:
         index, weight = (part.cpu() for part in strongest_keys(call, chosen, min(TOP, keys)))
-        rows = {
-            head: {"index": encode_index(index[n]), "weight": encode_log(weight[n].float())}
-            for n, head in enumerate(chosen)
-        }
-    return {"tiles": {"tall": tall, "wide": wide, **encode_log(means)}, "rows": rows}
+        for number, head in enumerate(chosen):
+            parts = encode_index(index[number]), encode_log(weight[number].float())
+            strongest[head] = dict(zip(("index", "weight"), parts, strict=True))
+    return {"tiles": {"tall": tall, "wide": wide, **encode_log(means)}, "rows": strongest}

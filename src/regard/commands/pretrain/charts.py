@@ -83,7 +83,7 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
     layers = sorted(int(layer) for layer in rows["layer"].dropna().unique())
     curves = []
     for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
-        curves += _curve("embeddings" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
+        curves += _curve("layer −1" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
     largest = _curve("largest of all layers", history, "norm_ratio")
     inks = [GREY, *_INKS[1 : len(steps) - 1], _INKS[0]] if len(steps) > 1 else _INKS[: len(steps)]
     lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, inks, strict=True)]

@@ -125,7 +125,8 @@ def _note(frames: Sequence[pd.DataFrame], metric: str) -> str:
         return f"% of heads × samples{where}" if METRICS[metric][1] == "%" else "largest of all layers"
     values = (last_value(frame, "alpha_uniform") for frame in frames)
     known = {f"{value:.6g}" for value in values if value is not None}
-    return f"uniform attention: {labels.number(float(known.pop()), 3)}" if len(known) == 1 else ""
+    uniform = f"uniform attention: {labels.number(float(known.pop()), 3)}" if len(known) == 1 else ""
+    return labels.join(["mean over heads, position 0", uniform], "; ")
 
 
 def over_seeds(frames: Sequence[pd.DataFrame], metric: str, axis: str = "step") -> tuple[Floats, Floats, Floats]:
