@@ -324,7 +324,9 @@ def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any
         unit = labels.unit(measure.statistic, metadata)
         values = [labels.with_unit(row[name], unit) for name in names]
         if len(names) == 2:
-            values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
+            points = " points" if unit == "%" and np.isfinite(row["difference"]) else ""
+            values += [labels.number(row["difference"], 3) + points, labels.number(row["standard_error"], 2)]
+        scope += f", in {unit}" if unit not in ("", "%") else ""
         rows.append((labels.name(measure, metadata, with_site=multiple_sites), scope, values))
     return Table(rows, head, "The runs in numbers")
 
