@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import reference
+from regard.attention import reference, tiles
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation
 from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
@@ -69,7 +69,12 @@ def test_weights_of_bfloat16_are_those_of_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("case", ["causal", "sink and cap"])
-def test_a_forward_sums_the_first_sample_while_it_has_its_tiles(case: str) -> None:
+@pytest.mark.parametrize("num_bytes", [1 << 21, 1 << 12])
+def test_a_forward_sums_the_first_sample_while_it_has_its_tiles(
+    case: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a tile is of one sample, and of some heads."""
+    monkeypatch.setitem(tiles.BYTES, "cpu", num_bytes)
     one, other = make(case), make(case)
     batch = replace(one, **{n: torch.cat([getattr(one, n), -getattr(other, n)]) for n in ("query", "key", "value")})
     sums = TileSums(batch, 24)
