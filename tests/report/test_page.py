@@ -1,11 +1,14 @@
 """The page that all commands share: its parts, its libraries, and what its script draws."""
 
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vl_convert
+from PIL import Image
 
 from regard.report.page import (
     Box,
@@ -26,6 +29,7 @@ from regard.report.page import (
     libraries,
 )
 from tests.report.browser import draw, needs_node
+from tests.report.chromium import Chromium, needs_chromium
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 EVIL = "</script><script>alert(1)</script>&\"'"
@@ -156,6 +160,52 @@ def test_what_is_drawn_is_vega_lite() -> None:
     for figure in draw(WHOLE)["start"]:
         if figure["spec"]:
             assert vl_convert.vegalite_to_vega(figure["spec"])["marks"]
+
+
+@needs_node
+@pytest.mark.parametrize("value, domain", [(0.707, [0.6363, 0.7777]), (0, [0, 1]), (-2, [-2.2, -1.8])])
+def test_an_axis_around_one_number_alone_shows_where_it_is(value: float, domain: list[float]) -> None:
+    flat = {**LINES, "points": points("a", "step", [value, value]) + points("b", "step", [value, value])}
+    dots = {**DOTS, "points": points("a", "x", [value], what="seed 1")}
+    line, dot = (figure["spec"] for figure in draw(page(Panels([flat], "lines"), Panels([dots], "dots")))["start"])
+    scales = [layer["encoding"]["y"]["scale"] for layer in line["layer"] if layer["mark"]["type"] == "line"]
+    scales.append(dot["encoding"]["y"]["scale"])
+    assert [scale["domain"] for scale in scales] == [pytest.approx(domain)] * 2
+    svg = vl_convert.vegalite_to_svg({**line, "datasets": {"points": flat["points"]}, "width": 300})
+    labels = [float(text.replace("−", "-")) for text in re.findall(r"<text[^>]*>(−?[\d.]+)</text>", svg)]
+    assert len([label for label in labels if domain[0] <= label <= domain[1]]) >= 2
+
+
+@needs_node
+def test_an_axis_of_several_numbers_is_left_to_them() -> None:
+    spec = next(figure["spec"] for figure in draw(page(Panels([LINES], "lines")))["start"])
+    assert [layer["encoding"]["y"]["scale"] for layer in spec["layer"]] == [{"zero": False}] * 2
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(dark: bool, tmp_path: Path) -> None:
+    def differences(columns: int, left: int) -> list[float]:
+        """How far the sides of a table are from its paper: left, right."""
+        names = ["Name", *(f"column {number}" for number in range(columns))]
+        (tmp_path / "page.html").write_text(page(Table([("row", "", ["1234"] * columns)], names, "a table")))
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.run(f"document.querySelector('.scroll').scrollLeft = {left}")
+        corners = "(({x, y, right}) => [x, y, right])"
+        box = browser.run(f"{corners}(document.querySelector('.scroll').getBoundingClientRect())")
+        picture = Image.open(io.BytesIO(browser.picture())).convert("L")
+        paper, height = picture.getpixel((3, 3)), round(box[1]) + 2
+        return [abs(picture.getpixel((round(x), height)) - paper) for x in (box[0] + 1, box[2] - 2)]
+
+    with Chromium(tmp_path / "profile") as browser:
+        browser.show(400, dark=dark)
+        assert differences(1, 0) == [0, 0]
+        left, right = differences(12, 0)
+        assert left == 0
+        assert right > 20
+        left, right = differences(12, 10_000)
+        assert left > 20
+        assert right == 0
 
 
 # -- the libraries

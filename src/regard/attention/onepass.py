@@ -28,6 +28,8 @@ def one_pass(
         inverse = tile.total.reciprocal()
         if result is not None:
             _write_output(tile, inverse, result)
+        for visit in request.visitors:
+            visit(tile, inverse)
         rows.add(tile)
         columns.add(tile, inverse)
     return result, rows.results() | columns.tensors

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall
+from regard.attention.tiles import Tile
 
 Backend = Literal["tiles", "triton", "lse"]
 
@@ -52,11 +53,16 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionRequest:
-    """Which reductions to compute: `first_mass` of `num_first_keys`, `spectral_bound` in `max_iterations` at most."""
+    """Which reductions to compute: `first_mass` of `num_first_keys`, `spectral_bound` in `max_iterations` at most.
+
+    Where reductions come from tiles, `visitors` are called with each, and with the reciprocal of its totals, before it
+    is overwritten. Other backends call none.
+    """
 
     names: frozenset[str] = field(default_factory=frozenset)
     num_first_keys: int = 1
     max_iterations: int = 64
+    visitors: tuple[Callable[[Tile, Tensor], None], ...] = ()
 
     def __post_init__(self) -> None:
         unknown = self.names - WEIGHT_REDUCTIONS.keys()
@@ -65,6 +71,15 @@ class ReductionRequest:
     def select(self, names: Iterable[str]) -> ReductionRequest:
         """Return the request for those of the names that are in it."""
         return replace(self, names=self.names.intersection(names))
+
+    def join(self, other: ReductionRequest) -> ReductionRequest:
+        """Return the request for what either asks for."""
+        return ReductionRequest(
+            names=self.names | other.names,
+            num_first_keys=max(self.num_first_keys, other.num_first_keys),
+            max_iterations=max(self.max_iterations, other.max_iterations),
+            visitors=self.visitors + other.visitors,
+        )
 
     def without(self, names: Iterable[str]) -> ReductionRequest:
         """Return the request for all names but these."""

@@ -154,17 +154,15 @@ def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
         call = compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []
-    names: frozenset[str] = frozenset()
-    num_first_keys = 1
+    request = ReductionRequest()
     for observer in OBSERVERS.get(module, ()):
         if EXCLUSIVE.get() not in (None, observer):
             continue
         answer = observer.before_attention(module, call)
         if answer is not None:
-            call, request = answer
-            names, num_first_keys = names | request.names, max(num_first_keys, request.num_first_keys)
+            call, wanted = answer
+            request = request.join(wanted)
             observers.append(observer)
-    request = ReductionRequest(names=names, num_first_keys=num_first_keys)
     output, reductions = attend(call, request) if is_whole else (compute_output(whole), reduce(call, request))
     for observer in observers:
         observer.after_attention(module, call, output, reductions)

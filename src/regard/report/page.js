@@ -119,12 +119,12 @@ const regard = (() => {
   // The x axis of a panel; `ticks` puts names at places.
   const across = ({ axis, ticks, ...panel }) => {
     const named = ticks && `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
-    const look = ticks ? { labelOverlap: true, values: ticks.places, labelExpr: named } : { tickMinStep: 1, tickCount: 6 };
+    const look = ticks ? { values: ticks.places, labelExpr: named } : { tickMinStep: 1, tickCount: 6 };
     return {
       field: ticks ? "place" : axis,
       type: "quantitative",
       title: TITLES[axis],
-      axis: { grid: false, labelFlush: false, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
+      axis: { grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
       scale: { nice: false, zero: false, ...(ticks ? { padding: 10 } : {}) },
     };
   };
@@ -134,6 +134,13 @@ const regard = (() => {
     const found = styles(panel);
     keys(element, found.length > 1 ? found.map(([name, ink, stroke]) => [name, `--key: var(--series-${ink}); --stroke: ${STROKES[stroke]}`]) : []);
   };
+  // A scale from the smallest number to the largest. Around one number alone it is a tenth to each side: of its own accord
+  // Vega draws a single tick there, rounded to a whole number.
+  const spread = (numbers) => {
+    const known = numbers.filter((value) => Number.isFinite(value));
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    return { zero: false, ...(low === high ? { domain: low ? [low - Math.abs(low) / 10, low + Math.abs(low) / 10] : [0, 1] } : {}) };
+  };
   // The chart of a panel: lines, intervals from low to high where it has some, and dots, unseen where they would run together.
   const DOTTED = 48;
   const panelSpec = (panel) => {
@@ -142,7 +149,7 @@ const regard = (() => {
     const color = byLine(domain, found.map(([, ink]) => palette("series")[ink]));
     const strokeDash = byLine(domain, found.map(([, , stroke]) => DASHES[stroke]));
     const x = across(panel);
-    const y = { field: "value", type: "quantitative", title: null, axis: { tickCount: 4 }, scale: { zero: false } };
+    const y = { field: "value", type: "quantitative", title: null, axis: { tickCount: 4 }, scale: spread(panel.points.flatMap(({ value, low, high }) => [value, low, high])) };
     const interval = { y: { field: "low", type: "quantitative", title: null }, y2: { field: "high" } };
     const most = Math.max(...domain.map((name) => panel.points.filter((point) => point.series === name).length));
     const dot = { type: "point", filled: true, opacity: most > DOTTED ? 0 : 1, size: panel.ticks ? 26 : 20, aria: false };
@@ -172,15 +179,15 @@ const regard = (() => {
   const SHAPES = ["circle", "triangle-up", "square"];
   const GLYPHS = ["●", "▲", "■"];
   const DOTS = ["Method", "Run"];
-  const dotSpec = ({ axis, lines, names = DOTS }) => {
+  const dotSpec = ({ axis, lines, points, names = DOTS }) => {
     const domain = lines.map(([name]) => name);
-    const side = { type: "quantitative", scale: { zero: false, padding: 8 } };
+    const side = (field) => ({ field, type: "quantitative", scale: { ...spread(points.map((point) => point[field])), padding: 8 } });
     return {
       data: { name: "points" },
       mark: { type: "point", filled: true, opacity: 0.75, size: 48, aria: false },
       encoding: {
-        x: { ...side, field: "x", title: axis, axis: { tickCount: 5, grid: false, labelFlush: false } },
-        y: { ...side, field: "value", title: null, axis: { tickCount: 5 } },
+        x: { ...side("x"), title: axis, axis: { tickCount: 5, grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8 } },
+        y: { ...side("value"), title: null, axis: { tickCount: 5 } },
         color: byLine(domain, lines.map(([, ink]) => palette("series")[ink])),
         shape: byLine(domain, lines.map(([, , shape]) => SHAPES[shape])),
         tooltip: tooltip({ series: names[0].toLowerCase(), what: names[1].toLowerCase(), shown: "value" }),

@@ -36,11 +36,11 @@ class TokenFirst(Average):
 
 
 class FirstAlpha(PerLayer):
-    """α_1 of each head, from the column mass that the sink rate needs as well."""
+    """α_0 of each head (α_1 in the paper, which counts from 1), from the column mass of the sink rate."""
 
     name = "alpha"
     info = StatisticInfo(
-        title="α_1", description="Attention to the first token, averaged over all queries.", source=f"{GU}, α_1"
+        title="α_0", description="Attention to the first token, averaged over all queries.", source=f"{GU}, α_1"
     )
     needs = frozenset({"column_mass"})
     joins_layers = True

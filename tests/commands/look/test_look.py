@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 import regard
+from regard.commands.look import run
+from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import FLOAT_ERROR, FLOOR, LOG_ERROR, TILES, TOP, spread
 from regard.errors import UserError
 from regard.report.page import read_asset
@@ -165,6 +167,30 @@ def test_a_long_text_keeps_tiles_and_the_strongest_keys_of_the_heads_asked_for(t
     assert "0.3" in page
 
 
+@pytest.mark.parametrize("kind", ["grouped", "bart"])
+@pytest.mark.parametrize("megabytes", [0.45, 4.8])
+def test_a_second_forward_gives_what_recorded_calls_give(
+    kind: str, megabytes: float, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where queries and keys are too large to be kept."""
+    model, text = make(kind), words(300 if megabytes < 1 else 30)
+    forwards = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    config = LookConfig(megabytes=megabytes, heads=("1.1",), skip_verification=True)
+    recorded = regard.look_at(model, tokenizer, text, config=config)
+    monkeypatch.setattr(run, "RECORDED_BYTES", 2000)
+    again = regard.look_at(model, tokenizer, text, config=config)
+    assert len(forwards) == 3
+    assert all(site["whole"] == (megabytes > 1) for site in again["sites"])
+    for one, other in zip(recorded["sites"], again["sites"], strict=True):
+        for entry, second in zip(one["layers"], other["layers"], strict=True):
+            assert entry.keys() == second.keys()
+            for name in {"weights", "tiles"} & entry.keys():
+                codes = [np.frombuffer(base64.b64decode(layer[name]["data"]), np.uint8) for layer in (entry, second)]
+                assert np.abs(np.subtract(*codes, dtype=int)).max() <= 1  # by rounding of another sum
+            assert entry.get("rows") == second.get("rows")
+
+
 def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     model = make("grouped")
     assert (
@@ -177,6 +203,13 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
         regard.look(model, tokenizer, words(1200), megabytes=0.5, heads=every)
     with pytest.raises(UserError, match=r"^text: expected a text, got none"):
         regard.look(model, tokenizer)
+
+
+@pytest.mark.parametrize("count", [10, 150])
+def test_a_title_says_that_a_text_goes_on(count: int, tokenizer: Any) -> None:
+    text = words(count)
+    shown = Parsed(regard.look(make("bert"), tokenizer, text).page()).data["looks"][0]["title"]
+    assert shown == f"BertModel, {text}" if count == 10 else shown == f"BertModel, {text[:200]}…"
 
 
 def test_tokens_that_are_markup_stay_text(tokenizer: Any) -> None:

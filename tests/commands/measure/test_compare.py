@@ -6,6 +6,8 @@ import pytest
 
 from regard.commands.measure.page import caveats, comparison, comparison_page
 from regard.errors import UserError
+from regard.report import labels
+from tests.report.parsed import Parsed
 
 
 def row(frame: pd.DataFrame, statistic: str) -> pd.Series:
@@ -98,3 +100,13 @@ def test_page_puts_runs_side_by_side(made: SimpleNamespace) -> None:
     assert f"<td>{distance['first']:.4g}" in text
     assert f"{distance['difference']:.3g}</td>" in text
     assert '"runs":["first","second"]' in text
+
+
+def test_the_page_has_the_units_of_values_and_of_differences(made: SimpleNamespace) -> None:
+    first, second = made.record(), made.record()
+    first["statistics"]["distance"] = {"unit": "tokens"}
+    runs = {"first": (made.table(2, 3, 4), first), "second": (made.table(2, 3, 4, seed=1), second)}
+    rate = row(comparison(runs), "sink_rate")
+    text = Parsed(comparison_page(runs)).text
+    assert f"{labels.number(rate['difference'], 3)} points" in text
+    assert "mean over layers and heads, in tokens" in text

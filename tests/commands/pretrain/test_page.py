@@ -1,6 +1,7 @@
 """The report on a pre-training run: page and terminal."""
 
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_every_part_is_there(parsed: Parsed) -> None:
     assert wanted <= ids(parsed)
 
 
+def test_the_first_position_is_0_in_words_symbols_and_numbers(parsed: Parsed) -> None:
+    explained = "Gu et al. 2025, who count from 1, write α₁ and Sink₁."
+    assert "the first token, at position 0; Sink₀ is" in parsed.text
+    assert "mean of |hₜ|, t > 0:" in parsed.text
+    assert explained in parsed.text
+    elsewhere = parsed.text.replace(explained, "") + json.dumps(parsed.data, ensure_ascii=False)
+    assert not set(elsewhere) & {"₁"}
+    assert "layer −1 is the input of layer 0" in elsewhere
+
+
+def test_every_chart_says_its_unit(parsed: Parsed) -> None:
+    notes = {panel["caption"]: panel["note"] for panels in parsed.data["panels"].values() for panel in panels}
+    assert [caption for caption, note in notes.items() if not note] == []
+
+
 def test_figures_are_the_last_watched_values() -> None:
     columns = {
         **{"sink_rate": [0.0, None, 37.456], "sink_rate_max": [1.0, None, 40.0], "sink_position": [5, None, 2]},
@@ -64,12 +80,12 @@ def test_figures_are_the_last_watched_values() -> None:
     }
     told = Parsed(pretrain_page(by_hand(**columns), NO_SINKS, pretrain_run.record())).text
     assert "The validation loss ended at 4.50 nats per token. A sink emerged at step 600." in told
-    assert "Sink₁ (ε = 0.3) ended at 37.5 %, the strongest position (2) at 40.0 %." in told
+    assert "Sink₀ (ε = 0.3) ended at 37.5 %, the strongest position (2) at 40.0 %." in told
     assert "strongest at position 2 (40.0 %), T = 64" in told
     assert "2.50× uniform attention’s 0.08" in told
     assert "training 4.00" in told
     assert "7.25×" in told
-    assert "a position stays at 10.0 % or more; mean α₁ well above uniform from step 400" in told
+    assert "a position stays at 10.0 % or more; mean α₀ well above uniform from step 400" in told
     assert "1.05M786k without embeddings" in told
     assert "1.28kin 20 steps" in told
     assert "Tokens per second12.3kon cpu" in told
@@ -105,8 +121,8 @@ def test_lines_are_the_history(parsed: Parsed) -> None:
     for section, number, series, name in (
         ("loss", 0, "training", "loss"),
         ("loss", 0, "validation", "valid_loss"),
-        ("sinks", 0, "Sink₁ (ε = 0.3)", "sink_rate"),
-        ("sinks", 1, "mean α₁", "alpha_first"),
+        ("sinks", 0, "Sink₀ (ε = 0.3)", "sink_rate"),
+        ("sinks", 1, "mean α₀", "alpha_first"),
         ("sinks", 1, "uniform attention", "alpha_uniform"),
         ("norms", 1, "largest of all layers", "norm_ratio"),
     ):
@@ -139,7 +155,7 @@ def test_a_virtual_sink_gets_its_line_figure_and_map() -> None:
     page = Parsed(pretrain_page(pretrain_run.history(virtual=True), pretrain_run.sinks(virtual=True), RUN[2]))
     assert points(page, "sinks", 0, "virtual sink")
     assert "Virtual sink rate20.0 %" in page.text
-    assert [found["caption"] for found in page.data["maps"]] == ["Mean α₁", "Mass on the virtual sink"]
+    assert [found["caption"] for found in page.data["maps"]] == ["Mean α₀", "Mass on the virtual sink"]
 
 
 def test_without_a_virtual_sink_nothing_is_said_of_it(parsed: Parsed) -> None:

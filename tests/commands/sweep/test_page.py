@@ -181,7 +181,7 @@ def test_differences_say_where_they_overlap_zero(parsed: Parsed) -> None:
     mean = 0.02 / 3
     assert f"sigmoid +{mean:.3f} −{half - mean:.3f} to +{half + mean:.3f} overlaps 0" in parsed.text
     assert "Validation loss against softmax: 1 higher, 1 not told apart (interval overlaps 0)." in parsed.text
-    assert "Sink₁ against softmax: 2 lower." in parsed.text
+    assert "Sink₀ against softmax: 2 lower." in parsed.text
     assert "paired by seed (Student’s t), not corrected" in parsed.text
 
 
@@ -200,13 +200,13 @@ def test_curves_are_drawn_with_bands(parsed: Parsed) -> None:
     np.testing.assert_allclose([point["value"] for point in ours], base["valid_loss"] + 0.1, rtol=1e-4)
     np.testing.assert_allclose(ours[0]["high"] - ours[0]["value"], 0.1 / math.sqrt(3), rtol=1e-2)
     assert {tuple(style) for style in first["lines"]} == {("softmax", 0, 0), ("sigmoid", 1, 0), ("elu", 2, 0)}
-    mass = next(panel for panel in parsed.data["panels"]["panels"] if panel["caption"] == "Mean α₁")
-    assert mass["note"] == f"uniform attention: {pretrain_run.UNIFORM:.3g}"
+    mass = next(panel for panel in parsed.data["panels"]["panels"] if panel["caption"] == "Mean α₀")
+    assert mass["note"] == f"mean over heads, position 0; uniform attention: {pretrain_run.UNIFORM:.3g}"
 
 
 def test_key_figures_name_the_extremes(parsed: Parsed) -> None:
     assert "Validation loss, lowest3.720 ± 0.012softmax" in parsed.text
-    assert "Sink₁, highest37.20 ± 0.12 %softmax" in parsed.text
+    assert "Sink₀, highest37.20 ± 0.12 %softmax" in parsed.text
 
 
 def test_failed_trials_are_listed_with_their_error() -> None:

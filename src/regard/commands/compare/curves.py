@@ -20,7 +20,7 @@ from regard.runs.result import RunResult
 _PRETRAIN = {
     "valid_loss": ("Validation loss", "nats a token", ""),
     "sink_rate": ("Sink rate", "% of heads × samples", "%"),
-    "alpha_first": ("Attention on the first token", "mean of α₁ over heads and samples", ""),
+    "alpha_first": ("Attention on the first token", "mean of α₀ over heads and samples", ""),
     "virtual_sink_rate": ("Virtual sink", "% of heads × samples", "%"),
 }
 _CONVERT = {

@@ -122,5 +122,5 @@ def make_cost_panels(totals: pd.DataFrame, matrix: pd.DataFrame, scores: Mapping
             text = f"{labels.number(x, 3)} {unit}, {name} {format_fixed(scores[method])}"
             dots.append((method, "mean over runs", x, scores[method], text))
         if len(set(map(round_value, costs.values()))) > 1:
-            panels += make_dot_panel(f"{name}, by {title}", f"over {unit}", unit, dots, assign_styles(matrix))
+            panels += make_dot_panel(f"{name}, by {title}", f"AP (%) over {unit}", unit, dots, assign_styles(matrix))
     return panels

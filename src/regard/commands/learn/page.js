@@ -69,7 +69,7 @@
       shown: `cosine ${show(cosine)}, dot product ${show(dot)}`,
     }));
     const note = `Cosine after ${after} learnt${cells.length ? "" : ": not measured"}`;
-    const scale = { domain: [-top, 0, top], range: [palette("series")[1], palette("ramp")[0], palette("series")[0]] };
+    const scale = { domain: [-top, 0, top], range: [palette("series")[1], palette("ramp")[0], palette("series")[0]], interpolate: "rgb" }; // not over the hues between, which are a third color
     drawGrids("interference-grids", [{ caption, note, columns: names, rows: names, cells, scale }]);
   };
 

@@ -154,7 +154,8 @@ def _about_metrics(summary: pd.DataFrame) -> str:
     decreasing = [metric.title for metric in metrics if not metric.higher_is_better]
     direction = f" Lower is better: {', '.join(decreasing)}." if decreasing else ""
     intervals = ", ± half of the 95 % interval" if has_intervals else ""
-    return f"Means over runs{intervals}, sorted by AP. {descriptions}.{direction}"
+    units = "Scores are in %, their differences in points."
+    return f"Means over runs{intervals}, sorted by AP. {units} {descriptions}.{direction}"
 
 
 def _cost(tables: Tables) -> list[Part]:

@@ -2,15 +2,16 @@
 
 import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.matrices import Block
+from regard.hooks.matrices import strongest_keys, tile_means, weight_blocks
 
 FLOOR = 1e-5
 """Weights below it are 0 in one byte."""
@@ -129,33 +130,23 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return ordered
 
 
-def encode_matrices(shape: Shape, blocks: Iterator[Block], detail: Detail) -> dict[str, Any]:
-    """Return the matrices of a layer in the detail that fits.
+def encode_matrices(shape: Shape, call: AttentionCall, tiles: Tensor | None, detail: Detail) -> dict[str, Any]:
+    """Return the matrices of a layer, which its call has, in the detail that fits; `tiles` are computed if None.
 
     An entry of a tile is the attention of its queries, on average, to all of its keys together.
     """
     heads, queries, keys = shape.heads, shape.queries, shape.keys
     if detail.whole:
         whole = torch.zeros(heads, queries, keys)
-        for rows, columns, weights in blocks:
+        for rows, columns, weights in weight_blocks(call):
             whole[:, rows, columns] = weights.float().cpu()
         return {"weights": encode_log(whole)}
-    chosen = list(detail.heads.get((shape.site, shape.layer), ()))
-    tall, wide = min(queries, TILES), min(keys, TILES)
-    by_row, by_column = (torch.arange(size) * count // size for size, count in ((queries, tall), (keys, wide)))
-    tiles = torch.zeros(heads, tall, wide)
-    index, value = torch.zeros(2, len(chosen), queries, min(TOP, keys))
-    for rows, columns, weights in blocks:
-        found = weights.float().cpu()
-        sums = torch.zeros(heads, found.shape[1], wide).index_add_(2, by_column[columns], found)
-        tiles.index_add_(1, by_row[rows], sums)
-        top = found[chosen].topk(min(TOP, found.shape[2]), dim=-1)
-        index[:, rows, : top.values.shape[2]], value[:, rows, : top.values.shape[2]] = (
-            top.indices + columns.start,
-            top.values,
-        )
-    tiles /= by_row.bincount(minlength=tall)[:, None]
-    strongest = {
-        head: {"index": encode_index(index[n]), "weight": encode_log(value[n])} for n, head in enumerate(chosen)
-    }
-    return {"tiles": {"tall": tall, "wide": wide, **encode_log(tiles.clamp(max=1))}, "rows": strongest}
+    means = (tile_means(call, TILES) if tiles is None else tiles).float().clamp(max=1).cpu()
+    tall, wide = means.shape[1:]
+    strongest, chosen = dict[int, Any](), list(detail.heads.get((shape.site, shape.layer), ()))
+    if chosen:
+        index, weight = (part.cpu() for part in strongest_keys(call, chosen, min(TOP, keys)))
+        for number, head in enumerate(chosen):
+            parts = encode_index(index[number]), encode_log(weight[number].float())
+            strongest[head] = dict(zip(("index", "weight"), parts, strict=True))
+    return {"tiles": {"tall": tall, "wide": wide, **encode_log(means)}, "rows": strongest}

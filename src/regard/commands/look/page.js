@@ -1,15 +1,24 @@
 // What is decoded and selected: pure functions of the page's data.
 const look = (() => {
-  const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  // Loops, as `from` takes ten times as long, and a long text has millions of numbers.
+  const bytes = (text) => {
+    const raw = atob(text);
+    const values = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) values[i] = raw.charCodeAt(i);
+    return values;
+  };
   // The numbers of an array of the page, in one byte (log), two (float, the upper half of a float32), or as they are.
   const decode = ({ type, data }, { floor, steps }) => {
     const raw = bytes(data);
     if (type === "log") {
       const values = Float32Array.from({ length: 256 }, (_, code) => (code ? Math.exp(((code - 255) / steps) * -Math.log(floor)) : 0));
-      return Float32Array.from(raw, (code) => values[code]);
+      const numbers = new Float32Array(raw.length);
+      for (let i = 0; i < raw.length; i++) numbers[i] = values[raw[i]];
+      return numbers;
     }
-    const words = Uint16Array.from({ length: raw.length / 2 }, (_, i) => raw[2 * i] | (raw[2 * i + 1] << 8));
-    return type === "index" ? words : new Float32Array(Uint32Array.from(words, (word) => word << 16).buffer);
+    const words = type === "index" ? new Uint16Array(raw.length / 2) : new Uint32Array(raw.length / 2);
+    for (let i = 0; i < words.length; i++) words[i] = raw[2 * i] | (raw[2 * i + 1] << 8);
+    return type === "index" ? words : new Float32Array(words.map((word) => word << 16).buffer);
   };
   const mean = (rows) => rows[0].map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
   // A layer of a site, whose arrays are decoded when they are first asked for. Head -1 is the mean of all heads.
@@ -137,8 +146,12 @@ const lookPanes = (() => {
     if (fits) Object.assign(state, kept, kept.token < given.sites[kept.site].tokens.length ? {} : { token: null, color: "alpha" });
     const site = () => given.sites[state.site];
     const layers = given.sites.map((one) => one.layers.map((entry) => look.layerOf(one, entry, data.scale)));
-    const fews = given.sites.map((one) => new Set(one.few.length < one.tokens.length ? one.few : []));
-    const few = () => fews[state.site]; // keys that few queries see, whose α says little
+    // 1 for keys that enough queries see, or for all if none is; the α of the others says little.
+    const eligible = given.sites.map((one) => {
+      const marks = new Uint8Array(one.tokens.length).fill(1);
+      if (one.few.length < one.tokens.length) one.few.forEach((key) => { marks[key] = 0; });
+      return marks;
+    });
     const layer = () => layers[state.site][state.layer];
     const asker = () => site().queries || site().tokens;
 
@@ -306,15 +319,16 @@ const lookPanes = (() => {
       canvas.width = wide * side;
       canvas.height = tall * side;
       const context = canvas.getContext("2d");
-      const shades = Array.from({ length: 256 }, (_, i) => mixed(i / 255));
-      const image = context.createImageData(wide * side, tall * side);
+      const shades = Array.from({ length: 256 }, (_, i) => mixed(i / 255).reduce((all, channel, at) => all | (channel << (8 * at)), 255 << 24));
+      const width = wide * side;
+      const image = context.createImageData(width, tall * side);
+      const pixels = new Int32Array(image.data.buffer); // red is the lowest byte of each
       for (let y = 0; y < tall; y++) {
         for (let x = 0; x < wide; x++) {
           const color = shades[Math.round(255 * Math.min(1, Math.max(0, value(y, x) || 0)))];
-          for (let v = y * side; v < (y + 1) * side; v++) {
-            for (let u = x * side; u < (x + 1) * side; u++) image.data.set([...color, 255], 4 * (v * wide * side + u));
-          }
+          pixels.fill(color, y * side * width + x * side, y * side * width + (x + 1) * side);
         }
+        for (let v = 1; v < side; v++) pixels.copyWithin((y * side + v) * width, y * side * width, (y * side + 1) * width);
       }
       context.putImageData(image, 0, 0);
       if (chosen) {
@@ -334,7 +348,11 @@ const lookPanes = (() => {
     });
     const ofHead = (at, head) => {
       const alpha = layers[state.site][at].alpha(head);
-      return state.token !== null && state.token < alpha.length ? alpha[state.token] : look.most(alpha.filter((_, key) => !few().has(key)));
+      if (state.token !== null && state.token < alpha.length) return alpha[state.token];
+      const marks = eligible[state.site];
+      let top = 0;
+      for (let key = 0; key < alpha.length; key++) if (alpha[key] > top && marks[key]) top = alpha[key];
+      return top;
     };
     const widest = () => Math.max(...layers[state.site].map((one) => one.heads));
     const room = () => Math.max(220, Math.min(560, figs.clientWidth > 640 ? figs.clientWidth / 2 - 20 : figs.clientWidth - 4));

@@ -17,7 +17,7 @@ _ABOUT = (
 def make_page(panes: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> str:
     """Return the page of one or two looks as one HTML file."""
     names = list(dict.fromkeys(str(pane["model"]["name"]) for pane in panes))
-    subjects = [pane["data"].get("text") or pane["data"].get("image") for pane in panes]
+    subjects = [_subject(pane["data"]) for pane in panes]
     notes = [note for pane in panes for note in pane["notes"]]
     tables = [_router_table(pane, subject) for pane, subject in zip(panes, subjects, strict=True) if pane["router"]]
     titled = [
@@ -41,6 +41,13 @@ def make_page(panes: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -
         style=read_asset("page.css", __package__),
         has_charts=False,
     ).html()
+
+
+def _subject(data: Mapping[str, Any]) -> str:
+    """Return the beginning of a text, with a mark if it goes on, or what the image is."""
+    if "text" not in data:
+        return str(data["image"])
+    return str(data["text"]) + ("…" if data["characters"] > len(data["text"]) else "")
 
 
 def _is_whole(pane: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from regard import models
 from regard.adapters.shared import SharedAdapters
+from regard.attention.call import AttentionCall
 from regard.commands.look import encoding
 from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import Shape
@@ -21,7 +22,7 @@ from regard.data import Images
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
-from regard.hooks.matrices import Block, MatrixReader
+from regard.hooks.matrices import CallRecorder, MatrixReader
 from regard.hooks.routing import observing
 from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
@@ -35,6 +36,8 @@ from regard.statistics.layers import MASSIVE, MASSIVE_RATIO, lower_median
 from regard.statistics.sinks import alpha_of_keys
 from regard.statistics.statistic import MAX_ALPHA, Observation
 
+RECORDED_BYTES = 1 << 30
+"""Queries and keys of all layers up to this are kept; of larger models the text is read a second time."""
 Model = PreTrainedModel | SharedAdapters | models.Loaded | str
 
 
@@ -112,7 +115,8 @@ def look_at(
 ) -> dict[str, Any]:
     """Return all that the page shows of one text or image, as plain JSON. The arguments are those of `look`.
 
-    The model reads the text twice: for what each token draws, then for as many of the weights as fit the page.
+    The model reads the text for what each token draws. As many of the weights as fit the page come from its queries and
+    keys, which are kept if they are small; else it reads the text a second time.
     """
     config, routed = config or LookConfig(), model if isinstance(model, SharedAdapters) else None
     plain: PreTrainedModel | models.Loaded | str = model.model if isinstance(model, SharedAdapters) else model
@@ -229,7 +233,9 @@ def _observe(
     kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
     with watching(loaded.model, kept, verify=not config.skip_verification) as watch:
-        forward()
+        recorder = CallRecorder(watch, RECORDED_BYTES, encoding.TILES)
+        with observing(loaded.model, recorder, list(watch.locations)):
+            forward()
         watch.close()
         observed = _Observed.of(*kept)
         for statistic in kept:
@@ -244,11 +250,14 @@ def _observe(
         num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
         detail = encoding.choose_detail(list(shapes.values()), num_numbers, num_bytes, config.heads, quiet)
 
-        def read(site: str, layer: int, blocks: Iterator[Block]) -> None:
-            matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], blocks, detail)
+        def read(site: str, layer: int, call: AttentionCall, tiles: Tensor | None) -> None:
+            matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], call, tiles, detail)
 
-        with observing(loaded.model, MatrixReader(watch, read), list(watch.locations)):
-            forward()
+        if recorder.is_complete:
+            recorder.replay(read)
+        else:
+            with observing(loaded.model, MatrixReader(watch, read), list(watch.locations)):
+                forward()
     encode = encoding.encode_float if detail.whole else encoding.encode_log
     for (site, layer), alpha in alphas.items():
         entry = next(entry for entry in sites[site]["layers"] if entry["layer"] == layer)

@@ -119,7 +119,7 @@
       const choices = steps(m);
       const step = choices.includes(now) && m === chosen.measure ? now : choices[0];
       const found = m.runs.map((run) => at(run, chosen.layer, chosen.head, step, "head"));
-      const label = nameOf(m) + (step === null ? "" : `, position ${step}`);
+      const label = nameOf(m) + (step === null ? "" : `, position ${step}`) + (m.unit === "%" ? "" : inUnit(m));
       rows.push([label, ...found.map((v) => (v ? withError(v[0], v[1], m.unit) : "–"))]);
     }
     $("head-numbers").replaceChildren(...(rows.length ? [tableOf(["Statistic", ...(runs.length > 1 ? runs : ["Value"])], rows)] : []));

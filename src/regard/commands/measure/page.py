@@ -63,7 +63,7 @@ def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> l
     blocks = [(axes, block) for measure in all_measures for axes, block in measure.blocks.items()]
     has_map = any("layer" in axes and len(axes) > 1 for axes, _ in blocks)
     layers = [block.coordinates["layer"] for axes, block in blocks if "layer" in axes]
-    embeddings = "Layer \u22121 is the input of the first layer." if any(-1 in ids for ids in layers) else ""
+    embeddings = "Layer \u22121 is the input of layer 0." if any(-1 in ids for ids in layers) else ""
     positions = thinned_length(all_measures)
     thinning = "" if positions is None else f" {_THINNED.format(len(positions))}"
     has_positions = any(axes == ("position",) for axes, _ in blocks)
@@ -324,7 +324,9 @@ def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any
         unit = labels.unit(measure.statistic, metadata)
         values = [labels.with_unit(row[name], unit) for name in names]
         if len(names) == 2:
-            values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
+            points = " points" if unit == "%" and np.isfinite(row["difference"]) else ""
+            values += [labels.number(row["difference"], 3) + points, labels.number(row["standard_error"], 2)]
+        scope += f", in {unit}" if unit not in ("", "%") else ""
         rows.append((labels.name(measure, metadata, with_site=multiple_sites), scope, values))
     return Table(rows, head, "The runs in numbers")
 

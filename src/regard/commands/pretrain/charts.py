@@ -50,30 +50,30 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
 
 
 def symbol(metadata: Mapping[str, Any]) -> str:
-    """Return the sink rate's symbol with its threshold, the first if there are several, as in "Sink₁ (ε = 0.3)"."""
+    """Return the sink rate's symbol with its threshold, the first if there are several, as in "Sink₀ (ε = 0.3)"."""
     epsilon = labels.section(metadata, "watch").get("epsilon")
     thresholds = [epsilon] if isinstance(epsilon, (int, float)) else list(epsilon or [])
-    return f"Sink₁ (ε = {float(thresholds[0]):g})" if thresholds else "Sink₁"
+    return f"Sink₀ (ε = {float(thresholds[0]):g})" if thresholds else "Sink₀"
 
 
 def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
-    """Plot sink rate and mean α_1 by step, and the rate of a virtual sink."""
+    """Plot sink rate and mean α_0 by step, and the rate of a virtual sink."""
     rates = _curve(symbol(metadata), history, "sink_rate", "%")
     first_rate, largest_rate = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
     if np.nanmax(np.abs(largest_rate - first_rate), initial=0) > 0:
         rates += _curve("strongest position", history, "sink_rate_max", "%")
     rates += _curve("virtual sink", history, "virtual_sink_rate", "%")
-    masses = _curve("mean α₁", history, "alpha_first")
+    masses = _curve("mean α₀", history, "alpha_first")
     uniform = _curve(UNIFORM, history, "alpha_uniform") if masses else []
-    lines = [("mean α₁", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
+    lines = [("mean α₀", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
     return [
         *panel("Sink rate", "% of heads × samples", "step", rates),
-        *panel("Attention on the first token", "mean of α₁ over heads and samples", "step", masses + uniform, lines),
+        *panel("Attention on the first token", "mean of α₀ over heads and samples", "step", masses + uniform, lines),
     ]
 
 
 def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
-    """Plot |h_1| relative to the mean of the others: by layer at a few steps, and by step for a few layers."""
+    """Plot |h_0| relative to the mean of the others: by layer at a few steps, and by step for a few layers."""
     by_step = at_step(sinks, "norm_ratio")
     steps = [list(by_step)[i] for i in thin_indices(len(by_step), SHOWN_STEPS)]
     profiles = [
@@ -83,15 +83,15 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
     layers = sorted(int(layer) for layer in rows["layer"].dropna().unique())
     curves = []
     for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
-        curves += _curve("embeddings" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
+        curves += _curve("layer −1" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
     largest = _curve("largest of all layers", history, "norm_ratio")
     inks = [GREY, *_INKS[1 : len(steps) - 1], _INKS[0]] if len(steps) > 1 else _INKS[: len(steps)]
     lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, inks, strict=True)]
     styles = [("largest of all layers", GREY, 1)] if largest else []
     styles += [(name, ink, 0) for name, ink in zip(_names(curves), _INKS, strict=False)]
     return [
-        *panel("By layer", "layer −1: input of the first layer", "layer", profiles, lines),
-        *panel("By step", "", "step", largest + curves, styles),
+        *panel("By layer", "ratio; layer −1 is the input of layer 0", "layer", profiles, lines),
+        *panel("By step", "ratio", "step", largest + curves, styles),
     ]
 
 
@@ -112,8 +112,8 @@ def position_panels(sinks: pd.DataFrame) -> list[Panel]:
 
 
 def maps(sinks: pd.DataFrame) -> list[dict[str, Any]]:
-    """Map layers × heads by step: α_1, and the mass of a virtual sink."""
-    return [*_map(sinks, "alpha", "Mean α₁"), *_map(sinks, "virtual_alpha", "Mass on the virtual sink")]
+    """Map layers × heads by step: α_0, and the mass of a virtual sink."""
+    return [*_map(sinks, "alpha", "Mean α₀"), *_map(sinks, "virtual_alpha", "Mass on the virtual sink")]
 
 
 def last_maps(sinks: pd.DataFrame) -> list[Map]:

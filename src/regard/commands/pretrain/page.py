@@ -13,15 +13,15 @@ from regard.report.panels import thinning_note
 _SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
 """The metadata that other sections show."""
 _SINKS = (
-    "On held-out text. α₁ is a head’s mean attention on the first token; "
-    "Sink₁ is the share of heads × samples whose α₁ is above ε."
+    "On held-out text. α₀ is a head’s mean attention on the first token, at position 0; Sink₀ is the share of heads × "
+    "samples whose α₀ is above ε. Gu et al. 2025, who count from 1, write α₁ and Sink₁."
 )
 _MAPS = "Mean over the watched samples, by layer and head; the slider turns to earlier steps."
 _POSITIONS = (
     "The share of heads × samples whose mean attention on a position is above ε. "
     "The last positions are means over few queries and may pass it without a sink."
 )
-_NORMS = "|h₁| over the mean of |hₜ|, t > 1: the L2 norm of the first token’s hidden state against the others’."
+_NORMS = "|h₀| over the mean of |hₜ|, t > 0: the L2 norm of the first token’s hidden state against the others’."
 _COMMAND = "regard pretrain --config results.json"
 _AGAIN = (
     "results.json of this run holds every field of the recipe; the same data, seed and versions give this run again."

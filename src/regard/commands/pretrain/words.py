@@ -121,10 +121,10 @@ def _sinks(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
         mass, uniform, note = last["alpha_first"], last.get("alpha_uniform"), "mean over heads"
         if uniform:
             note = f"{labels.number(mass / uniform, 3)}× uniform attention’s {labels.number(uniform, 3)}"
-        figures.append(KeyFigure("Mean α₁", labels.number(mass, 3), note))
+        figures.append(KeyFigure("Mean α₀", labels.number(mass, 3), note))
     if "norm_ratio" in last:
         ratio = f"{labels.number(last['norm_ratio'], 3)}×"
-        figures.append(KeyFigure("|h₁| / mean |hₜ|", ratio, "largest of all layers"))
+        figures.append(KeyFigure("|h₀| / mean |hₜ|", ratio, "largest of all layers"))
     return [*figures, *_emergence(metadata)] if {"sink_rate", "alpha_first"} & set(last) else figures
 
 
@@ -137,7 +137,7 @@ def _emergence(metadata: Mapping[str, Any]) -> list[KeyFigure]:
         rate = f"{labels.number(float(details['rate']), 3)} %"
         is_none = details["step"] is None
         notes.append(f"no position stayed at {rate}" if is_none else f"a position stays at {rate} or more")
-    steps = {"virtual_step": "the virtual sink", "alpha_step": "mean α₁ well above uniform"}
+    steps = {"virtual_step": "the virtual sink", "alpha_step": "mean α₀ well above uniform"}
     notes += [f"{text} from step {int(details[key]):,}" for key, text in steps.items() if details.get(key) is not None]
     return [KeyFigure("Sink emerged", emergence[0], "; ".join(notes))]
 
@@ -195,12 +195,12 @@ def _strongest(sinks: pd.DataFrame) -> list[str]:
         return []
     best = rows.loc[rows["value"].astype("float64").idxmax()]
     location = f"layer {int(best['layer'])}, head {int(best['head'])}"
-    return [_line("Strongest head, α₁", labels.number(float(best["value"]), 3), location)]
+    return [_line("Strongest head, α₀", labels.number(float(best["value"]), 3), location)]
 
 
 def _curves(history: pd.DataFrame) -> list[str]:
     lines = []
-    for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
+    for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₀")):
         values = numeric_column(history, key)
         values = values[np.isfinite(values)]
         if len(values) > 1:

@@ -22,10 +22,10 @@ from regard.runs.intervals import t_half_width, welch_half_width
 _SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}
 METRICS = {
     "valid_loss": ("Validation loss", ""),
-    "sink_rate": ("Sink₁", "%"),
+    "sink_rate": ("Sink₀", "%"),
     "virtual_sink_rate": ("Virtual sink rate", "%"),
-    "alpha_first": ("Mean α₁", ""),
-    "norm_ratio": ("|h₁| / mean |hₜ|", ""),
+    "alpha_first": ("Mean α₀", ""),
+    "norm_ratio": ("|h₀| / mean |hₜ|", ""),
     "tokens_per_second": ("Tokens per second", ""),
     **{
         f"{name}_{setting}": (f"{learn_metrics.get_metric(name).title} {words}", unit)

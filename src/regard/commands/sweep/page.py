@@ -115,16 +115,18 @@ def _panel(
 
 
 def _note(frames: Sequence[pd.DataFrame], metric: str) -> str:
-    """Describe the unit; for α_1 the value of uniform attention, if all runs have the same."""
+    """Describe the unit; for α_0 the value of uniform attention, if all runs have the same."""
     if metric in ("valid_loss", "loss"):
         return "nats per token"
     if _CURVES[metric] == "tasks":
         return "mean score of the tasks learnt so far, %"
     if metric != "alpha_first":
-        return "% of heads × samples" if METRICS[metric][1] == "%" else "largest of all layers"
+        where = ", position 0" if metric == "sink_rate" else ""
+        return f"% of heads × samples{where}" if METRICS[metric][1] == "%" else "largest of all layers"
     values = (last_value(frame, "alpha_uniform") for frame in frames)
     known = {f"{value:.6g}" for value in values if value is not None}
-    return f"uniform attention: {labels.number(float(known.pop()), 3)}" if len(known) == 1 else ""
+    uniform = f"uniform attention: {labels.number(float(known.pop()), 3)}" if len(known) == 1 else ""
+    return labels.join(["mean over heads, position 0", uniform], "; ")
 
 
 def over_seeds(frames: Sequence[pd.DataFrame], metric: str, axis: str = "step") -> tuple[Floats, Floats, Floats]:
