@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from regard.errors import UserError
-from regard.hooks import kept_steps, sequences, watching
+from regard.hooks import kept_calls, sequences, watching
 from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import select_statistics
 
@@ -81,7 +81,7 @@ def test_steps_that_are_reduced_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A dynamic cache: seven steps of one token, one or three or all of them at once."""
-    for module in (kept_steps, sequences):
+    for module in (kept_calls, sequences):
         monkeypatch.setattr(module, "MAX_STEPS", most)
     model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, padding)
     alone = model.generate(**given, **PLAIN, max_new_tokens=NEW)

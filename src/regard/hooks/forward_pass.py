@@ -101,6 +101,12 @@ class ForwardContext:
         """Index of each row's first real token, read from a GPU once; None if none is padding."""
         return _find_starts(self.token_mask)
 
+    def starts_behind(self, dropped: int, batch: int) -> tuple[int, ...] | None:
+        """Index of each row's first real token among keys, before which a cache has dropped some; negative there."""
+        if not dropped:
+            return self.token_starts
+        return tuple(start - dropped for start in self.token_starts or (0,) * batch)
+
     @cached_property
     def encoder_starts(self) -> tuple[int, ...] | None:
         """The same of the keys of cross-attention."""
