@@ -188,26 +188,26 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
 
 def _find_more_inputs(model: Any, inputs: Inputs) -> dict[str, Inputs]:
     """Return inputs with images or sounds beside the text, and with a mask of images or sounds, by name."""
-    found: dict[str, Inputs] = {}
+    more_inputs: dict[str, Inputs] = {}
     parameters = inspect.signature(model.forward).parameters
     for name, argument, among in (("images", "pixel_values", IMAGES), ("sounds", "input_features", SOUNDS)):
         if "input_ids" in inputs and argument in parameters and argument not in inputs:
             options = (more for more in from_signature(model, among) if argument in more and "input_ids" in more)
             if (more := next((more for more in options if _runs(partial(_run, model, more))), None)) is not None:
-                found[name] = more
+                more_inputs[name] = more
     for argument, mask_name, axes in (
         ("pixel_values", "pixel_mask", (0, 2, 3)), ("input_values", "attention_mask", (0, 1)),
         ("input_features", "attention_mask", (0, 1)), ("input_features", "attention_mask", (0, 2)),
     ):  # fmt: skip
-        if argument in inputs and mask_name in parameters and "masked" not in found:
+        if argument in inputs and mask_name in parameters and "masked" not in more_inputs:
             if inputs[argument].ndim <= max(axes):
                 continue
             mask = torch.ones([inputs[argument].shape[axis] for axis in axes], dtype=torch.long)
             mask[1, ..., -mask.shape[-1] // 3 :] = 0
             more = inputs | {mask_name: mask}
             if _runs(partial(_run, model, more)):
-                found["masked"] = more
-    return found
+                more_inputs["masked"] = more
+    return more_inputs
 
 
 def _runs(function: Callable[[], Any]) -> bool:

@@ -25,8 +25,8 @@ def find_mass_difference(expected: Any, watch: Watch, mask: Tensor | None, are_m
     `are_means` says that the host returns the mean of its heads' weights in the place of each.
     """
     frame = watch.frame("column_mass")
-    named = {site: _weights(getattr(expected, field, None)) for site, field in FIELDS_OF_WEIGHTS.items()}
-    sites = {site: weights for site, weights in named.items() if weights}
+    all_sites = {site: _weights(getattr(expected, field, None)) for site, field in FIELDS_OF_WEIGHTS.items()}
+    sites = {site: weights for site, weights in all_sites.items() if weights}
     both = bool(sites)
     if not sites and (weights := _weights(getattr(expected, "attentions", None))):
         names = [name for name in dict.fromkeys(frame["site"]) if not name.startswith("cross")]

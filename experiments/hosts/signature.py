@@ -112,10 +112,10 @@ def _count_features(model: Any, inputs: Inputs, modality: str) -> int:
     read = getattr(model, name, None) or getattr(model.base_model, name, None)
     if read is None or not {"pixel_values", "input_features"} & inputs.keys():
         return 0
-    accepted = inspect.signature(read).parameters
+    parameters = inspect.signature(read).parameters
     try:
         with torch.no_grad():
-            output = read(**{name: value for name, value in inputs.items() if name in accepted})
+            output = read(**{name: value for name, value in inputs.items() if name in parameters})
     except Exception:  # a layout that does not fit
         return 0
     features = getattr(output, "pooler_output", output)
@@ -146,8 +146,8 @@ class _Sources:
     def widths(self) -> list[int]:
         """Numbers of features that the models within read first, and those that the config tells."""
         names = ("num_mel_bins", "feature_size", "input_feat_size", "input_dim")
-        known = [find_value(self.config, name) for name in names]
-        return list(dict.fromkeys([*self._first_sizes(1), *(width for width in known if isinstance(width, int))]))
+        fields = [find_value(self.config, name) for name in names]
+        return list(dict.fromkeys([*self._first_sizes(1), *(width for width in fields if isinstance(width, int))]))
 
     @property
     def patches(self) -> list[int]:
