@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.hosts.catalog import Host
-from experiments.hosts.inputs import Inputs, candidates, make_ids
+from experiments.hosts.configs import REASONS
+from experiments.hosts.inputs import candidates
+from experiments.hosts.masses import TOLERANCE, Difference, find_mass_difference
 from experiments.hosts.shrink import make_config, make_model, sharpen
+from experiments.hosts.signature import IMAGES, SOUNDS, Inputs, from_signature, make_ids
 from regard.errors import UserError
 from regard.hooks import Watch, watching
 from regard.hooks.fidelity import verify_routing
 
-TOLERANCE = 1e-4
 WEIGHTS_WITHOUT_SINKS = ("granite_swa", "granitemoe_swa")
 """Types whose eager attention returns its weights as they are before its sinks have taken their share."""
 WEIGHTS_OF_ALL_HEADS = ("wavlm",)
 """Types that return the mean of their heads' weights in the place of each."""
+LARGEST = 1e30
+"""Entries beyond are masks, such as those of logits, and no results."""
 PADDED = 7
 """Tokens of padding behind the second sample."""
 SITES = {"causal": {"decoder"}, "masked": {"encoder"}, "encoder-decoder": {"decoder", "encoder"}}
@@ -27,10 +34,6 @@ SITES = {"causal": {"decoder"}, "masked": {"encoder"}, "encoder-decoder": {"deco
 BOTH_WAYS = ("cpmant", "xlm", "xlnet")
 """Causal types whose tokens see later ones by default."""
 Row = dict[str, Any]
-
-
-class Difference(Exception):
-    """Regard and the host differ, or a number is impossible."""
 
 
 @torch.no_grad()
@@ -41,14 +44,10 @@ def check_host(host: Host) -> Row:
         config = make_config(host.model_type)
         if host.kind == "causal" and hasattr(config, "is_decoder"):
             config.is_decoder = True
-        try:
-            model = make_model(host.class_name, config)
-        except Exception:
-            if host.kind != "causal":
-                raise
-            model = make_model(host.class_name, config.get_text_config(decoder=True))
+        model = _make_model(host, config)
+        row["class"] = type(model).__name__  # a part, if the whole has no forward
     except Exception as error:
-        return row | {"state": "not buildable", "why": _describe(error)}
+        return row | {"state": "not buildable", "why": _say_why(host, _describe(error))}
     try:
         with watching(model, "column_mass", verify=False):
             pass
@@ -56,7 +55,7 @@ def check_host(host: Host) -> Row:
         return row | {"state": "refused", "why": _describe(error)}
     inputs, why = _find_inputs(model, host.kind)
     if inputs is None:
-        return row | {"state": "not buildable", "why": f"no input fits: {why}"}
+        return row | {"state": "not buildable", "why": _say_why(host, f"no input fits: {why}")}
     try:
         return row | _check_all(host, model, inputs)
     except UserError as error:
@@ -67,20 +66,45 @@ def check_host(host: Host) -> Row:
         return row | {"state": "error", "why": _describe(error)}
 
 
+def _make_model(host: Host, config: Any) -> Any:
+    """Return the model; a causal one by the config of its text if the class takes that and not the whole."""
+    try:
+        return make_model(host.class_name, config)
+    except Exception:
+        if host.kind != "causal":
+            raise
+        try:
+            return make_model(host.class_name, config.get_text_config(decoder=True))
+        except Exception:  # the first error is the reason
+            pass
+        raise
+
+
 def _describe(error: Exception) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, ImportError) and (library := re.search(r"requires the (\S+) library", text)):
+        return f"needs {library[1]}, which is not installed"
     return text[:240] if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:200]
 
 
+def _say_why(host: Host, error: str) -> str:
+    return f"{REASONS[host.model_type]} ({error})" if host.model_type in REASONS else error
+
+
 def _find_inputs(model: Any, kind: str) -> tuple[Inputs | None, str]:
-    """Return the first inputs with which the model runs, with sharpened weights if its output stays finite."""
-    why = ""
+    """Return the first inputs with which the model runs, with sharpened weights if its output stays finite.
+
+    Without any, also the error of those that come nearest: of most arguments, and of which none is missing.
+    """
+    why, best = "", (False, 0)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for inputs in candidates(model, kind):
         try:
             _run(model, inputs)
         except Exception as error:
-            why = why or _describe(error)
+            rank = (not isinstance(error, (TypeError, AttributeError)), len(inputs))
+            if not why or rank > best:
+                why, best = _describe(error), rank
             continue
         for factor in (1.5, 0.7):
             sharpen(model, factor)
@@ -132,6 +156,14 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
         if _runs(lambda: _run(model, padded)):
             differences.append(_check_batch(model, padded, compare, notes, sites)[0])
             checks.append("padded")
+    for name, more in _find_more_inputs(model, inputs).items():
+        try:
+            differences.append(_check_batch(model, more, False, notes, set())[0])
+            checks.append(name)
+        except UserError as error:
+            notes.append(f"{name}: {_describe(error)}")
+        except Difference as difference:
+            raise Difference(f"{name}: {difference}") from difference
     if host.kind == "causal" and _runs(lambda: list(_cached_steps(model))):
         differences.append(_check_cached(model))
         checks.append("cached")
@@ -152,6 +184,30 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
         "checks": checks,
         **({"why": "; ".join(dict.fromkeys(notes))} if notes else {}),
     }
+
+
+def _find_more_inputs(model: Any, inputs: Inputs) -> dict[str, Inputs]:
+    """Return inputs with images or sounds beside the text, and with a mask of images or sounds, by name."""
+    more_inputs: dict[str, Inputs] = {}
+    parameters = inspect.signature(model.forward).parameters
+    for name, argument, among in (("images", "pixel_values", IMAGES), ("sounds", "input_features", SOUNDS)):
+        if "input_ids" in inputs and argument in parameters and argument not in inputs:
+            options = (more for more in from_signature(model, among) if argument in more and "input_ids" in more)
+            if (more := next((more for more in options if _runs(partial(_run, model, more))), None)) is not None:
+                more_inputs[name] = more
+    for argument, mask_name, axes in (
+        ("pixel_values", "pixel_mask", (0, 2, 3)), ("input_values", "attention_mask", (0, 1)),
+        ("input_features", "attention_mask", (0, 1)), ("input_features", "attention_mask", (0, 2)),
+    ):  # fmt: skip
+        if argument in inputs and mask_name in parameters and "masked" not in more_inputs:
+            if inputs[argument].ndim <= max(axes):
+                continue
+            mask = torch.ones([inputs[argument].shape[axis] for axis in axes], dtype=torch.long)
+            mask[1, ..., -mask.shape[-1] // 3 :] = 0
+            more = inputs | {mask_name: mask}
+            if _runs(partial(_run, model, more)):
+                more_inputs["masked"] = more
+    return more_inputs
 
 
 def _runs(function: Callable[[], Any]) -> bool:
@@ -189,7 +245,7 @@ def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str], si
         raise Difference(f"output differs by {difference:.1e}")
     _check_possible(watch)
     are_means = model.config.model_type in WEIGHTS_OF_ALL_HEADS
-    masses = _mass_difference(expected, watch, mask, "decoder_input_ids" in inputs, are_means) if compare else None
+    masses = find_mass_difference(expected, watch, mask, are_means) if compare else None
     return max(difference, masses or 0.0), masses is not None
 
 
@@ -207,12 +263,24 @@ def _output_difference(expected: Any, actual: Any, mask: Tensor | None) -> float
     for a, b in zip(_tensors(expected), _tensors(actual), strict=False):
         if a.shape != b.shape or not a.numel():
             continue
-        if mask is not None and a.shape[:2] == mask.shape:
-            a, b = a[mask.bool()], b[mask.bool()]
-        finite = a.isfinite() & b.isfinite()
+        if mask is not None and mask.ndim == 2 and a.ndim >= 2:
+            real = _shorten(mask, a.shape[:2])
+            a, b = a[real], b[real]
+        finite = (a.abs() < LARGEST) & (b.abs() < LARGEST)
         if bool(finite.any()):
             worst = max(worst, float((a - b)[finite].abs().max()) / max(float(a[finite].abs().max()), 1e-6))
     return worst
+
+
+def _shorten(mask: Tensor, shape: torch.Size) -> Tensor:
+    """Return a mask of as many steps as an output has, each of some steps perhaps; near the end nothing is certain."""
+    if mask.shape == shape:
+        return mask.bool()
+    if len(mask) != shape[0]:
+        return torch.ones(shape, dtype=torch.bool)
+    share = mask.float().mean(1)
+    last = torch.where(share < 1, (share * shape[1]).floor() - 2, shape[1])
+    return torch.arange(shape[1]) < last[:, None]
 
 
 def _check_possible(watch: Watch) -> None:
@@ -222,75 +290,6 @@ def _check_possible(watch: Watch) -> None:
         raise Difference("nothing was measured")
     if frame["value"].max() > 1 + 1e-4 or frame["value"].min() < -1e-4:
         raise Difference(f"a mean weight of {frame['value'].max():.3g}")
-
-
-def _mass_difference(
-    expected: Any, watch: Watch, mask: Tensor | None, both: bool, are_means: bool = False
-) -> float | None:
-    """Return the largest difference between the mean mass of keys and that of eager weights; None without weights."""
-    frame = watch.frame("column_mass")
-    sites: dict[str, Any] = {}
-    for field, site in (("encoder_attentions", "encoder"), ("decoder_attentions", "decoder"),
-                        ("cross_attentions", "cross")):  # fmt: skip
-        if (weights := _weights(getattr(expected, field, None))) and both:
-            sites[site] = weights
-    if not sites and (weights := _weights(getattr(expected, "attentions", None))):
-        names = [name for name in dict.fromkeys(frame["site"]) if not name.startswith("cross")]
-        if len(names) != 1:
-            return None
-        sites[names[0]] = weights
-    worst = None
-    for site, weights in sites.items():
-        rows = frame[frame["site"].isin([site, f"encoder@{site}", f"encoder@model.{site}"])]
-        layers = sorted(set(rows["layer"]))
-        if site == "cross" and not layers:
-            continue  # deformable attention, which samples points and has no keys
-        if len(layers) != len(weights):
-            raise Difference(f"{len(layers)} layers ({site}) where the host has {len(weights)}")
-        for layer, matrix in zip(layers, weights, strict=True):
-            query_mask = mask if site == "encoder" or not both else None
-            key_mask = mask if site in ("encoder", "cross") or not both else None
-            mass = _mean_mass(matrix, query_mask, key_mask)
-            values = rows[rows["layer"] == layer].sort_values(["head", "position"])["value"].to_numpy()
-            if values.size != mass.numel():
-                return worst
-            measured = torch.tensor(values).reshape(mass.shape)
-            if are_means:
-                mass, measured = mass.mean(0), measured.mean(0)
-            difference = float((measured - mass).abs().max())
-            if difference > TOLERANCE:
-                raise Difference(f"weights of {site} layer {layer} differ by {difference:.1e}")
-            worst = max(worst or 0.0, difference)
-    return worst
-
-
-def _weights(attentions: Any) -> list[Tensor]:
-    """Return the weights (batch, head, query, key) of the layers that have any."""
-    if not isinstance(attentions, (list, tuple)):
-        return []
-    tensors = [tensor for tensor in attentions if isinstance(tensor, Tensor) and _are_shares(tensor)]
-    return tensors if all(tensor.ndim == 4 for tensor in tensors) else []
-
-
-def _are_shares(weights: Tensor) -> bool:
-    """Whether these can be weights of a softmax: layers of linear attention return other matrices."""
-    return bool(weights.min() >= 0) and bool(weights.sum(-1).max() <= 1 + 1e-3)
-
-
-def _mean_mass(weights: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-    """Return the mean over queries and samples of the weight of each key, (head, position)."""
-    batch, heads, queries, keys = weights.shape
-    total, count = torch.zeros(heads, keys, dtype=torch.float64), torch.zeros(keys, dtype=torch.float64)
-    for sample in range(batch):
-        matrix = weights[sample].double()
-        if query_mask is not None and query_mask.shape[1] == queries:
-            matrix = matrix[:, query_mask[sample].bool()]
-        if key_mask is not None and key_mask.shape[1] == keys:
-            matrix = matrix[:, :, key_mask[sample].bool()]
-        length = matrix.shape[-1]
-        total[:, :length] += matrix.mean(1)
-        count[:length] += 1
-    return total / count.clamp(min=1)
 
 
 def _cached_steps(model: Any) -> Iterator[Tensor]:

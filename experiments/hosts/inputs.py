@@ -8,15 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BATCH, TOKENS, TARGETS = 2, 20, 12
+from experiments.hosts.signature import BATCH, TARGETS, TOKENS, Inputs, from_signature, main_input, make_ids
+from experiments.hosts.signature import make_noise as _noise
+
 WITHOUT_CACHE = ("fsmt",)
 """Types whose decoder sees later tokens when it fills a cache with several at once."""
-Inputs = dict[str, Any]
-
-
-def make_ids(tokens: int = TOKENS, batch: int = BATCH) -> Tensor:
-    """Return random token ids, none of them special."""
-    return torch.randint(5, 90, (batch, tokens), generator=torch.Generator().manual_seed(2))
 
 
 def candidates(model: Any, kind: str) -> Iterator[Inputs]:
@@ -33,7 +29,7 @@ def candidates(model: Any, kind: str) -> Iterator[Inputs]:
         {"input_values": _noise(BATCH, 128, 16)}, {"input_features": _noise(BATCH, 80, 128)},
         {"input_features": _noise(BATCH, 64, 80)}, {"input_features": _noise(BATCH, 1, 16, 128)},
     ]  # fmt: skip
-    main = getattr(model, "main_input_name", "input_ids")
+    main = main_input(model)
     if kind == "vision" or main.startswith("pixel"):
         yield {"pixel_values": pixels} | target
         yield {"pixel_values": pixels[:, None].repeat(1, 4, 1, 1, 1)}
@@ -61,6 +57,7 @@ def candidates(model: Any, kind: str) -> Iterator[Inputs]:
     yield {"pixel_values": patches, "grid_thw": grid}
     yield {"pixel_values_videos": _noise(BATCH, 4, 3, 32, 32)}
     yield {"past_values": _noise(BATCH, 512, 32)}
+    yield from from_signature(model)
 
 
 def _pixels(config: Any) -> Tensor:
@@ -71,7 +68,3 @@ def _pixels(config: Any) -> Tensor:
         if isinstance(size, int):
             return _noise(BATCH, getattr(part, "num_channels", 3) or 3, size, size)
     return _noise(BATCH, 3, 64, 64)
-
-
-def _noise(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3))

@@ -26,11 +26,13 @@ and notes.
 * **exact**: outputs differ by at most 1e-4 of the largest entry. Where the model returns its attention weights, the
   mean weight of every key differs by at most 1e-4 (*weights*: yes). Compared are a plain batch, one with padding
   and, for causal language models, a step with a cache, wherever the model itself can do it.
+  Models that read images or sounds beside text are compared with these as well, and models of images or sounds with a
+  mask of them, where inputs that fit are known (*checks*). Where Regard refuses these alone, the row stays exact.
   Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
   Causal models must have the site `decoder`, masked ones `encoder`, encoder–decoders both.
   The verification of `watching` is run as well: an exact model that it refuses is silent.
 * **refused**: Regard raises one `UserError`.
-* **not buildable**: no small model could be made, or no input for it.
+* **not buildable**: no small model could be made, or no input for it, for the reason given.
 * **silent**: a difference without an error. **error**: an error other than `UserError`.
 """
 
@@ -52,17 +54,25 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
         for state, selected in by_state.items():
             reasons: dict[str, list[str]] = {}
             for row in selected:
-                reason = "" if state in ("exact", "not buildable") else _shorten(str(row.get("why", "")))
+                reason = "" if state == "exact" else _shorten(str(row.get("why", "")))
                 reasons.setdefault(reason, []).append(f"`{row['type']}`")
             lines = [f"{', '.join(names)}{reason and f': {reason}'}" for reason, names in reasons.items()]
             if lines:
                 parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
+        names = [f"`{row['type']}`" for row in by_state["exact"] if _is_refused_with_more(row)]
+        if names:
+            parts.append(wrap(f"Exact with text, and refused with images or sounds: {', '.join(names)}.") + "\n")
     return "\n".join(parts)
 
 
+def _is_refused_with_more(row: dict[str, Any]) -> bool:
+    return re.search(r"(^|; )(images|sounds): cannot ", str(row.get("why", ""))) is not None
+
+
 def _shorten(reason: str) -> str:
-    """Return a reason without the name of the model's class, so that it is the same of all models of a kind."""
-    return re.sub(r"^cannot observe (padding in )?\w+(?=:| )", r"\1", reason).strip(" :").replace("<", "&lt;")
+    """Return a reason without the model's class and the error behind it, so that it is the same of all of a kind."""
+    reason = re.sub(r"^cannot observe (padding in )?\w+(?=:| )", r"\1", reason).strip(" :").replace("<", "&lt;")
+    return re.sub(r" \((no input fits: )?\w+Error: .*", "", reason)  # the reason that precedes the error says it
 
 
 def _make_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, ResNetConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from experiments.hosts.configs import CONFIGS
+from experiments.hosts.configs import CONFIGS, FIELDS, PARTS
 
 WIDTH, HEADS, HEAD_WIDTH, LAYERS, VOCABULARY = 32, 4, 8, 2, 100
 MAX_PARAMETERS = 20_000_000
@@ -42,16 +43,21 @@ SIZES = {
     "audio_token_id": 92, "audio_token_index": 92, "num_mem_blocks": 1, "mamba_d_conv": 4, "num_kv_heads": 2,
     "embed_dim_per_head": 8, "expert_num": 4, "share_expert_dim": 16, "vision_start_token_id": 93,
     "vision_end_token_id": 94, "boi_token_id": 95, "eoi_token_id": 96, "boi_token_index": 95, "eoi_token_index": 96,
+    "num_expert_group": 1, "num_group": 1, "num_experts_per_token": 2, "upsample_groups": WIDTH, "num_filters": 4,
+    "n_filters": 4, "audio_pad_token_id": 0, "qformer_image_token_id": 90,
 }  # fmt: skip
 DEFAULTS = {
     "head_dim": HEAD_WIDTH, "num_key_value_heads": HEADS, "n_group": 1, "topk_group": 1, "pad_token_id": 0,
-    "num_experts_per_tok": 2, "vocab_size": VOCABULARY,
+    "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "n_routed_experts": 4, "n_shared_experts": 1,
+    "num_experts": 4, "prediction_length": 8, "context_length": 16, "image_token_id": 90,
+    "image_token_index": 90, "video_token_id": 91, "video_token_index": 91,
 }  # fmt: skip
-"""Fields that are computed from others, which have changed."""
+"""Fields that are computed from others, which have changed, or that a model has no size for by itself."""
 LISTS: dict[str, Any] = {
     "attn_layer_indices": [1], "global_attn_indexes": [1], "fullatt_block_indexes": [1],
     "mrope_section": [1, 1, 2], "cross_attention_layers": [1], "conv_dim": [16, 16], "conv_stride": [5, 4],
     "conv_kernel": [10, 4], "attn_type_list": [0, 1], "intermediate_layers_indices": [0],
+    "image_grid_pinpoints": [[32, 96]], "vision_feature_layers": [-1, -2],
 }  # fmt: skip
 _LAYERS = re.compile(r"(^|_)(n_)?(layers?|blocks?|depth)$|^num_hidden_layers|layers$")
 _HEADS = re.compile(r"heads?$")
@@ -65,6 +71,9 @@ def make_config(model_type: str) -> Any:
         return CONFIG_MAPPING[model_type](**CONFIGS[model_type])
     config = CONFIG_MAPPING[model_type]()
     _shrink(config, set())
+    for path, value in FIELDS.get(model_type, {}).items():
+        *parts, name = path.split(".")
+        setattr(functools.reduce(getattr, parts, config), name, value)
     return config
 
 
@@ -77,16 +86,29 @@ def _shrink(config: Any, seen: set[int]) -> None:
     kinds = [value for value in fields.values() if _is_list_of_names(value)]
     layers = max([LAYERS, *(min(len(set(value)), 4) for value in kinds)])
     for name, value in fields.items():
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, PreTrainedConfig) and value.model_type == "timm_backbone":
+            setattr(config, name, _make_backbone())  # timm need not be installed
+        elif isinstance(value, PreTrainedConfig):
             _shrink(value, seen)
         elif (small := _small_value(name, value, fields, layers)) is not None:
             setattr(config, name, small)
     for name, size in DEFAULTS.items():
         if name in fields and fields[name] is None:
             setattr(config, name, size)
+    if "sliding_attention" in (fields.get("layer_types") or ()) and fields.get("sliding_window", 0) is None:
+        config.sliding_window = SIZES["sliding_window"]
+    if "spatial_merge_size" in fields and "window_size" in fields:
+        config.window_size = 32  # two merged patches a side
     for name in ("attention_dropout", "hidden_dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
         if name in fields:
             setattr(config, name, 0.0)
+
+
+def _make_backbone() -> ResNetConfig:
+    """Return the config of a small backbone of Transformers with three feature maps."""
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], layer_type="basic")
+    config.out_features = ["stage2", "stage3", "stage4"]
+    return config
 
 
 def _is_list_of_names(value: Any) -> bool:
@@ -129,19 +151,23 @@ def _small_list(name: str, value: Any, fields: dict[str, Any], layers: int) -> A
             return None
         names = list(dict.fromkeys(value))
         return (names * layers)[:layers] if len(names) <= layers else names[:layers]
-    counts = {count for field, count in fields.items() if _LAYERS.search(field) and isinstance(count, int)}
-    if len(value) in counts and len(value) > layers:
+    if "heads" in name and all(isinstance(entry, int) for entry in value):
+        return [2] * (layers if len(value) in _counts(fields) else len(value))
+    if len(value) in _counts(fields) and len(value) > layers:
         return list(value)[:layers]
     if name in ("image_size", "patch_size") and len(value) == 2:
         return [SIZES[name]] * 2
     if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in value):
         if re.search(r"hidden_sizes|dims|channels", name):
             return [min(entry, WIDTH) for entry in value]
-        if "heads" in name:
-            return [2] * len(value)
         if name in ("depths", "layers", "num_layers", "stage_numb_of_layers"):
             return [1] * len(value)
     return None
+
+
+def _counts(fields: dict[str, Any]) -> set[int]:
+    """Return the numbers of layers."""
+    return {count for field, count in fields.items() if _LAYERS.search(field) and isinstance(count, int)}
 
 
 def _small_rope(value: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +191,8 @@ def make_model(class_name: str, config: Any) -> Any:
     Raises:
         ValueError: The shrunk model is still too large.
     """
-    cls = getattr(transformers, class_name)
+    class_name, part = PARTS.get(class_name, (class_name, ""))
+    config, cls = getattr(config, part) if part else config, getattr(transformers, class_name)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in cls._from_config(copy.deepcopy(config)).parameters())
     if parameters > MAX_PARAMETERS:

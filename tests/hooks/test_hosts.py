@@ -92,7 +92,10 @@ def test_an_unknown_option_that_may_change_the_weights_is_refused() -> None:
 
 
 def test_which_layers_are_causal_is_read_from_the_mask() -> None:
-    """Only a mask that lets each token see itself alone leaves the word to the module."""
+    """Only a mask that lets each token see itself alone leaves the word to the module, padding aside.
+
+    LightGlue's modules say that they are causal, and its keypoints see all others.
+    """
     declared, undeclared = nn.Identity(), nn.Identity()
     declared.is_causal = True
     query = torch.randn(1, 1, 6, 4)
@@ -101,6 +104,7 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     masks = {"full": full, "causal": causal, "prefix": causal | (torch.arange(6) < 3), "window": causal.triu(-2)}
     masks["both sides"] = full.tril(1).triu(-1)
     masks["padded"] = full & (torch.arange(6) < 4)
+    masks["one real token"] = full & (torch.arange(6) == 4)
     sides = {}
     for name, keep in masks.items():
         call = AttentionCall(query=query, key=query, value=query, scale=1.0, keep=keep)
@@ -111,7 +115,8 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
         "prefix": (True, True),
         "window": (True, True),
         "both sides": (False, False),
-        "padded": (True, False),
+        "padded": (False, False),
+        "one real token": (True, False),
     }
 
 
@@ -185,6 +190,56 @@ def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> 
         torch.testing.assert_close(
             torch.tensor(mass).reshape(virtual.shape), weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5
         )
+
+
+def masses(watch: Watch, site: str, layer: int, shape: torch.Size) -> Tensor:
+    """Return the mean weight of each key (head, key) of a layer with weights of a shape."""
+    values = watch.frame("column_mass", site=site, layer=layer).sort_values(["head", "position"])["value"].to_numpy()
+    return torch.tensor(values).reshape(shape[1], shape[3])
+
+
+@torch.no_grad()
+def test_points_that_deformable_attention_samples_are_no_keys() -> None:
+    """Deformable DETR: its encoder has no other attention, and the queries of its decoder attend to each other."""
+    model = make_model("DeformableDetrModel", make_config("deformable_detr"))
+    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    expected = model(pixel_values=pixels, output_attentions=True)
+    with watching(model, "column_mass") as watch:
+        output = model(pixel_values=pixels)
+    torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+    assert set(watch.frame("column_mass")["site"]) == {"encoder"}
+    for layer, weights in enumerate(expected.decoder_attentions):
+        mass = masses(watch, "encoder", layer, weights.shape)
+        torch.testing.assert_close(mass, weights.double().mean((0, 2)), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_attention_of_a_decoder_to_its_encoder_is_cross_by_this_name_too() -> None:
+    """Pix2Struct calls it `encoder_decoder_attention`."""
+    model = make_model("Pix2StructForConditionalGeneration", make_config("pix2struct"))
+    places = torch.cartesian_prod(torch.arange(1.0, 4), torch.arange(1.0, 4)).expand(2, -1, -1)
+    patches = torch.cat([places, torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1))], dim=-1)
+    inputs = {"flattened_patches": patches, "decoder_input_ids": ids(tokens=6)}
+    expected = model(**inputs, output_attentions=True)
+    with watching(model, "column_mass") as watch:
+        output = model(**inputs)
+    torch.testing.assert_close(output.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    for site, attentions in (("cross", expected.cross_attentions), ("decoder", expected.decoder_attentions)):
+        for layer, weights in enumerate(attentions):
+            mass = masses(watch, site, layer, weights.shape)
+            torch.testing.assert_close(mass, weights.double().mean((0, 2)), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_part_whose_class_transformers_does_not_export_is_measured() -> None:
+    """The config of Voxtral's text is registered for a class that Transformers does not have under this name."""
+    model = make_model("VoxtralRealtimeForConditionalGeneration", make_config("voxtral_realtime"))
+    sounds = torch.randn(2, 16, 160, generator=torch.Generator().manual_seed(1))
+    expected = model(input_ids=ids(tokens=20), input_features=sounds).logits
+    with watching(model, "row_sum") as watch:
+        output = model(input_ids=ids(tokens=20), input_features=sounds).logits
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert "decoder" in set(watch.frame("row_sum")["site"])
 
 
 @torch.no_grad()

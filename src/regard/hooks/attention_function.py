@@ -130,8 +130,10 @@ def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
     if not bool(visible.triu(1).any()):
         return bool(visible.tril(-1).any()) or declared is not False  # else each token sees itself alone
     seen = visible.any(-2)
-    one_way = visible & ~visible.mT & seen[..., None, :] & seen[..., :, None]
-    return bool(one_way.any()) or (declared is True and not torch.equal(visible, visible.mT))
+    visible = visible & seen[..., None, :] & seen[..., :, None]
+    if bool((visible & ~visible.mT).any()):
+        return True
+    return declared is True and not bool((visible & visible.mT).triu(1).any())
 
 
 def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:

@@ -18,6 +18,7 @@ from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
 from regard.hooks.module_tree import modules_of
+from regard.hooks.modules import KEYLESS
 from regard.hooks.multihead import attend_multihead
 from regard.hooks.products import AttentionProducts
 
@@ -45,6 +46,7 @@ def accepts_attention_function(model: PreTrainedModel) -> bool:
     """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known.
 
     A file of Transformers may hold models that do and others that do not, so that the code of each layer is read.
+    Deformable attention samples points of a map: it has no keys, and nothing of it could be intercepted.
     """
     model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
     if type(model).__module__.startswith("regard.") or model_type in deberta.MODEL_TYPES:
@@ -57,10 +59,11 @@ def accepts_attention_function(model: PreTrainedModel) -> bool:
         if isinstance(child, PreTrainedModel) and child is not model
         for part in modules_of(child)
     }
-    classes: set[type] = {
-        type(part) for part in modules_of(model) if "attention" in type(part).__name__.lower() and part not in inner
+    classes: dict[str, type] = {
+        type(part).__name__.lower(): type(part) for part in modules_of(model) if part not in inner
     }
-    return not classes or any(_reads_interface(module_class) for module_class in classes)
+    with_keys = [part for name, part in classes.items() if "attention" in name and KEYLESS not in name]
+    return not with_keys or any(_reads_interface(module_class) for module_class in with_keys)
 
 
 @cache

@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from regard.hooks.module_tree import modules_of, named_modules_of
 
-CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
+CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
+KEYLESS = "deformableattention"
+"""In the lowered names of classes that sample points of a map, whose weights are of no keys."""
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
 TIME_FIRST = ("fsmt", "xlnet")
@@ -147,7 +149,8 @@ def _split_stage(entry: nn.Module) -> list[nn.Module]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return "attention" in type(module).__name__.lower()
+    name = type(module).__name__.lower()
+    return "attention" in name and KEYLESS not in name
 
 
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
@@ -161,7 +164,10 @@ def _has_attention(blocks: nn.ModuleList) -> bool:
     """Return whether layers have attention by the names of their parts, and are no models themselves."""
     if any(isinstance(module, PreTrainedModel) for module in modules_of(blocks)):
         return False
-    return any(_is_attention(module) or "self_attn" in path for path, module in named_modules_of(blocks))
+    return any(
+        _is_attention(module) or (path.endswith("self_attn") and KEYLESS not in type(module).__name__.lower())
+        for path, module in named_modules_of(blocks)
+    )
 
 
 def num_blocks(stack: Stack) -> int:

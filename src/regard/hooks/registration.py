@@ -58,7 +58,10 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
 
 def lacks_sdpa(config: Any) -> bool:
     """Return whether models with a config do not support SDPA, so that they expect the masks of eager attention."""
-    host = AutoModel._model_mapping.get(type(config), None)
+    try:
+        host = AutoModel._model_mapping.get(type(config), None)
+    except ValueError:  # Transformers names the model of this config, and does not export it
+        return False
     return host is not None and not getattr(host, "_supports_sdpa", True)
 
 
