@@ -46,6 +46,10 @@ class StatisticKey(NamedTuple):
     more_layers: tuple[int, ...] = ()
 
 
+MAX_JOINED = 1 << 14
+"""Most entries of the values of a layer that are joined with those of others."""
+
+
 class SampleValues(NamedTuple):
     """Values (sample, *axes), which count where `present`; and the α_k that they come from, none of which is over 1."""
 
@@ -118,7 +122,7 @@ class Average(Statistic):
 
     def update(self, layers: Sequence[Observation]) -> None:
         samples = max((len(layer.length) // len(layer.layers) for layer in layers), default=0)
-        for key, values, present, alpha in self.sample_values(layers):
+        for key, values, present, alpha in _join_values(self.sample_values(layers)):
             if len(values) > samples * (1 + len(key.more_layers)):
                 raise UserError(
                     f"statistic {self.name}: expected values of at most {samples} samples for layer {key.layer}, got "
@@ -199,6 +203,30 @@ class PerLayer(Average):
     @abstractmethod
     def layer_values(self, layer: Observation) -> Iterable[SampleValues]:
         """Return the values of each sample, from one layer."""
+
+
+def _join_values(parts: Iterable[SampleValues]) -> Iterator[SampleValues]:
+    """Yield the values of layers that have small ones of one shape as those of joined layers, and others as they are.
+
+    What it takes to add some values is the same for one layer as for all of them.
+    """
+    groups: dict[Any, list[SampleValues]] = {}
+    for part in parts:
+        key, values, present, alpha = part
+        if key.layer is None or key.more_layers or alpha is not None or values.numel() > MAX_JOINED:
+            yield part
+            continue
+        tensors = [None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in part[1:3]]
+        groups.setdefault((key._replace(layer=None), *tensors), []).append(part)
+    for group in groups.values():
+        if len(group) == 1:
+            yield group[0]
+            continue
+        key, _, present, _ = group[0]
+        more_layers = tuple(part.key.layer for part in group[1:] if part.key.layer is not None)
+        masks = None if present is None else torch.cat([part.present for part in group if part.present is not None])
+        values = torch.cat([part.values for part in group])
+        yield SampleValues(key._replace(more_layers=more_layers), values, masks)
 
 
 def _columns(key: StatisticKey, moments: RunningMoments) -> Iterator[Columns]:
