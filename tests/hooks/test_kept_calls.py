@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
+from regard.errors import UserError
 from regard.hooks import kept_calls, observe, watching
 from regard.hooks.kept_calls import KeptCalls, can_keep
 
@@ -114,6 +115,78 @@ def test_blocks_that_keep_steps_and_those_that_do_not_may_overlap() -> None:
     pd.testing.assert_frame_equal(reads.frame(), measured(model, [12], names), rtol=1e-9, atol=1e-12)
 
 
+def stepwise(model: Any, between: Any, monkeypatch: pytest.MonkeyPatch, *, keeps: bool) -> pd.DataFrame:
+    with monkeypatch.context() as patch, watching(model, NAMES) as watch:
+        if not keeps:
+            patch.setattr(observe, "can_keep", lambda call: False)
+        cache = transformers.DynamicCache(config=model.config)
+        model(IDS[:, :5], past_key_values=cache)
+        for step in range(5, 12):
+            model(IDS[:, step : step + 1], past_key_values=cache)
+            if step == 8:
+                between(cache.layers[1])
+    return watch.frame()
+
+
+def quantize(layer: Any) -> None:
+    layer.keys = (layer.keys * 8).round() / 8
+
+
+def scale(layer: Any) -> None:
+    layer.keys.mul_(3)
+
+
+def test_steps_before_earlier_keys_changed_are_not_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cache that quantizes its older keys from the second layer on."""
+    model = llama()
+    expected, actual = (stepwise(model, quantize, monkeypatch, keeps=keeps) for keeps in (False, True))
+    pd.testing.assert_frame_equal(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_keys_that_are_written_to_in_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    with pytest.raises(UserError, match=r"^cannot observe this cache: its keys or values were written to"):
+        stepwise(model, scale, monkeypatch, keeps=True)
+    with pytest.raises(UserError, match=r"^cannot observe this cache"):
+        reset_at_the_end(model)
+
+
+def reset_at_the_end(model: Any) -> None:
+    with watching(model, NAMES):
+        cache = transformers.DynamicCache(config=model.config)
+        for part in IDS.split([5, *[1] * 7], dim=1):
+            model(part, past_key_values=cache)
+        cache.layers[1].values.zero_()
+
+
+def test_a_mask_that_its_owner_goes_on_writing_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+
+    def run() -> pd.DataFrame:
+        mask = torch.ones(2, 12, dtype=torch.bool)
+        mask[0, :2] = False
+        cache = transformers.DynamicCache(config=model.config)
+        with watching(model, NAMES) as watch:
+            for end in (5, *range(6, 13)):
+                start = 0 if end == 5 else end - 1
+                model(IDS[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
+                if end == 9:
+                    mask[1, 8] = False
+        return watch.frame()
+
+    actual = run()
+    monkeypatch.setattr(observe, "can_keep", lambda call: False)
+    pd.testing.assert_frame_equal(actual, run(), rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_is_kept_of_inference_mode() -> None:
+    model = llama()
+    with torch.inference_mode():
+        actual = measured(model, [5, *[1] * 7])
+        assert not can_keep(call_over(torch.randn(1, 2, 8, 4), 7))
+    pd.testing.assert_frame_equal(actual, measured(model, [12]), rtol=1e-9, atol=1e-12)
+
+
 def call_over(keys: Tensor, offset: int) -> AttentionCall:
     return AttentionCall(query=torch.ones(1, 2, 1, 4), key=keys, value=keys, scale=0.5, offset=offset)
 
@@ -129,11 +202,13 @@ def test_only_steps_over_all_keys_of_a_tensor_of_their_own_are_kept() -> None:
 def test_a_step_goes_on_where_its_keys_are_those_before_and_one_more() -> None:
     keys = torch.randn(1, 2, 9, 4)
     first, second, third = (keys[:, :, :end].clone() for end in (7, 8, 9))
+    others = torch.randn(1, 2, 8, 4)
     kept = KeptCalls()
     kept.add(call_over(first, 6))
     assert kept.goes_on(call_over(second, 7))
     assert not kept.goes_on(call_over(third, 8)), "a step is missing"
     assert not kept.goes_on(call_over(first, 6)), "a sliding cache"
+    assert not kept.goes_on(call_over(others, 7)), "other keys"
     padded = torch.tensor([[False, *[True] * 7]])
     assert not kept.goes_on(replace(call_over(second, 7), key_mask=padded)), "a mask appears"
     kept = KeptCalls()

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.call import AttentionCall, map_fields
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
+from regard.errors import UserError
 
 MAX_STEPS = 64
 """Most steps of a layer that are kept."""
@@ -22,6 +23,8 @@ MAX_PAIRS = 1 << 17
 """Most pairs of queries and keys of a call that is kept: larger ones are reduced faster beside their output."""
 MAX_ENTRIES = 1 << 22
 """Most entries of queries, keys and values of the calls of one forward that are kept, steps not counted."""
+KEY_ENTRIES = 4
+"""Entries of a key that tell it from others."""
 
 
 @dataclass
@@ -29,13 +32,16 @@ class KeptCalls:
     """Calls of one layer: one of several queries, or steps over keys that grow by one.
 
     Tensors are copies, for others may write to them. Of steps only the queries are: keys and values are those of the
-    latest step, which hold all earlier ones, and a dynamic cache does not write to the tensors that it has made.
+    latest step, which hold all earlier ones. A dynamic cache makes new tensors and does not write to them; that nobody
+    does, or changes earlier keys, is checked.
     """
 
     queries: list[Tensor] = field(default_factory=list)
     query_masks: list[Tensor] = field(default_factory=list)
     latest: AttentionCall | None = None
     offset: int = 0
+    versions: tuple[int, ...] = ()
+    """How often keys and values of the latest step had been written to."""
 
     @property
     def entries(self) -> int:
@@ -46,7 +52,11 @@ class KeptCalls:
         return call.query.numel() + call.key.numel() + call.value.numel()
 
     def goes_on(self, call: AttentionCall) -> bool:
-        """Return whether a call is the next step: it has all keys of the latest one, in other memory, and one more."""
+        """Return whether a call is the next step: it has all keys of the latest one, in other memory, and one more.
+
+        Raise a UserError if those have been written to.
+        """
+        self._check_unwritten()
         latest = self.latest
         if latest is None or len(self.queries) == MAX_STEPS or call.query.shape[2] != 1:
             return False
@@ -58,7 +68,15 @@ class KeptCalls:
             and (call.query_mask is None) == (latest.query_mask is None)
             and call.key.data_ptr() != latest.key.data_ptr()
             and _continues(latest.key_mask, call.key_mask)
+            and torch.equal(call.key[:, 0, :keys, :KEY_ENTRIES], latest.key[:, 0, :, :KEY_ENTRIES])
         )
+
+    def _check_unwritten(self) -> None:
+        if self.latest is not None and self.versions and self.versions != _versions(self.latest):
+            raise UserError(
+                "cannot observe this cache: its keys or values were written to after the step that made them; leave "
+                "the block before the cache is reset"
+            )
 
     def add(self, call: AttentionCall) -> None:
         """Add the first call, or a step that goes on with the latest one."""
@@ -66,14 +84,18 @@ class KeptCalls:
             self.offset = call.offset
         self.queries.append(call.query.detach().clone())
         if call.query_mask is not None:
-            self.query_masks.append(call.query_mask)
+            self.query_masks.append(call.query_mask.clone())
         if call.query.shape[2] > 1:
             call = map_fields(call, key=torch.clone, value=torch.clone)
-        self.latest = replace(call.detach(), query=self.queries[-1], dropout=0.0)
+        else:
+            self.versions = _versions(call)
+        masks = dict.fromkeys(("query_mask", "key_mask"), torch.clone)
+        self.latest = replace(map_fields(call.detach(), **masks), query=self.queries[-1], dropout=0.0)
 
     def join(self) -> AttentionCall:
-        """Return all steps as one call."""
+        """Return all steps as one call. Raise a UserError if their keys or values have been written to."""
         assert self.latest is not None
+        self._check_unwritten()
         if len(self.queries) == 1:
             return self.latest
         masks = self.query_masks
@@ -85,7 +107,8 @@ class KeptCalls:
 def can_keep(call: AttentionCall) -> bool:
     """Return whether a call is small, and nothing but causality and padding hides a key.
 
-    The keys of a step must be all of a tensor, no part of memory that is filled by and by. No mask is read from a GPU.
+    The keys of a step must be all of a tensor, no part of memory that is filled by and by. Nothing is read from a GPU,
+    so that steps are kept on a CPU alone; nor in inference mode, where nobody can tell whether keys are written to.
     """
     queries, keys = call.query.shape[2], call.key.shape[2]
     if any(option is not None for option in (call.keep, call.bias, call.operation, call.constant)):
@@ -95,7 +118,7 @@ def can_keep(call: AttentionCall) -> bool:
     if queries > 1:  # of few queries over many keys the copies would cost more than they save
         return call.query.shape[:3].numel() * keys <= MAX_PAIRS and 2 * queries >= keys
     is_whole = call.offset + 1 == keys and call.key.untyped_storage().nbytes() == call.key.nbytes
-    return is_whole and (call.key_mask is None or call.key_mask.device.type == "cpu")
+    return is_whole and call.key.device.type == "cpu" and not (call.key.is_inference() or call.value.is_inference())
 
 
 def reduce_together(calls: Sequence[AttentionCall], request: ReductionRequest) -> list[dict[str, Tensor]]:
@@ -137,6 +160,11 @@ def join_calls(calls: Sequence[AttentionCall]) -> AttentionCall:
         key_mask=join_masks("key_mask"),
         starts=None if first.starts is None else first.starts * len(calls),
     )
+
+
+def _versions(call: AttentionCall) -> tuple[int, ...]:
+    """Return how often keys and values have been written to."""
+    return call.key._version, call.value._version
 
 
 def _continues(mask: Tensor | None, longer: Tensor | None) -> bool:

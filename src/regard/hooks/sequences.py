@@ -14,14 +14,11 @@ from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, seen_keys
-from regard.hooks.kept_calls import MAX_STEPS
+from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
 from regard.statistics import Observation
-
-KEY_ENTRIES = 4
-"""Entries of a key that tell it from others."""
 
 
 class Sequences:
