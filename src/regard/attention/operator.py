@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -180,20 +181,22 @@ def _is_one_query(call: AttentionCall) -> bool:
 def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """Return the output of all heads as one product: rows of constants beside softmax weights, times values.
 
-    So no head's values are copied. Heads that share keys are scored together; what constant ones of them get is
-    overwritten.
+    So no head's values are copied. Heads that share keys are scored together; what constant ones of them get is left
+    out.
     """
     share, device = call.num_key_value_groups, call.query.device
     batch, heads, _, width = call.query.shape
+    order = (_order_heads.__wrapped__ if is_traced() else _order_heads)(
+        constant.key_heads, constant.heads, share, heads
+    )
     query, mask = call.query * call.scale, _sdpa_mask(expand_bias(call))
     if mask is None and call.causal and not always(call.offset + 1 >= call.key.shape[2]):
         mask = visible_mask(call)  # a static cache has room for later tokens
-    scored = None
     if constant.key_heads is not None:
-        scored = as_tensor(tuple(group * share + i for group in constant.key_heads for i in range(share)), device)
+        scored = as_tensor(order[0], device)
         query = query.index_select(1, scored)
         mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, scored)
-    weights = (query.view(batch, -1, share, width) @ call.key.mT).view(batch, query.shape[1], 1, -1)
+    weights = torch.bmm(query.view(-1, share, width), call.key.flatten(0, 1).mT).view(batch, len(order[0]), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
         weights = weights + mask
     elif mask is not None:
@@ -201,12 +204,22 @@ def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tens
     weights = weights.softmax(-1)
     if mask is not None and mask.dtype == torch.bool:
         weights = weights.masked_fill(~mask, 0)
-    if scored is not None:
-        weights = weights.new_empty(batch, heads, 1, weights.shape[-1]).index_copy_(1, scored, weights)
     rows = row_weights(call).expand(batch, -1, -1, -1)
-    weights = weights.index_copy_(1, as_tensor(constant.heads, device), rows)
-    values = call.value
-    return (weights.view(batch, -1, share, weights.shape[-1]) @ values).view(batch, heads, 1, values.shape[-1])
+    weights = torch.cat([weights, rows], dim=1).index_select(1, as_tensor(order[1], device))
+    output = torch.bmm(weights.view(-1, share, weights.shape[-1]), call.value.flatten(0, 1))
+    return output.view(batch, heads, 1, -1)
+
+
+@cache
+def _order_heads(
+    key_heads: tuple[int, ...] | None, constant: tuple[int, ...], share: int, heads: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the heads that read these key heads, and where each head stands if constant ones follow them."""
+    groups = range(heads // share) if key_heads is None else key_heads
+    scored = tuple(group * share + i for group in groups for i in range(share))
+    places = {head: place for place, head in enumerate(scored)}
+    places |= {head: len(scored) + place for place, head in enumerate(constant)}
+    return scored, tuple(places[head] for head in range(heads))
 
 
 def _dynamic_heads(call: AttentionCall) -> list[int]:
