@@ -75,10 +75,8 @@ def test_steps_that_drop_keys_are_the_whole_sequence(name: str, padding: str) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "make", [lambda model: None, lambda model: DynamicCache()], ids=["the model's", "without config"]
-)
-def test_a_cache_that_the_model_makes_drops_keys_too(make: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("make", [lambda: None, DynamicCache], ids=["of the model", "without a config"])
+def test_a_cache_that_grows_by_layers_drops_keys_too(make: Callable[[], Any]) -> None:
     model = build("Llama")
     fixed = regard.replaced(model, constants_for(model), SOME)
     output = fixed(IDS[:, :6], past_key_values=make(), use_cache=True)
