@@ -3,7 +3,8 @@
 Six layers of width 768 and 12 heads in the shapes of GPT-2 and of Llama (2,048 inner features), random weights,
 float32, 256 tokens of prompt, 32 decoded; the clock is of the decoding alone. Contestants: the model under SDPA (sdpa,
 the reference), and `regard.replaced` with half of its heads constant, drawn at random over all layers (half), and all
-(all). Before the clock runs, half is checked against whole matrices, without a cache.
+(all). Before the clock runs, half is checked against whole matrices, without a cache. `cache_mib` is what the cache of
+each holds behind the prompt.
 
     python -m benchmarks.decoding [--quick] [--threads N] [--out FILE]     about 2 minutes on one core
 """
@@ -66,6 +67,13 @@ def decode(model: nn.Module, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
     return run
 
 
+def cache_size(model: nn.Module, ids: Tensor) -> float:
+    """Return the size of keys and values in the cache behind a prompt, in MiB."""
+    output: Any = model(input_ids=ids, use_cache=True)
+    tensors = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors) / 2**20
+
+
 def check(model: Any, ids: Tensor, tokens: int) -> None:
     """What is decoded is the likeliest without a cache, too."""
     new = decode(model, ids, tokens)()
@@ -86,6 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
         check(models["half"], ids, tokens)
         figures = race({name: decode(one, ids, tokens) for name, one in models.items()}, least=5, most=9, budget=40)
         rows.append(row({"model": family, "batch": batch, "prompt": length, "decoded": tokens}, figures, "sdpa"))
+        rows[-1]["cache_mib"] = {name: cache_size(one, ids) for name, one in models.items()}
         show(rows[-1])
         write("decoding", rows, given.out)
 

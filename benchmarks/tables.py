@@ -137,7 +137,7 @@ Time of the attention block and of the layer, relative to SDPA:
 ### Decoding
 
 A token at a time behind 256, with a cache. Aims: at most 1.00 with half of the heads constant, 0.90 with all. The cache
-keeps the keys of all heads.
+holds no keys of constant heads; its size is that behind the prompt.
 
 {decoding}
 
@@ -296,10 +296,20 @@ def probe_table(rows: list[Row]) -> str:
 
 
 def decoding_table(rows: list[Row]) -> str:
-    """Return the times of decoding with constant heads."""
+    """Return the times of decoding with constant heads, and the sizes of the caches."""
+    times = ("model", "batch", "prompt", "decoded", "SDPA, ms", "half constant", "all constant")
+    sizes = ("cache, MiB", "half constant", "all constant")
     return markdown_table(
-        ("model", "batch", "prompt", "decoded", "SDPA, ms", "half constant", "all constant"),
-        [(*case_cells(row), milliseconds(row, "sdpa"), *ratio_cells(row, "half", "all")) for row in rows],
+        (*times, *sizes),
+        [
+            (
+                *case_cells(row),
+                milliseconds(row, "sdpa"),
+                *ratio_cells(row, "half", "all"),
+                *(f"{row['cache_mib'][name]:.1f}" for name in ("sdpa", "half", "all")),
+            )
+            for row in rows
+        ],
     )
 
 

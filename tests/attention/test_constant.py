@@ -246,6 +246,29 @@ def test_one_query_is_a_row_of_the_matrices(case: str, heads: tuple[int, ...], k
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("groups, heads, key_heads", [(4, (0, 2), (1, 3)), (2, (0, 1), (1,)), (4, (3,), (0, 1, 2))])
+@pytest.mark.parametrize("masked", [{}, {"key_mask": LEFT}, {"bias": drawn(1, HEADS, 1, KEYS, seed=9)}], ids=str)
+def test_keys_of_constant_heads_may_be_missing(
+    groups: int, heads: tuple[int, ...], key_heads: tuple[int, ...], queries: int, masked: dict[str, Tensor]
+) -> None:
+    key, value = drawn(BATCH, groups, KEYS, WIDTH, seed=1), drawn(BATCH, groups, KEYS, WIDTH, seed=2)
+    first = KEYS - queries
+    constant = ConstantHeadsInput(matrices=matrices(len(heads)), heads=heads, first_query=first)
+    given = {"query": drawn(BATCH, HEADS, queries, WIDTH), "causal": True, "offset": first, "value": value, **masked}
+    whole = call(**given, key=key, constant=constant)
+    part = call(**given, key=key[:, list(key_heads)], constant=replace(constant, key_heads=key_heads))
+    expected = whole_weights(whole) @ whole.expand_groups(value)
+    torch.testing.assert_close(attend(whole, ReductionRequest())[0], expected)
+    torch.testing.assert_close(attend(part, ReductionRequest())[0], expected)
+    full = part.expand_keys().key
+    torch.testing.assert_close(full[:, list(key_heads)], part.key)
+    missing = [group for group in range(groups) if group not in key_heads]
+    assert full.shape == key.shape
+    assert not full[:, missing].any()
+
+
+@torch.no_grad()
 def test_decoding_copies_no_keys_and_values_of_single_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("heads are selected")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from transformers import DynamicCache
 
 import regard
 from tests.contracts.conftest import _built, _inputs, _run
@@ -105,6 +106,19 @@ def check_graphs(name: str, model: Any, make: Callable[[Any], Any] = replaced) -
     torch._dynamo.reset()
     found, expected = _run(torch.compile(fixed, backend="eager"), inputs), _run(fixed, inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def check_steps(name: str, model: Any, make: Callable[[Any], Any] = replaced) -> None:
+    """A compiled step goes on with a cache that holds the keys of some heads of one layer, and none of another."""
+    constants = constants_for(model)
+    heads = [head for head in constants.heads if head[1] > 0 or head[2] < 2]
+    fixed, ids = regard.replaced(model, constants, heads), plain(name, "none")["input_ids"]
+    cache, expected = DynamicCache(config=model.config), fixed(ids, use_cache=False).logits
+    fixed(ids[:, :9], past_key_values=cache)
+    assert [layer.keys.shape[1] < layer.values.shape[1] for layer in cache.layers] == [True, True]
+    compiled = torch.compile(fixed, backend="eager")
+    found = [compiled(ids[:, i : i + 1], past_key_values=cache).logits for i in range(9, 12)]
+    torch.testing.assert_close(torch.cat(found, 1), expected[:, 9:12], rtol=1e-4, atol=1e-4)
 
 
 def _call(model: Any, inputs: dict[str, Any]) -> Any:

@@ -56,6 +56,10 @@ def test_inputs_that_are_too_long_are_refused_while_a_graph_is_made(build: Calla
         torch.export.export(fixed, (), {"input_ids": torch.ones(1, 25, dtype=torch.long)}, strict=False)
 
 
+def test_a_compiled_step_reads_the_keys_that_a_cache_holds() -> None:
+    run_check("steps", "GPT2")
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("check, name", [(check, name) for name in CHOICES for check in ("sizes", "trace", "onnx")])
 def test_other_sizes_traces_and_onnx(check: str, name: str) -> None:

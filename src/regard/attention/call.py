@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.spec import AttentionSpec
+from regard.attention.tracing import is_traced
 
 Record = TypeVar("Record", bound="ConstantHeadsInput | Operation | AttentionCall")
 
@@ -34,6 +35,8 @@ class ConstantHeadsInput:
         gate: Share g of a head that is attention: the weights are g·A + (1 − g)·C. None: C alone.
         normalised: Every row sums to one, or is zero, over the keys of this call.
         signed: Entries may be negative.
+        key_heads: The heads of which a call has keys, in ascending order; those that dynamic heads read are among them.
+            None: all.
     """
 
     matrices: Float[Tensor, "constant position position2"]
@@ -45,6 +48,7 @@ class ConstantHeadsInput:
     gate: Float[Tensor, " constant"] | None = None
     normalised: bool = False
     signed: bool = False
+    key_heads: tuple[int, ...] | None = None
 
     def detach(self) -> ConstantHeadsInput:
         """Return the same without gradients."""
@@ -130,6 +134,7 @@ class AttentionCall:
 
     Attributes:
         query: H query heads, which share G key/value heads (H is a multiple of G).
+        key: Of all G heads, unless `constant.key_heads` says of which.
         causal: A query sees no key after its own position.
         offset: Position of the first query among the keys.
         keep: Pairs that may meet; None: all.
@@ -145,7 +150,7 @@ class AttentionCall:
     """
 
     query: Float[Tensor, "batch head query width"]
-    key: Float[Tensor, "batch group key width"]
+    key: Float[Tensor, "batch held key width"]
     value: Float[Tensor, "batch group key value_width"]
     scale: float
     causal: bool = False
@@ -164,7 +169,7 @@ class AttentionCall:
     @property
     def num_key_value_groups(self) -> int:
         """Query heads per key/value head."""
-        return int(self.query.shape[1] // self.key.shape[1])
+        return int(self.query.shape[1] // self.value.shape[1])
 
     @property
     def sink_logits(self) -> Float[Tensor, "#batch head #query"] | None:
@@ -189,6 +194,15 @@ class AttentionCall:
         """Whether a mask, a window or a prefix decides which keys are seen."""
         limits_keys = self.operation is not None and (self.operation.window is not None or self.operation.prefix > 0)
         return self.keep is not None or limits_keys
+
+    def expand_keys(self) -> AttentionCall:
+        """Return the call with keys of all heads, zeros for those that only constant heads would read."""
+        if self.constant is None or self.constant.key_heads is None:
+            return self
+        batch, _, keys, width = self.key.shape
+        index = torch.tensor(self.constant.key_heads, device=self.key.device)
+        key = self.key.new_zeros(batch, self.value.shape[1], keys, width).index_copy(1, index, self.key)
+        return replace(self, key=key, constant=replace(self.constant, key_heads=None))
 
     def expand_groups(self, tensor: Tensor) -> Tensor:
         """Repeat what key/value heads have, (batch, group, …), for each of their query heads."""
@@ -220,11 +234,14 @@ class AttentionCall:
     def select_heads(self, heads: Sequence[int]) -> AttentionCall:
         """Return the call of some heads, each with its own keys and values, none of them constant."""
         index, num_heads = as_slice(heads), self.query.shape[1]
-        groups = as_slice([head // self.num_key_value_groups for head in heads])
+        groups = [head // self.num_key_value_groups for head in heads]
+        held = None if self.constant is None else self.constant.key_heads
+        key_groups = groups if held is None else [held.index(group) for group in groups]
         return map_fields(
             replace(self, constant=None),
             query=lambda query: query[:, index],
-            **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, groups]),
+            key=lambda key: key[:, as_slice(key_groups)],
+            value=lambda value: value[:, as_slice(groups)],
             **dict.fromkeys(("keep", "bias"), lambda pairs: pairs[:, index] if pairs.shape[1] == num_heads else pairs),
             sink=lambda sink: sink[index] if sink.ndim == 1 else sink[:, index],
             operation=lambda operation: operation.select_heads(index),
@@ -282,6 +299,21 @@ def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
 def slices(length: int, step: int) -> Iterator[slice]:
     """Yield the parts of a length, each of `step` entries but the last."""
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+_INDICES: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+"""Indices by device: made once, for a step of decoding takes as long as few of them."""
+
+
+def as_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return indices as a tensor that nobody may write to."""
+    index = None if is_traced() else _INDICES.get((indices, device))
+    if index is None:
+        with torch.inference_mode(False):
+            index = torch.tensor(indices, dtype=torch.long, device=device)
+        if type(index) is Tensor and not is_traced():
+            _INDICES[indices, device] = index
+    return index
 
 
 def as_slice(indices: Sequence[int]) -> slice | list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import kernels, reference
 from regard.attention.blockwise import blockwise, reduce_by_rows
-from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, visible_mask
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, as_tensor, visible_mask
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output, row_weights
 from regard.attention.flex import flex, supports_flex
@@ -167,8 +168,7 @@ def _is_one_query(call: AttentionCall) -> bool:
         and always(call.query.shape[2] == 1)
         and len(constant.heads) < call.query.shape[1]
         and constant.gate is None
-        and not constant.signed
-        and call.query.dtype in (torch.float32, torch.float64)  # logarithms of weights
+        and call.query.dtype in (torch.float32, torch.float64)  # no score is rounded
         and call.operation is None
         and call.softcap is None
         and call.sink is None
@@ -179,24 +179,47 @@ def _is_one_query(call: AttentionCall) -> bool:
 
 
 def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
-    """Return the output of all heads in one call: logarithms of constant weights are biases of scores that are zero.
+    """Return the output of all heads as one product: rows of constants beside softmax weights, times values.
 
-    So no head's keys and values are copied.
+    So no head's values are copied. Heads that share keys are scored together; what constant ones of them get is left
+    out.
     """
-    weights, heads = row_weights(call), torch.tensor(constant.heads, device=call.query.device)
-    is_empty = weights.amax(-1, keepdim=True) == 0
-    mask = _sdpa_mask(expand_bias(call))
-    samples = len(call.query) if mask is None else max(len(mask), len(weights))
-    bias = call.query.new_zeros(samples, call.query.shape[1], 1, call.key.shape[2])
-    if mask is not None:
-        bias = bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
-    logarithms = weights.log().masked_fill_(is_empty, 0.0)
-    bias.index_copy_(1, heads, logarithms.expand(len(bias), -1, -1, -1))
-    factor = bias.new_ones(*bias.shape[:2], 1, 1).index_copy_(
-        1, heads, (~is_empty).to(bias).expand(len(bias), -1, 1, 1)
+    share, device = call.num_key_value_groups, call.query.device
+    batch, heads, _, width = call.query.shape
+    order = (_order_heads.__wrapped__ if is_traced() else _order_heads)(
+        constant.key_heads, constant.heads, share, heads
     )
-    query = call.query.index_fill(1, heads, 0)
-    return sdpa(replace(call, query=query, constant=None), bias) * factor
+    query, mask = call.query * call.scale, _sdpa_mask(expand_bias(call))
+    if mask is None and call.causal and not always(call.offset + 1 >= call.key.shape[2]):
+        mask = visible_mask(call)  # a static cache has room for later tokens
+    if constant.key_heads is not None:
+        scored = as_tensor(order[0], device)
+        query = query.index_select(1, scored)
+        mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, scored)
+    weights = torch.bmm(query.view(-1, share, width), call.key.flatten(0, 1).mT).view(batch, len(order[0]), 1, -1)
+    if mask is not None and mask.dtype != torch.bool:
+        weights = weights + mask
+    elif mask is not None:
+        weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
+    weights = weights.softmax(-1)
+    if mask is not None and mask.dtype == torch.bool:
+        weights = weights.masked_fill(~mask, 0)
+    rows = row_weights(call).expand(batch, -1, -1, -1)
+    weights = torch.cat([weights, rows], dim=1).index_select(1, as_tensor(order[1], device))
+    output = torch.bmm(weights.view(-1, share, weights.shape[-1]), call.value.flatten(0, 1))
+    return output.view(batch, heads, 1, -1)
+
+
+@cache
+def _order_heads(
+    key_heads: tuple[int, ...] | None, constant: tuple[int, ...], share: int, heads: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the heads that read these key heads, and where each head stands if constant ones follow them."""
+    groups = range(heads // share) if key_heads is None else key_heads
+    scored = tuple(group * share + i for group in groups for i in range(share))
+    places = {head: place for place, head in enumerate(scored)}
+    places |= {head: len(scored) + place for place, head in enumerate(constant)}
+    return scored, tuple(places[head] for head in range(heads))
 
 
 def _dynamic_heads(call: AttentionCall) -> list[int]:

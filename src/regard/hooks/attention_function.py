@@ -80,6 +80,7 @@ def attention_function(
     if unknown := [name for name in options if name not in OBEYED + IGNORED and isinstance(options[name], Tensor)]:
         raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
     call = options.get("described")
+    reads_keys = call is not None
     if call is None:
         is_eager_host = is_eager_host or registration.lacks_sdpa(getattr(module, "config", None))
         module_class: type = type(module)
@@ -94,10 +95,10 @@ def attention_function(
     if dropout:
         call = replace(call, dropout=dropout)
     if is_traced():  # nobody intercepts calls of a graph
-        return dispatch(module, call).transpose(1, 2).contiguous(), None
+        return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     token = IN_INTERFACE.set(True)
     try:
-        return dispatch(module, call).transpose(1, 2).contiguous(), None
+        return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     finally:
         IN_INTERFACE.reset(token)
 
@@ -136,10 +137,11 @@ def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
     return declared is True and not bool((visible & visible.mT).triu(1).any())
 
 
-def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
+def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True) -> Tensor:
     """Return the output of a call (batch, head, query, width), and show it to the observers of the module.
 
-    The module's constants and its other operation are put into the call first, if it has any.
+    The module's constants and its other operation are put into the call first, if it has any. `reads_keys`: the host
+    may read what its cache returns before the call.
     """
     constants, override = module._modules.get(NAME), vars(module).get(OVERRIDE)
     if (constants is not None or override is not None) and compressed.find_compressor(module) is not None:
@@ -148,16 +150,19 @@ def dispatch(module: nn.Module, call: AttentionCall) -> Tensor:
             "tokens; leave out this layer"
         )
     if isinstance(constants, ConstantHeadsByCall):
-        call = constants.apply_to(call)
+        call = constants.apply_to(call, module, reads_keys=reads_keys)
+    present = OBSERVERS.get(module, ())
+    if override is not None or present:
+        call = call.expand_keys()
     if override is not None:
         call = override.apply_to(call)
     whole = call
-    if OBSERVERS.get(module):
+    if present:
         call = compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []
     request = ReductionRequest()
-    for observer in OBSERVERS.get(module, ()):
+    for observer in present:
         if EXCLUSIVE.get() not in (None, observer):
             continue
         answer = observer.before_attention(module, call)

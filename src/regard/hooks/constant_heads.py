@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
+from regard.hooks.cached_keys import PartialKeys, drop_keys, find_cache, find_cache_layer, is_handed_on
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
 
 NAME = "constant_heads"
@@ -92,8 +94,12 @@ class ConstantHeads(nn.Module):
         self.signed = trained or has_negative
         self.during = PassState()
 
-    def apply_to(self, call: AttentionCall) -> AttentionCall:
-        """Return the call with these constants in it. Raise a UserError if it has more tokens than they serve."""
+    def apply_to(self, call: AttentionCall, key_heads: tuple[int, ...] | None = None) -> AttentionCall:
+        """Return the call with these constants in it, and keys of some heads.
+
+        Raises:
+            UserError: It has more tokens than the constants serve.
+        """
         forward, query_shift = self.during.forward, self.during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors
@@ -128,6 +134,7 @@ class ConstantHeads(nn.Module):
             gate=None if self.gate is None else self.gate.sigmoid(),
             normalised=is_normalised,
             signed=self.signed,
+            key_heads=key_heads,
         )
         return replace(call, constant=constant)
 
@@ -185,7 +192,8 @@ def _normalize_rows(matrix: Tensor) -> Tensor:
 class ConstantHeadsByCall(nn.Module):
     """The constants of an attention module by its use in a forward, of `calls` calls: layers may share their weights.
 
-    After `times` uses the index begins again, so that gradient checkpointing gets the same constants.
+    After `times` uses the index begins again, so that gradient checkpointing gets the same constants. `key_heads` are
+    those that the other heads read, if a cache may hold them alone.
     """
 
     def __init__(self, by_use: dict[int, ConstantHeads], times: int, calls: int = 1) -> None:
@@ -193,20 +201,72 @@ class ConstantHeadsByCall(nn.Module):
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
         self.times, self.calls, self.count = times, calls, 0
         self.last: ForwardContext | None = None
+        self.key_heads: tuple[int, ...] | None = None
+        self.cache: Any = None
 
-    def apply_to(self, call: AttentionCall) -> AttentionCall:
-        """Return the next call of the forward with the constants of its use in it, if it has any."""
+    def apply_to(self, call: AttentionCall, module: nn.Module, *, reads_keys: bool) -> AttentionCall:
+        """Return the next call of the forward with the constants of its use in it, if it has any.
+
+        Args:
+            call: The call.
+            module: The attention module.
+            reads_keys: The host itself may read what its cache returns, so that it needs keys in the shape of all.
+        """
         use, self.count = self.count // self.calls, (self.count + 1) % (self.times * self.calls)
         if str(use) not in self.by_use:
             return call
         heads: Any = self.by_use[str(use)]
-        changed: AttentionCall = heads.apply_to(call)
+        key_heads = None if self.cache is None else self._find_key_heads(call, module, heads, reads_keys)
+        changed: AttentionCall = heads.apply_to(call, key_heads)
         return changed
+
+    def _find_key_heads(
+        self, call: AttentionCall, module: nn.Module, heads: ConstantHeads, reads_keys: bool
+    ) -> tuple[int, ...] | None:
+        """Return the heads whose keys are in a call; None: all. Let a cache that begins with it drop the others.
+
+        Raises:
+            UserError: The host has changed the keys of some heads since they came from the cache.
+        """
+        layer, self.cache = find_cache_layer(self.cache, module), None
+        assert self.key_heads is not None
+        if isinstance(layer, PartialKeys):
+            if not self.key_heads:
+                return None  # zeros in the shape of all
+            if not is_traced() and not is_handed_on(call.key, layer.keys):
+                raise UserError(
+                    f"cannot decode with constant heads here: {type(module).__name__} changes the keys of its cache in "
+                    "some forwards and not in others; pass use_cache=False"
+                )
+            return self.key_heads
+        if layer is None or is_traced() or heads.during.forward.offset or (reads_keys and self.key_heads):
+            return None
+        is_plain = is_handed_on(call.key, layer.keys) and is_handed_on(call.value, layer.values)
+        if is_plain and len(self.key_heads) < call.key.shape[1]:
+            drop_keys(layer, self.key_heads)
+        return None
+
+
+_PLACES: WeakKeyDictionary[nn.Module, list[tuple[ReferenceType[nn.Module], ReferenceType[Any]]]] = WeakKeyDictionary()
+"""Attention modules of a stack, and their constants in its last forward."""
+
+
+def _find_constants(stack: nn.Module) -> list[ConstantHeadsByCall]:
+    """Return the constants of a stack; the same as in its last forward are not searched again."""
+    if is_traced():
+        return [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
+    known = [(module(), constants()) for module, constants in _PLACES.get(stack, ())]
+    if known and all(module and constants and module._modules.get(NAME) is constants for module, constants in known):
+        return [constants for _, constants in known if constants]
+    places = [(module, module._modules.get(NAME)) for module in stack.modules()]
+    found = [(module, constants) for module, constants in places if isinstance(constants, ConstantHeadsByCall)]
+    _PLACES[stack] = [(ref(module), ref(constants)) for module, constants in found]
+    return [constants for _, constants in found]
 
 
 def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the constants of a stack what the arguments of its forward say; a hook before each forward."""
-    constants = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
+    constants = _find_constants(stack)
     if constants:
         forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].last)
         shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
@@ -215,6 +275,16 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             module.count, module.last = 0, forward
             for heads in module.by_use.values():
                 heads.during = during  # type: ignore[assignment]
+
+
+def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the constants of an attention module, and the layer in its cache, of each other; a hook before a forward."""
+    constants = module._modules.get(NAME)
+    assert isinstance(constants, ConstantHeadsByCall)
+    constants.cache = find_cache(args, kwargs)
+    layer = find_cache_layer(constants.cache, module)
+    if isinstance(layer, PartialKeys):
+        layer.expect(constants.key_heads)
 
 
 def dynamic_heads(module: nn.Module, heads: int) -> list[int] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -121,11 +122,20 @@ class ForwardContext:
 
 def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a forward by name, those in **kwargs included."""
-    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    if is_traced() or "forward" in vars(module):
+        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    else:
+        bound = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
     for name, value in list(bound.items()):
         if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
             bound.update(value)
     return dict(bound)
+
+
+@cache
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """Return the arguments of the forward of a class, its instance first."""
+    return inspect.signature(forward)
 
 
 def segment_starts(segments: Int[Tensor, "batch query"]) -> Int[Tensor, "batch query"]:

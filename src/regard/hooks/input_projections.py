@@ -1,5 +1,6 @@
 """Projections of queries and keys, recognized by their names, and smaller ones for modules with constant heads."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,15 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, as_tensor
+from regard.attention.tracing import is_traced
 from regard.hooks.modules import AttentionLayer, Fused
 
 FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
 """Names of the layers for queries and for keys, by family."""
+MAX_INDEXED_TOKENS = 64
+"""Most tokens whose rows are put in place by one index: more repay a copy of each stretch of rows."""
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 
 
@@ -35,17 +39,24 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
 
 
 class PartialLinear(nn.Module):
-    """Some rows of a linear layer, with zeros for the others: (…, inputs) → (…, outputs)."""
+    """Some rows of a linear layer, with zeros for the others: (…, inputs) → (…, outputs).
+
+    Its weight has the layout of the layer's, (rows, inputs), or (inputs, rows) of a `Conv1D`. `parts` are the rows as
+    numbers of parts of the output, each of `step` features: all of a head, as a rule.
+    """
 
     def __init__(self, layer: nn.Linear | Conv1D, rows: Sequence[int]) -> None:
         super().__init__()
-        weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
-        self.outputs = weight.shape[0]
-        self.runs = _find_runs(rows)
+        weight = layer.weight
+        self.is_transposed = isinstance(layer, Conv1D)
+        self.outputs, self.runs = weight.shape[self.is_transposed], _find_runs(rows)
+        self.step = math.gcd(self.outputs, *(bound for run in self.runs for bound in run))
+        self.parts = tuple(row // self.step for row in rows if not row % self.step)
         self.bias: nn.Parameter | None = None
         with torch.no_grad():
             index = torch.tensor(list(rows), dtype=torch.long, device=weight.device)
-            self.weight = nn.Parameter(weight[index].clone(), requires_grad=weight.requires_grad)
+            held = weight.index_select(int(self.is_transposed), index)
+            self.weight = nn.Parameter(held, requires_grad=weight.requires_grad)
             if layer.bias is not None:
                 self.bias = nn.Parameter(layer.bias[index].clone(), requires_grad=layer.bias.requires_grad)
 
@@ -60,15 +71,25 @@ class PartialLinear(nn.Module):
         shape = (*inputs.shape[:-1], self.outputs)
         if not self.runs:
             return inputs.new_zeros(()).expand(shape)
-        rows = torch.nn.functional.linear(inputs, self.weight, self.bias)
+        rows = self._multiply(inputs)
         if rows.shape == shape:
             return rows
+        if not is_traced() and inputs.shape[:-1].numel() <= MAX_INDEXED_TOKENS:
+            by_part = rows.new_zeros(*shape[:-1], self.outputs // self.step, self.step)
+            index, held = as_tensor(self.parts, rows.device), rows.view(*shape[:-1], -1, self.step)
+            return by_part.index_copy_(-2, index, held).view(shape)
         output = rows.new_zeros(shape)
         offset = 0
         for start, stop in self.runs:
             output[..., start:stop] = rows[..., offset : offset + stop - start]
             offset += stop - start
         return output
+
+    def _multiply(self, inputs: Tensor) -> Tensor:
+        if not self.is_transposed or self.bias is None:
+            return torch.nn.functional.linear(inputs, self.weight.T if self.is_transposed else self.weight, self.bias)
+        rows = torch.addmm(self.bias, inputs.reshape(-1, inputs.shape[-1]), self.weight)
+        return rows.view(*inputs.shape[:-1], rows.shape[-1])
 
 
 def _find_runs(rows: Iterable[int]) -> list[tuple[int, int]]:
@@ -82,6 +103,12 @@ def _find_runs(rows: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
+def read_key_heads(layer: AttentionLayer, constant_heads: Sequence[int]) -> tuple[int, ...]:
+    """Return the key heads that the other heads of a layer read."""
+    heads = range(layer.heads)
+    return tuple(sorted({head * layer.groups // layer.heads for head in heads if head not in set(constant_heads)}))
+
+
 def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> dict[str, nn.Module]:
     """Return projections to put into an attention module, by name; empty if its own are not recognized.
 
@@ -89,10 +116,11 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     """
     width, num_heads, groups = layer.width, layer.heads, layer.groups
     queries = [head for head in range(num_heads) if head not in set(constant_heads)]
-    keys = sorted({head * groups // num_heads for head in queries})
+    keys = read_key_heads(layer, constant_heads)
     weights = [getattr(getattr(layer.module, name, None), "weight", None) for name in NORMS]
-    if layer.own_scores or (queries and any(weight is not None and weight.numel() > width for weight in weights)):
-        return {}  # queries are used for more, or those of all heads are normalized as one vector
+    is_normalised_as_one = bool(queries) and any(weight is not None and weight.numel() > width for weight in weights)
+    if layer.own_scores or layer.lends_keys or is_normalised_as_one:
+        return {}  # queries or keys are used for more, or those of all heads are normalized as one vector
     if layer.fused is not None:
         name, order = layer.fused
         is_by_head = order == "heads"

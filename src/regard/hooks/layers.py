@@ -89,6 +89,7 @@ class _Tracer(Observer):
         self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
+        self._keys: list[Tensor] = []
 
     def hooks(self) -> list[ModuleHook]:
         """Return hooks that count blocks, and note the output of each module without children."""
@@ -103,6 +104,7 @@ class _Tracer(Observer):
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         stack, path = self.locations[module]
         kind = attention_kind(path, module)
+        self._note_lenders(module, call.key)
         position = self._counters[stack.path].locate(module, kind, call)
         if position.part:
             raise UserError(
@@ -136,7 +138,14 @@ class _Tracer(Observer):
                 own_scores=not call.scale,
             )
         )
+        self._keys.append(call.key)
         return None
+
+    def _note_lenders(self, module: nn.Module, key: Tensor) -> None:
+        """Note layers of other modules whose keys a call attends to."""
+        for index, (layer, other) in enumerate(zip(self.layers, self._keys, strict=True)):
+            if layer.module is not module and other.data_ptr() == key.data_ptr() and other.shape == key.shape:
+                self.layers[index] = replace(layer, lends_keys=True)
 
 
 def _run_small_forward(model: Any) -> None:

@@ -55,6 +55,7 @@ class AttentionLayer:
         operation: Whether it computes another operation than softmax.
         calls: Attention calls of the module to one execution: several where heads have several values.
         own_scores: The module multiplies queries and keys itself, and may use either for more.
+        lends_keys: A later layer attends to its keys, too.
     """
 
     site: str
@@ -71,6 +72,7 @@ class AttentionLayer:
     operation: bool = False
     calls: int = 1
     own_scores: bool = False
+    lends_keys: bool = False
 
     @property
     def key(self) -> tuple[str, int]:

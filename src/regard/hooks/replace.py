@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError
-from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_pass
+from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
 from regard.hooks.head_operations import HeadNames, replacing_heads, resolve_heads
-from regard.hooks.input_projections import prune_projections
+from regard.hooks.input_projections import prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
@@ -241,12 +241,17 @@ def install_constants(
         module = layer.module
         if layer.use or module not in by_module:
             continue
-        _set_submodule(module, NAME, ConstantHeadsByCall(by_module[module], times[module], layer.calls), undo)
+        constants = ConstantHeadsByCall(by_module[module], times[module], layer.calls)
+        _set_submodule(module, NAME, constants, undo)
         if times[module] == 1 and not options.get("gated"):
-            for name, projection in prune_projections(layer, installed[layer.key].heads).items():
+            pruned = prune_projections(layer, installed[layer.key].heads)
+            for name, projection in pruned.items():
                 original = getattr(module, name)
                 _set_submodule(module, name, projection, undo)
                 undo.callback(_match_parameters, original, projection)
+            if pruned and layer.causal and layer.calls == 1 and not layer.operation:
+                constants.key_heads = read_key_heads(layer, installed[layer.key].heads)
+                undo.callback(module.register_forward_pre_hook(begin_call, with_kwargs=True).remove)
     return installed
 
 

@@ -205,7 +205,7 @@ def _make_config(
 
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
     """Return the fields from which `_make_constant` finds a layer again without a forward."""
-    names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls")
+    names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls", "lends_keys")
     path = next(path for path, module in model.named_modules() if module is layer.module)
     return {**{name: getattr(layer, name) for name in names}, "path": path, "fused": layer.fused and list(layer.fused)}
 

@@ -1,0 +1,160 @@
+"""Cache layers without the keys of constant heads: a layer with other heads holds theirs, one without holds none.
+
+A layer of a cache becomes such a layer behind its first call, if the host hands what the layer holds to attention as it
+is. What the layer returns from then on are the keys that it holds, or zeros, without memory, in the shape of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from regard.attention.call import as_tensor
+from regard.errors import UserError
+
+
+class PartialKeys(CacheLayerMixin):
+    """What changes in a cache layer of Transformers that holds the keys of some heads.
+
+    Attributes:
+        key_heads: These heads. If there are none, keys are zeros of width 1, which say how many tokens there are.
+        is_expected: The module that comes next has these constant heads; others would read keys that are not there.
+    """
+
+    full: type
+    key_heads: tuple[int, ...]
+    is_expected: bool
+    keys: Any
+
+    def expect(self, key_heads: tuple[int, ...] | None) -> None:
+        """Note that the next update comes from a module whose dynamic heads read these key heads; None: all."""
+        self.is_expected = key_heads == self.key_heads
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values, and return all: the keys that are held, or zeros in the shape of all.
+
+        Raises:
+            UserError: A module needs other keys than those that are held.
+        """
+        layer: Any = super()
+        if not self.is_expected:
+            self._hold_all()
+            return self.update(key_states, value_states, *args, **options)
+        self.is_expected = False
+        batch, heads, tokens, width = key_states.shape
+        if self.key_heads:
+            held = key_states.index_select(1, as_tensor(self.key_heads, key_states.device))
+        else:
+            held = key_states.new_zeros(batch, self.keys.shape[1], tokens, 1)
+        keys, values = layer.update(held, value_states, *args, **options)
+        return (keys if self.key_heads else keys.expand(-1, heads, -1, width)), values
+
+    def reset(self) -> None:
+        """Forget all tokens; a layer that grows then holds all keys again."""
+        layer: Any = super()
+        layer.reset()
+        if self.keys is None:
+            self.__class__ = self.full
+
+    def _hold_all(self) -> None:
+        """Become a layer of all keys again. Raise a UserError unless it is empty."""
+        layer: Any = self
+        if int(layer.get_seq_length()):
+            raise UserError(
+                "this cache holds no keys of the heads that were constant when it was filled; go on with the model and "
+                "the constant heads that filled it, or begin with an empty cache"
+            )
+        self.__class__ = self.full
+        layer.is_initialized = False
+
+
+class PartialDynamicLayer(PartialKeys, DynamicLayer):
+    """`DynamicLayer` with the keys of some heads."""
+
+    full = DynamicLayer
+
+
+class PartialSlidingLayer(PartialKeys, DynamicSlidingWindowLayer):
+    """`DynamicSlidingWindowLayer` with the keys of some heads."""
+
+    full = DynamicSlidingWindowLayer
+
+
+class PartialStaticLayer(PartialKeys, StaticLayer):
+    """`StaticLayer` without keys."""
+
+    full = StaticLayer
+
+
+class PartialStaticSlidingLayer(PartialKeys, StaticSlidingWindowLayer):
+    """`StaticSlidingWindowLayer` without keys."""
+
+    full = StaticSlidingWindowLayer
+
+
+PARTIAL: dict[type, Any] = {
+    layer.full: layer
+    for layer in (PartialDynamicLayer, PartialSlidingLayer, PartialStaticLayer, PartialStaticSlidingLayer)
+}
+"""Layers with the keys of some heads by the class of those with all. Quantized and offloaded keys stay whole."""
+
+
+def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the cache of self-attention among the arguments of an attention module; None without one."""
+    for value in (*kwargs.values(), *args):
+        if isinstance(value, Cache):
+            return value.self_attention_cache if isinstance(value, EncoderDecoderCache) else value
+    return None
+
+
+def find_cache_layer(cache: Any, module: nn.Module) -> Any:
+    """Return the layer of a cache in which a module keeps keys and values; None if there is none yet."""
+    index = getattr(module, "layer_idx", None)
+    layers = getattr(cache, "layers", ())
+    return layers[index] if isinstance(index, int) and index < len(layers) else None
+
+
+def is_handed_on(tensor: Tensor, held: Any) -> bool:
+    """Return whether a tensor (batch, head, token, width) shows what a cache layer holds, maybe of more or less tokens.
+
+    Both are views of one storage then, with the same strides; a host that changes or repeats what it gets from a cache
+    makes another storage.
+    """
+    return (
+        isinstance(held, Tensor)
+        and tensor.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+        and tensor.stride() == held.stride()
+        and (*tensor.shape[:2], tensor.shape[3]) == (*held.shape[:2], held.shape[3])
+    )
+
+
+def drop_keys(layer: Any, key_heads: tuple[int, ...]) -> None:
+    """Let a cache layer hold the keys of these heads alone, if it can.
+
+    Static layers have as many heads of keys as of values.
+    """
+    partial = PARTIAL.get(type(layer))
+    is_static = isinstance(layer, StaticLayer)
+    if partial is None or (is_static and key_heads):
+        return
+    if key_heads:
+        layer.keys = layer.keys.index_select(1, as_tensor(key_heads, layer.keys.device))
+    else:
+        batch, heads, tokens, _ = layer.keys.shape
+        layer.keys = layer.keys.new_zeros(batch, heads if is_static else 1, tokens, 1)
+        if is_static:
+            layer.k_head_dim = 1
+            torch._dynamo.mark_static_address(layer.keys)
+    layer.__class__ = partial
+    layer.key_heads, layer.is_expected = key_heads, False
