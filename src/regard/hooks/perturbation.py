@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from regard.errors import UserError
@@ -40,7 +40,7 @@ class PairedSpread(PerturbationSpread):
         """Add layers with the reductions of `PerturbationSpread`."""
         super().update(pairs)
 
-    def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         for layer in layers:
             yield from self.layer_values(layer)
 
@@ -86,16 +86,16 @@ class PerturbedForward:
         tensors = {"relative_change": change, "replaced": self._find_replaced(original, perturbed, replaced)}
         return replace(original, tensors=tensors)
 
-    def _find_replaced(self, original: Observation, perturbed: Observation, replaced: Tensor) -> Float[Tensor, "..."]:
-        """Return 1 at the replaced tokens of each sample, from its token ids, which are unknown beside others."""
+    def _find_replaced(self, original: Observation, perturbed: Observation, replaced: Tensor) -> Tensor:
+        """Return 1 at replaced tokens (sample, token), from their ids, which are unknown where there are others."""
         if original.token_ids is not None and perturbed.token_ids is not None:
             return (original.token_ids != perturbed.token_ids).double()
         tokens = replaced.shape[1] + self._num_prepended
         if self._num_prepended and bool((original.length == tokens).all()):
             return torch.nn.functional.pad(replaced, (self._num_prepended, 0)).double()
         raise UserError(
-            f"{PerturbationSpread.name}: layer {original.layer} ({original.site}) of {type(self._model).__name__} works "
-            "on others than the tokens of the text, of which one is replaced; leave it out"
+            f"{PerturbationSpread.name}: layer {original.layer} ({original.site}) of {type(self._model).__name__} has "
+            "others than the tokens of the text, of which one is replaced; leave it out"
         )
 
     def _check_causal(self, pairs: Iterable[Observation]) -> None:

@@ -17,8 +17,8 @@ def required_reductions(statistics: Sequence[Statistic]) -> list[str]:
     for statistic in statistics:
         if statistic.needs >= PerturbationSpread.needs:
             raise UserError(
-                f"statistic {statistic.name} compares two forwards of a text, of which a block sees one; expected it in "
-                f'regard.measure(model, tokenizer, texts, statistics="{statistic.name}")'
+                f"statistic {statistic.name} compares two forwards of a text, of which a block sees one; expected "
+                f'it in regard.measure(model, tokenizer, texts, statistics="{statistic.name}")'
             )
         if unknown := sorted(statistic.needs - REDUCTIONS.keys()):
             raise UserError(

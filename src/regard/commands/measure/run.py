@@ -246,7 +246,8 @@ def _run_batches(
         except torch.OutOfMemoryError as error:
             kind = f"windows of {inputs['input_ids'].shape[1]} tokens" if "input_ids" in inputs else "samples"
             raise UserError(
-                f"batch-size: {len(indices)} {kind} do not fit the memory of {model.device}. Reduce --batch-size or --length."
+                f"batch-size: {len(indices)} {kind} do not fit the memory of {model.device}. Reduce --batch-size or "
+                "--length."
             ) from error
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             kinds = {"pixel_values": "images", "input_features": "audio", "input_values": "audio"}
