@@ -1,5 +1,6 @@
 """`perturbation_spread` from Python, held against hidden states of the same windows, and what it is refused for."""
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as tf
+from rich.console import Console
 from torch import Tensor
 
 import regard
@@ -15,6 +17,7 @@ from regard import UserError, data, models
 from regard.attention.spec import ATTENTIONS
 from regard.commands.measure.result import MeasureResult
 from regard.models import RegardConfig, RegardModel
+from regard.report import labels
 
 Tiny = Callable[[str], Path]
 
@@ -118,7 +121,12 @@ def test_the_record_says_what_it_is_and_what_it_took(tiny: Tiny, documents: list
     assert 0 < about["seconds"] <= found.metadata["cost"]["seconds"]
     assert found.metadata["config"]["perturb"] == "first"
     found.save(tmp_path / "run")  # with its page
-    assert "Perturbation spread" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Perturbation spread, max." in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = io.StringIO()
+    Console(width=80, file=shown).print(found.summary())
+    spread = found.frame(NAME, position=None)["value"].tolist()
+    line = f"layer -1: 0, layer 2: {labels.number(spread[-1])}, max. {labels.number(max(spread))} in layer "
+    assert line in shown.getvalue()
 
 
 def test_a_sink_token_moves_the_replaced_token_by_one(tiny: Tiny, documents: list[str]) -> None:
