@@ -288,6 +288,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "positions": "all",
         "batch_size": SAMPLES,
         "minimum_queries": 8,
+        "perturb": "middle",
         "skip_verification": False,
         "seed": 2,
     }
