@@ -336,7 +336,7 @@ def test_a_section_says_what_the_statistic_says_of_itself(name: str) -> None:
     assert f"\nSource: {about.source}\n" in section + "\n"
 
 
-def test_the_sections_name_the_rows_that_are_measured() -> None:
+def test_the_sections_name_the_rows_that_are_measured(tiny: Callable[[str], Path], documents: list[str]) -> None:
     torch.manual_seed(0)
     config = tf.BertConfig(**SMALL, vocab_size=50)
     model = tf.BertModel(config).eval()
@@ -347,7 +347,10 @@ def test_the_sections_name_the_rows_that_are_measured() -> None:
     llava = tf.LlavaModel(llava_config()).eval()
     with torch.no_grad(), regard.watching(llava, "modality_mass") as of_images:
         llava(input_ids=torch.tensor([[1, *[IMAGE] * PATCHES, 5]]), pixel_values=torch.randn(1, 3, 16, 16))
-    assert said == axes_of(seen.frame()) | axes_of(of_images.frame())
+    tokenizer = regard.models.load(str(tiny("bert")), device="cpu").tokenizer
+    small = tf.BertModel(tf.BertConfig(**SMALL, vocab_size=len(tokenizer)))
+    read_twice = regard.measure(small, tokenizer, documents, statistics="perturbation_spread", samples=2, length=12)
+    assert said == axes_of(seen.frame()) | axes_of(of_images.frame()) | axes_of(read_twice.table)
 
 
 def test_the_readme_names_every_statistic() -> None:

@@ -37,7 +37,7 @@ COURSE = (
     *("--weight-decay", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
-MEASURE += ("--minimum-queries", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
+MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
 LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt")
 LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (

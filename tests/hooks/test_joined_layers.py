@@ -10,9 +10,9 @@ import transformers
 
 import regard
 from regard.hooks import joined_layers
-from regard.statistics import STATISTICS, Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics import ALL, STATISTICS, Observation, PerLayer, SampleValues, StatisticInfo
 
-NAMES = [name for name in STATISTICS if name != "modality_mass"]
+NAMES = [name for name in ALL if name != "modality_mass"]
 
 
 def make_model(kind: str, **options: Any) -> Any:

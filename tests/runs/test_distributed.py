@@ -79,7 +79,7 @@ def commands(
     lines = [" ".join(["w1"] * 11), " ".join(["w0"] * 11)]
     mixed.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     text, few = ["--text", str(text_file)], ["--length", "12", "--device", "cpu", "--batch-size", "1"]
-    every = ["--statistics", "all", "--epsilon", "0.1,0.3"]
+    every = ["--statistics", "all,perturbation_spread", "--epsilon", "0.1,0.3"]
     of_one = ["--statistics", ",".join(name for name in STATISTICS if name != "input_dependence")]
     return {
         "uneven": ["measure", str(tiny("llama")), *text, *few, *every, "--samples", "5"],

@@ -15,7 +15,7 @@ from regard.statistics import Observation, StatisticRow
 BY_KEY = {"column_mass", "column_sum", "column_square", "key_norm", "value_norm"}
 BY_KEY |= {"cosine_sum", "norm_sum", "pair_count", "value_output_norm", "value_weighted_sum"}
 BY_QUERY = {"modality_mass", "entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
-BY_TOKEN = {"hidden_norm", "hidden"}
+BY_TOKEN = {"hidden_norm", "hidden", "relative_change", "replaced"}
 PER_SAMPLE = {"direction", "spectral_bound"}
 FIRST = 4
 HEADS, GROUPS, WIDTH = 2, 1, 3
@@ -61,6 +61,8 @@ class Sample:
                 "hidden": self.hidden,
                 "hidden_norm": self.hidden.norm(dim=-1),
                 "direction": torch.nn.functional.normalize(self.hidden, dim=-1).sum(0),
+                "relative_change": self.hidden.norm(dim=-1) / (1 + self.hidden[:, 0].abs()),
+                "replaced": (torch.arange(self.length) == (self.length - 1) // 2).double(),
             }
         if self.tokens is not None and not self.site.startswith("cross"):
             classes = torch.nn.functional.one_hot(self.tokens % 5, 5).double()

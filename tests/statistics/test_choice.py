@@ -11,8 +11,9 @@ from regard.statistics.sinks import SinkRate
 
 def test_default_and_all_and_lists() -> None:
     assert statistic_names("default") == DEFAULT
-    assert statistic_names("all") == tuple(STATISTICS)
-    assert statistic_names(" all ") == tuple(STATISTICS)
+    of_one_forward = tuple(name for name in STATISTICS if name != "perturbation_spread")
+    assert statistic_names("all") == statistic_names(" all ") == of_one_forward
+    assert statistic_names("all, perturbation_spread") == (*of_one_forward, "perturbation_spread")
     assert statistic_names("entropy, sink_rate") == ("entropy", "sink_rate")
     assert statistic_names(["entropy", "sink_rate"]) == ("entropy", "sink_rate")
     assert set(DEFAULT) <= set(STATISTICS)

@@ -4,6 +4,7 @@ from regard.data.corpus import prepare_corpus
 from regard.data.encoding import LAYOUTS, Encoded, encode, mask_tokens
 from regard.data.examples import IGNORE_INDEX, Examples, Task
 from regard.data.images import Images, read_images
+from regard.data.replacement import replace_one_token
 from regard.data.sounds import Sounds, read_sounds
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
@@ -44,5 +45,6 @@ __all__ = [
     "read_task",
     "read_texts",
     "read_tokenizer",
+    "replace_one_token",
     "train_tokenizer",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.hooks.reductions import REDUCTIONS
-from regard.statistics import Statistic
+from regard.statistics import PerturbationSpread, Statistic
 
 EMBEDDING_LAYER = -1
 """Index of the layer whose output is the input of layer 0."""
@@ -15,6 +15,11 @@ EMBEDDING_LAYER = -1
 def required_reductions(statistics: Sequence[Statistic]) -> list[str]:
     """Return the reductions that statistics need, and those that these require, in order of their names."""
     for statistic in statistics:
+        if statistic.needs >= PerturbationSpread.needs:
+            raise UserError(
+                f"statistic {statistic.name} compares two forwards of a text, of which a block sees one; expected "
+                f'it in regard.measure(model, tokenizer, texts, statistics="{statistic.name}")'
+            )
         if unknown := sorted(statistic.needs - REDUCTIONS.keys()):
             raise UserError(
                 f"statistic {statistic.name} needs unknown {unknown[0]!r}; choose from {', '.join(REDUCTIONS)}"

@@ -8,6 +8,7 @@ from regard.statistics.columns import StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.modalities import ModalityMass
+from regard.statistics.perturbation import PerturbationSpread
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
@@ -26,13 +27,15 @@ STATISTICS: dict[str, Callable[[], Statistic]] = {
     **LAYER_STATISTICS,
     InputDependence.name: InputDependence,
     ModalityMass.name: ModalityMass,
+    PerturbationSpread.name: PerturbationSpread,
 }
 
 DEFAULT = (
     *("sink_rate", "column_mass", "sink_deviation", "sink_tokens", "common_sink_ratio", "entropy", "distance"),
     *("over_smoothing", "hidden_norm", "key_norm", "value_norm"),
 )
-
+ALL = tuple(name for name in STATISTICS if name != PerturbationSpread.name)
+"""What can be measured in one forward."""
 
 SAME_PASS = frozenset(
     {"column_mass", "column_square", "entropy", "distance", "row_sum", "virtual_sink_mass", "value_weighted_sum"}
@@ -42,6 +45,8 @@ SAME_PASS = frozenset(
 
 def cost_class(statistic: Statistic) -> str:
     """Return what kind of work a statistic is, from the reductions that it needs."""
+    if isinstance(statistic, PerturbationSpread):
+        return "one more forward"
     for reduction, kind in {
         "weights": "T×T result",
         "spectral_bound": "many passes",
@@ -58,7 +63,7 @@ def cost_class(statistic: Statistic) -> str:
 def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
     """Return names, some of them "default" or "all" (in a string separated by commas), without duplicates."""
     parts = [part.strip() for part in (selection.split(",") if isinstance(selection, str) else selection)]
-    groups = {"default": DEFAULT, "all": tuple(STATISTICS)}
+    groups = {"default": DEFAULT, "all": ALL}
     names = tuple(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown or not names:
@@ -97,6 +102,7 @@ def select_statistics(selection: Any) -> list[Statistic]:
 
 
 __all__ = [
+    "ALL",
     "DEFAULT",
     "STATISTICS",
     "Average",
@@ -107,6 +113,7 @@ __all__ = [
     "ModalityMass",
     "Observation",
     "PerLayer",
+    "PerturbationSpread",
     "SampleValues",
     "SecondarySinks",
     "SinkDeviation",

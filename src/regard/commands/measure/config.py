@@ -32,7 +32,9 @@ class MeasureConfig(Config):
     command: ClassVar[str] = "measure"
 
     statistics: tuple[Any, ...] = config_field(
-        ("default",), "default, all, or names; dear are spectral_bound, matrix_entropy, output_rank, input_dependence"
+        ("default",),
+        "default, all, or names; dear are spectral_bound, matrix_entropy, output_rank, input_dependence, and "
+        "perturbation_spread, which is not in all: it costs one more forward",
     )
     input: Literal["natural", "random", "repeated"] = config_field(
         "natural", "natural (the text), random, or repeated tokens"
@@ -47,6 +49,9 @@ class MeasureConfig(Config):
         (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
     )
     minimum_queries: int = config_field(8, "queries that must be able to see a key before it counts as a sink")
+    perturb: Literal["middle", "first"] = config_field(
+        "middle", "the token that perturbation_spread replaces, among those that are not special: middle or first"
+    )
     layer_ids: tuple[int, ...] | None = config_field(
         None,
         "layers to observe, counted from 0, as 0,3,8-11 (default: all)",

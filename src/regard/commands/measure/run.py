@@ -16,18 +16,20 @@ from transformers import PreTrainedModel
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
+from regard.commands.measure.perturbation import Perturbation
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
 from regard.errors import UserError, describe_error
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
+from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import text_inputs
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
-from regard.statistics import DEFAULT, STATISTICS, Statistic, cost_class
+from regard.statistics import DEFAULT, STATISTICS, PerturbationSpread, Statistic, cost_class
 from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.modalities import ModalityMass
@@ -58,6 +60,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
     minimum_queries: int | Unset = UNSET,
+    perturb: Literal["middle", "first"] | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
     positions: Literal["all", "thin", "none"] | Unset = UNSET,
     batch_size: int | Unset | None = UNSET,
@@ -103,8 +106,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
         with eval_mode(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
+            perturbation = _make_perturbation(loaded, sources, selected, config)
             batches = _make_batches(loaded, sources, indices, config)
-            _run_batches(loaded.model, observer, batches, len(shard), on_progress)
+            _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
@@ -180,6 +184,7 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
         "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
         "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
         "input_dependence": lambda: InputDependence(config.length),
+        "perturbation_spread": PairedSpread,
     }
     if loaded.tokenizer is not None:
         configured |= {
@@ -187,10 +192,23 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Stati
             "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
             "modality_mass": lambda: ModalityMass(loaded.tokenizer.all_special_ids),
         }
+    names = [part.name if isinstance(part, PerturbationSpread) else part for part in config.statistics]
     return [
         copy.deepcopy(name) if isinstance(name, Statistic) else configured.get(name, STATISTICS[name])()
-        for name in config.statistics
+        for name in names
     ]
+
+
+def _make_perturbation(
+    loaded: models.Loaded, sources: Windows | Images | Sounds, statistics: Iterable[Statistic], config: MeasureConfig
+) -> Perturbation | None:
+    """Return the second forward of each batch; None if no statistic needs it."""
+    spread = next((statistic for statistic in statistics if isinstance(statistic, PairedSpread)), None)
+    if spread is None:
+        return None
+    if not isinstance(sources, Windows):
+        raise UserError(f"statistics: {spread.name} replaces a token of a text; expected texts, got {kind_of(sources)}")
+    return Perturbation(loaded, sources, spread, config)
 
 
 def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksByTokenClass:
@@ -201,31 +219,35 @@ def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksBy
 
 def _make_batches(
     loaded: models.Loaded, samples: Windows | Images | Sounds, batches: Iterable[Tensor], config: MeasureConfig
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the arguments of each forward, over the samples of these indices, and how many samples they are."""
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Yield the arguments of each forward, and the indices of its samples."""
     for indices in batches:
         if not isinstance(samples, Windows):
             inputs = media_inputs(loaded, samples, indices.tolist(), config.prompt)
         else:
             inputs = text_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
-        yield inputs, len(indices)
+        yield inputs, indices
 
 
 def _run_batches(
     model: Any,
     observer: Watch,
-    batches: Iterable[tuple[dict[str, Any], int]],
+    batches: Iterable[tuple[dict[str, Any], Tensor]],
     num_samples: int,
+    perturbation: Perturbation | None,
     on_progress: OnProgress | None,
 ) -> None:
     done = 0
-    for number, (inputs, size) in enumerate(batches):
+    for number, (inputs, indices) in enumerate(batches):
         try:
             output = model(**inputs)[0]
+            if perturbation is not None:
+                perturbation.run(observer, inputs, indices)
         except torch.OutOfMemoryError as error:
             kind = f"windows of {inputs['input_ids'].shape[1]} tokens" if "input_ids" in inputs else "samples"
             raise UserError(
-                f"batch-size: {size} {kind} do not fit the memory of {model.device}. Reduce --batch-size or --length."
+                f"batch-size: {len(indices)} {kind} do not fit the memory of {model.device}. Reduce --batch-size or "
+                "--length."
             ) from error
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             kinds = {"pixel_values": "images", "input_features": "audio", "input_values": "audio"}
@@ -238,7 +260,7 @@ def _run_batches(
             observer.close()  # which names the layer if the weights show it
             layer = f"output of the last layer in batch {number}"
             raise UserError(f"non-finite activations: {layer}; expected finite values")
-        done += size
+        done += len(indices)
         if on_progress is not None:
             on_progress(ProgressEvent(phase="measuring", step=done, steps=num_samples))
 

@@ -15,11 +15,14 @@ from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, sparkline
 
-MAXIMA, MINIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio"), ("matrix_entropy",)
+MAXIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio", "perturbation_spread")
+MINIMA = ("matrix_entropy",)
 """Statistics whose largest, or smallest, value over the layers is a key figure."""
 MARGIN = 5
 NO_TOKEN = "–"
 """The token of a position without one, such as a patch of an image."""
+BY_LAYER = ("over_smoothing", "perturbation_spread")
+"""Statistics shown as a line over the layers."""
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
@@ -114,14 +117,14 @@ def _extreme(measure: Measure) -> tuple[float, float, str, str] | None:
 
 
 def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> Group:
-    """Summarize a run for a terminal of 80 columns: sink map (with numbers), tokens, over-smoothing, norms, cost."""
+    """Summarize a run for a terminal of 80 columns: sink map (with numbers), tokens, over-smoothing, spread, norms."""
     all_measures = measures(table)
     name = partial(labels.name, record=metadata, with_site=several_sites(all_measures))
     maps = [_map(measure, name, labels.unit(measure.statistic, metadata)) for measure in _mapped(all_measures)]
     lines = [
         [line for measure in all_measures for line in _of_model(measure, name, metadata)],
         _tokens(tokens),
-        [line for measure in all_measures for line in _smoothing(measure, name)],
+        [line for measure in all_measures for line in _by_layer(measure, name)],
         _norms(all_measures, name),
     ]
     lede = labels.join([labels.samples(metadata), labels.run_time(metadata, "in")])
@@ -220,9 +223,9 @@ def _tokens(tokens: pd.DataFrame | None) -> list[str]:
     return lines
 
 
-def _smoothing(measure: Measure, name: Name) -> list[str]:
+def _by_layer(measure: Measure, name: Name) -> list[str]:
     block = measure.block("layer")
-    if measure.statistic != "over_smoothing" or block is None or np.isnan(block.values).all():
+    if measure.statistic not in BY_LAYER or block is None or np.isnan(block.values).all():
         return []
     layer, values = block.coordinates["layer"], block.values
     index = int(np.nanargmax(values))
