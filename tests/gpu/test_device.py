@@ -22,7 +22,8 @@ from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.pretrained import load
-from regard.training import TrainingConfig, train
+from regard.training import TrainingConfig, placement, train
+from regard.training.batches import BatchLoader
 
 pytestmark = pytest.mark.gpu
 SIZES = {
@@ -185,6 +186,27 @@ def test_a_step_of_training_is_that_of_the_cpu(precision: str, compiled: bool, d
         histories.append([(row["loss"], row["gradient_norm"]) for row in result.history if "loss" in row])
     for found, expected in zip(*histories, strict=True):
         assert found == pytest.approx(expected, rel=1e-3 if precision == "float32" else 2e-2)
+
+
+def test_the_next_batch_is_copied_without_waiting(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("only CUDA says where it waits")
+    rows = make_inputs("right", tokens=64)
+    plan = TrainingConfig(max_steps=2, batch_size=3, learning_rate=1e-3, micro_batch_size=2)
+    with placement.make_accelerator((), None, None) as accelerator:
+        placed = placement.prepare_model(torch.nn.Linear(4, 4), plan, accelerator)
+        loader = BatchLoader(lambda step: rows, placed, plan)
+        loader.at(0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loader.prepare(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        pieces = loader.at(1).pieces
+    assert [len(piece["input_ids"]) for piece in pieces] == [2, 1]
+    for name, value in rows.items():
+        assert all(piece[name].device.type == "cuda" for piece in pieces)
+        assert torch.equal(torch.cat([piece[name] for piece in pieces]).cpu(), value)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
