@@ -11,7 +11,8 @@ import transformers
 
 import regard
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import QKV, AttentionCall, map_fields
+from regard.attention.lse_kernels import select_kernel
 from regard.attention.operator import attend
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
@@ -95,6 +96,32 @@ def test_attention_and_its_reductions_are_those_of_the_whole_matrix(case: str, d
         torch.testing.assert_close(found, tensor, rtol=2e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
     matrix = reference.weights(exact)
     torch.testing.assert_close(output.cpu().double(), matrix @ exact.expand_groups(exact.value), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", ["whole", "causal", "padded", "groups"])
+@pytest.mark.parametrize("names", [("lse", "first_mass"), ("lse", "column_mass", "column_square")], ids=str)
+def test_log_normalizers_of_fused_kernels_are_those_of_the_whole_matrix(
+    names: tuple[str, ...], case: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, heads, 131, 64) for heads in (4, 2 if case == "groups" else 4, 2 if case == "groups" else 4))
+    query, key, value = (torch.randn(shape, generator=generator).to(dtype).to(device) for shape in shapes)
+    call = AttentionCall(query=query, key=key, value=value, scale=0.125, causal=case in ("causal", "groups"))
+    if case == "padded":
+        real = (torch.arange(131) < torch.tensor([[131], [77]])).to(device)
+        call = replace(call, key_mask=real, query_mask=real)
+    if device.type == "cuda":
+        assert select_kernel(call) is not None
+    request = ReductionRequest(names=frozenset(names), num_first_keys=3)
+    output, reductions = attend(call, request)
+    exact = map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.double()))
+    for name, tensor in reduce_dense(exact, request).items():
+        found = reductions[name].to(tensor.dtype)
+        torch.testing.assert_close(found, tensor, rtol=2e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+    expected = reference.weights(exact) @ exact.expand_groups(exact.value)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -50,6 +50,11 @@ def is_available() -> bool:
     return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
 
 
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on a GPU, for which there are the kernels here and PyTorch's fused ones."""
+    return tensor.is_cuda
+
+
 def choose_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     """Return blocks as large as the registers and shared memory of a program hold for heads of this width."""
     width = _padded_width(head_dim)
