@@ -1,7 +1,7 @@
 """Reductions that need no more than the log-normalizer of each query, which fused kernels return beside the output."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
@@ -57,7 +57,25 @@ def first_mass(
         early = max(max(call.starts or (0,)) + num_first_keys - call.offset, 0)
         queries = torch.arange(min(early, lse.shape[2]), device=lse.device)[:, None] + call.offset
         mass[:, :, :early].masked_fill_(queries < positions[:, None, None], 0.0)
+    if call.hides_pairs:
+        mass.masked_fill_(~_sees_first_keys(call, positions), 0.0)
     return mass
+
+
+def _sees_first_keys(
+    call: AttentionCall, positions: Int[Tensor, "#batch first"]
+) -> Bool[Tensor, "#batch #head #query first"]:
+    """Return which queries see the first keys by the mask of pairs and the window; keys outside count as the next."""
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=positions.device)
+    if call.keep is not None:
+        keep = call.keep.expand(max(len(call.keep), len(positions)), -1, -1, call.key.shape[2])
+        index = positions.clamp(0, call.key.shape[2] - 1)[:, None, None].expand(len(keep), *keep.shape[1:3], -1)
+        seen = keep.gather(3, index)
+    operation = call.operation
+    if operation is not None and operation.window is not None:
+        queries = torch.arange(call.query.shape[2], device=positions.device)[:, None] + call.offset
+        seen = seen & (queries - positions[:, None, None] < operation.window)
+    return seen
 
 
 def _first_keys(

@@ -226,6 +226,8 @@ def expand_bias(call: AttentionCall) -> AttentionCall:
 def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Return the requested reductions, each by the fastest backend that computes it; on CPUs the output if asked."""
     call, _ = simplify(call)
+    if supports_triton(call, request):
+        return None, reduce_by_triton(call, request)
     if call.operation is not None:
         by_rows = call.operation.function is None  # a function may look at all rows
         return None, reduce_by_rows(call, request) if by_rows else reduce_dense(call.to_acc_dtype(), request)
@@ -263,14 +265,16 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
-    """Return whether the GPU kernels can compute a request; they lack sums beside a sink, sinks of queries,
-    and capped first keys.
+    """Return whether the GPU kernels can compute a request; they lack biases, sums beside a sink, sinks of queries,
+    and capped first keys, and of operations they have softmax in a window.
     """
+    operation = call.operation
+    is_window = operation is None or replace(operation, window=None, backend="") == Operation(backend="")
     return (
         kernels.is_on_gpu(call.query)
         and call.query.dtype in kernels.DTYPES
         and kernels.is_available()
-        and call.keep is None
+        and is_window
         and call.bias is None
         and bool(request.names)
         and request.names == request.by_backend("triton")
@@ -287,7 +291,9 @@ def reduce_by_triton(
     With the log-normalizers `lse` no pass over rows is needed; entropy and distance cannot be asked for then.
     """
     names = request.names
-    options = {name: getattr(call, name) for name in ("scale", "causal", "offset", "key_mask", "softcap")}
+    names_of_options = ("scale", "causal", "offset", "key_mask", "softcap", "keep")
+    options = {name: getattr(call, name) for name in names_of_options}
+    options["window"] = None if call.operation is None else call.operation.window
     reductions: dict[str, Tensor | None] = {}
     if lse is None:
         rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
