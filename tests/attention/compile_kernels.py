@@ -58,7 +58,8 @@ def main() -> None:
         real = torch.ones(2, length, dtype=torch.bool) if everything else None
         shared: dict[str, Any] = {"scale": 0.1, "causal": not everything, "offset": int(length == 1)}
         if everything:
-            shared |= {"key_mask": real, "softcap": 5.0}
+            keep = torch.ones(2, 1, length, length, dtype=torch.bool)
+            shared |= {"key_mask": real, "softcap": 5.0, "window": 30, "keep": keep}
         rows = kernels.row_statistics(
             query, key, sink=torch.zeros(4) if everything else None, distance=everything, **shared
         )

@@ -50,6 +50,8 @@ class Case:
     query_mask: Tensor | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    window: int | None = None
+    keep: Tensor | None = None
 
     def run(self, blocks: Tiling | None = SQUARE) -> dict[str, Tensor]:
         shared: dict[str, Any] = {
@@ -58,6 +60,8 @@ class Case:
             "offset": self.offset,
             "key_mask": self.key_mask,
             "softcap": self.softcap,
+            "window": self.window,
+            "keep": self.keep,
             "blocks": blocks,
         }
         rows = row_statistics(self.query, self.key, sink=self.sink, distance=True, **shared)
@@ -77,6 +81,10 @@ class Case:
         see = torch.ones_like(i >= j)
         if self.causal:
             see &= j <= i
+        if self.window is not None:
+            see &= i - j < self.window
+        if self.keep is not None:
+            see = see & self.keep
         return see if self.key_mask is None else see & self.key_mask[:, None, None, :]
 
     def expected(self) -> dict[str, Tensor]:
@@ -149,7 +157,18 @@ def cases(draw: st.DrawFn) -> Case:
         query_mask=draw(st.sampled_from((None, flags(seed + 3, batch, queries)))),
         softcap=draw(st.sampled_from((None, 0.5, 30.0))),
         sink=draw(st.sampled_from((None, normal(seed + 4, heads)))),
+        window=draw(st.sampled_from((None, 1, 7, 30))),
+        keep=draw(st.sampled_from((None, *masks(seed + 5, batch, heads, queries, keys)))),
     )
+
+
+def masks(seed: int, batch: int, heads: int, queries: int, keys: int) -> list[Tensor]:
+    """Masks of every shape: some pairs, some of each head, rows alike, columns alike, packed sequences, and none."""
+    bounds = torch.tensor([keys // 3, 2 * keys // 3], device=DEVICE)
+    of_query, of_key = (torch.bucketize(torch.arange(length, device=DEVICE), bounds) for length in (queries, keys))
+    packed = (of_query[:, None] == of_key)[None, None]
+    shapes = ((1, 1, queries, keys), (batch, heads, queries, keys), (batch, 1, 1, keys), (1, 1, queries, 1))
+    return [*(flags(seed, *shape) for shape in shapes), packed, torch.zeros_like(packed)]
 
 
 @needs_kernels
@@ -214,7 +233,8 @@ def test_nan_comes_out_as_nan() -> None:
 @needs_kernels
 @pytest.mark.parametrize("queries, keys, batch", [(0, 3, 1), (3, 0, 1), (3, 3, 0)])
 def test_nothing_in_gives_nothing_out(queries: int, keys: int, batch: int) -> None:
-    found = Case(normal(0, batch, 1, queries, 8), normal(1, batch, 1, keys, 8)).run()
+    keep = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=DEVICE)
+    found = Case(normal(0, batch, 1, queries, 8), normal(1, batch, 1, keys, 8), keep=keep).run()
     assert found["lse"].shape == (batch, 1, queries)
     assert found["lse"].eq(torch.inf).all()
     assert found["mass"].shape == (batch, 1, keys)
@@ -243,7 +263,11 @@ def test_strides_do_not_matter() -> None:
     assert torch.equal(column_statistics(apart.query, apart.key, lse, **shared, **options)[0], expected["mass"])
 
 
-@pytest.mark.sample(4)
+PACKED = (torch.arange(64, device=DEVICE) // 32)[:, None] == torch.arange(64, device=DEVICE) // 32
+PACKED = PACKED[None, None]
+
+
+@pytest.mark.sample(8)
 @needs_kernels
 @pytest.mark.parametrize(
     "options, blocks",
@@ -252,6 +276,10 @@ def test_strides_do_not_matter() -> None:
         ({"causal": True}, 1 + 2 + 3 + 4),
         ({"causal": True, "offset": 1}, 2 + 3 + 4 + 4),
         ({"causal": True, "offset": -32}, 1 + 2),
+        ({"causal": True, "window": 17}, 1 + 2 + 2 + 2),
+        ({"causal": False, "window": 1}, 4 + 3 + 2 + 1),
+        ({"causal": True, "keep": PACKED}, 1 + 2 + 1 + 2),
+        ({"causal": False, "keep": PACKED}, 2 + 2 + 2 + 2),
     ],
 )
 def test_blocks_that_cannot_see_each_other_are_skipped_and_no_others(
@@ -276,6 +304,8 @@ def test_what_does_not_fit_is_refused() -> None:
         row_statistics(query[:, :2].double(), key.double(), **options)
     with pytest.raises(ValueError, match="softcap: expected a positive"):
         column_statistics(query[:, :2], key, query[:, :2, :, 0], **options, softcap=0.0)
+    with pytest.raises(ValueError, match="window: expected at least one key"):
+        row_statistics(query[:, :2], key, **options, window=0)
     with pytest.raises(ValueError, match="lse: expected float32"):
         column_statistics(query[:, :2], key, query[:, :2, :, 0].double(), **options)
 

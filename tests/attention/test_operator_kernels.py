@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.attention import kernels, operator, reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import QKV, AttentionCall, Operation, map_fields
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,8 +80,59 @@ def test_the_scatter_of_columns_of_equal_weights_is_exact(causal: bool, padded: 
         torch.testing.assert_close(scatter, (rows - rows.mean(1, keepdim=True)).square().sum(1), rtol=1e-5, atol=1e-12)
 
 
-def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
-    call = made(True, 0, "", None, False)
-    assert operator.supports_triton(call, ReductionRequest(names=NAMES)) == call.query.is_cuda
-    whole = dataclasses.replace(call, keep=torch.ones(1, 1, 37, 37, dtype=torch.bool, device=DEVICE))
-    assert not operator.supports_triton(whole, ReductionRequest(names=NAMES))
+def hidden(kind: str) -> AttentionCall:
+    """A call whose queries see a window, of the operation or of a mask, their own sequence of a packed row, or less."""
+    call = made(kind != "both sides", 0, "left" if "padded" in kind else "", None, "sink" in kind)
+    i, j = torch.arange(37, device=DEVICE)[:, None], torch.arange(37, device=DEVICE)
+    if kind.startswith("operation"):
+        return dataclasses.replace(call, operation=Operation(window=7))
+    if kind.startswith("window"):
+        return dataclasses.replace(call, keep=((i - j < 7) & (j <= i))[None, None])
+    if kind.startswith("packed"):
+        ends = torch.tensor([[5, 21], [12, 30]], device=DEVICE)
+        of_token = torch.stack([torch.bucketize(j, row, right=True) for row in ends])
+        return dataclasses.replace(call, keep=(of_token[:, None, :, None] == of_token[:, None, None]))
+    generator = torch.Generator().manual_seed(5)
+    return dataclasses.replace(call, keep=(torch.rand(2, 4, 37, 37, generator=generator) < 0.2).to(DEVICE))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "operation",
+        "operation padded",
+        "operation sink",
+        "window",
+        "window padded sink",
+        "packed",
+        "both sides",
+        "heads",
+    ],
+)
+def test_windows_and_packed_rows_equal_the_whole_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = hidden(kind)
+    names = NAMES - ({"row_sum", "virtual_sink_mass"} if "sink" in kind else set())
+    request = ReductionRequest(names=names, num_first_keys=3)
+    monkeypatch.setattr(kernels, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(operator, "reduce_by_rows", None)
+    found = operator.reduce(call, request)
+    exact = map_fields(call, **dict.fromkeys((*QKV, "sink"), lambda tensor: tensor.double()))
+    for name, tensor in reduce_dense(exact, request).items():
+        torch.testing.assert_close(
+            found[name].double(), tensor, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_kernels_are_for_gpus_and_for_what_they_can_express(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, request = made(True, 0, "", None, False), ReductionRequest(names=NAMES)
+    assert operator.supports_triton(call, request) == call.query.is_cuda
+    monkeypatch.setattr(kernels, "is_on_gpu", lambda tensor: True)
+    assert operator.supports_triton(call, request)
+    assert operator.supports_triton(hidden("operation"), request)
+    assert operator.supports_triton(hidden("packed"), request)
+    biased = dataclasses.replace(call, bias=torch.zeros(1, 1, 37, 37, device=DEVICE))
+    assert not operator.supports_triton(biased, request)
+    for operation in (Operation(window=7, prefix=2), Operation(window=7, top_k=3), Operation(weighting="sigmoid")):
+        assert not operator.supports_triton(dataclasses.replace(call, operation=operation), request)
+    slopes = Operation(window=7, slopes=torch.ones(4, device=DEVICE))
+    assert not operator.supports_triton(dataclasses.replace(call, operation=slopes), request)

@@ -11,7 +11,8 @@ import transformers
 
 import regard
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import QKV, AttentionCall, map_fields
+from regard.attention.lse_kernels import select_kernel
 from regard.attention.operator import attend
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
@@ -22,7 +23,8 @@ from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.pretrained import load
-from regard.training import TrainingConfig, train
+from regard.training import TrainingConfig, placement, train
+from regard.training.batches import BatchLoader
 
 pytestmark = pytest.mark.gpu
 SIZES = {
@@ -94,6 +96,32 @@ def test_attention_and_its_reductions_are_those_of_the_whole_matrix(case: str, d
         torch.testing.assert_close(found, tensor, rtol=2e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
     matrix = reference.weights(exact)
     torch.testing.assert_close(output.cpu().double(), matrix @ exact.expand_groups(exact.value), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", ["whole", "causal", "padded", "groups"])
+@pytest.mark.parametrize("names", [("lse", "first_mass"), ("lse", "column_mass", "column_square")], ids=str)
+def test_log_normalizers_of_fused_kernels_are_those_of_the_whole_matrix(
+    names: tuple[str, ...], case: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, heads, 131, 64) for heads in (4, 2 if case == "groups" else 4, 2 if case == "groups" else 4))
+    query, key, value = (torch.randn(shape, generator=generator).to(dtype).to(device) for shape in shapes)
+    call = AttentionCall(query=query, key=key, value=value, scale=0.125, causal=case in ("causal", "groups"))
+    if case == "padded":
+        real = (torch.arange(131) < torch.tensor([[131], [77]])).to(device)
+        call = replace(call, key_mask=real, query_mask=real)
+    if device.type == "cuda":
+        assert select_kernel(call) is not None
+    request = ReductionRequest(names=frozenset(names), num_first_keys=3)
+    output, reductions = attend(call, request)
+    exact = map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.double()))
+    for name, tensor in reduce_dense(exact, request).items():
+        found = reductions[name].to(tensor.dtype)
+        torch.testing.assert_close(found, tensor, rtol=2e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+    expected = reference.weights(exact) @ exact.expand_groups(exact.value)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -185,6 +213,27 @@ def test_a_step_of_training_is_that_of_the_cpu(precision: str, compiled: bool, d
         histories.append([(row["loss"], row["gradient_norm"]) for row in result.history if "loss" in row])
     for found, expected in zip(*histories, strict=True):
         assert found == pytest.approx(expected, rel=1e-3 if precision == "float32" else 2e-2)
+
+
+def test_the_next_batch_is_copied_without_waiting(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("only CUDA says where it waits")
+    rows = make_inputs("right", tokens=64)
+    plan = TrainingConfig(max_steps=2, batch_size=3, learning_rate=1e-3, micro_batch_size=2)
+    with placement.make_accelerator((), None, None) as accelerator:
+        placed = placement.prepare_model(torch.nn.Linear(4, 4), plan, accelerator)
+        loader = BatchLoader(lambda step: rows, placed, plan)
+        loader.at(0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loader.prepare(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        pieces = loader.at(1).pieces
+    assert [len(piece["input_ids"]) for piece in pieces] == [2, 1]
+    for name, value in rows.items():
+        assert all(piece[name].device.type == "cuda" for piece in pieces)
+        assert torch.equal(torch.cat([piece[name] for piece in pieces]).cpu(), value)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
 from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
-from regard.attention.lse import FLASH_FORWARD
+from regard.attention.lse_kernels import FLASH_FORWARD
 
 MIN_BLOCK, MAX_BLOCK = 64, 128
 """Fewest queries in a block of a window, and the largest window that is folded."""

@@ -50,6 +50,11 @@ def is_available() -> bool:
     return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
 
 
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on a GPU, for which there are the kernels here and PyTorch's fused ones."""
+    return tensor.is_cuda
+
+
 def choose_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     """Return blocks as large as the registers and shared memory of a program hold for heads of this width."""
     width = _padded_width(head_dim)
@@ -70,6 +75,8 @@ def row_statistics(
     offset: int,
     key_mask: Bool[Tensor, "batch key"] | None = None,
     softcap: float | None = None,
+    window: int | None = None,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
     sink: Float[Tensor, " head"] | None = None,
     distance: bool = False,
     blocks: Tiling | None = None,
@@ -81,8 +88,10 @@ def row_statistics(
 
     Query head h reads key group h // (head / group). The score is s_ij = scale · q_i·k_j, or with `softcap`
     softcap · tanh(s_ij / softcap). Query i stands at position `offset` + i among the keys, and sees no later key if
-    `causal`; `key_mask` is False at keys that no query sees. `sink` is a learned logit a head that joins the
-    normalizer, uncapped and unscaled. `blocks` replaces `choose_tiling`.
+    `causal`; `key_mask` is False at keys that no query sees. With a `window` query i sees no key that stands `window`
+    positions before it or more; `keep` is False at pairs that may not meet. Blocks outside of the window are skipped,
+    and those before the first and behind the last pair of `keep` in their rows, or in their columns. `sink` is a
+    learned logit a head that joins the normalizer, uncapped and unscaled. `blocks` replaces `choose_tiling`.
 
     Raises:
         ValueError: Inputs do not fit together.
@@ -92,7 +101,7 @@ def row_statistics(
         Milakov & Gimelshein (arXiv 1805.02867), as FlashAttention streams it (arXiv 2205.14135, algorithm 1), here
         without values; the entropy follows from Σ e·s beside Σ e.
     """
-    launch = _Launch(query, key, {"key_mask": key_mask}, scale, causal, offset, softcap, blocks)
+    launch = _Launch(query, key, {"key_mask": key_mask}, scale, causal, offset, softcap, window, keep, blocks)
     batch, heads, queries, _ = query.shape
     if sink is not None and sink.shape != (heads,):
         raise ValueError(f"sink: expected one logit a head, shape ({heads},); got {tuple(sink.shape)}")
@@ -115,6 +124,8 @@ def column_statistics(
     key_mask: Bool[Tensor, "batch key"] | None = None,
     query_mask: Bool[Tensor, "batch query"] | None = None,
     softcap: float | None = None,
+    window: int | None = None,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
     square: bool = False,
     blocks: Tiling | None = None,
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"] | None]:
@@ -132,7 +143,7 @@ def column_statistics(
         The swapped pass: awslabs/keys_values, issue 77 and pull requests 78 and 83.
     """
     masks = {"key_mask": key_mask, "query_mask": query_mask}
-    launch = _Launch(query, key, masks, scale, causal, offset, softcap, blocks)
+    launch = _Launch(query, key, masks, scale, causal, offset, softcap, window, keep, blocks)
     if lse.shape != query.shape[:3] or lse.dtype != torch.float32 or lse.device != query.device:
         raise ValueError(
             f"lse: expected float32 {tuple(query.shape[:3])} on {query.device}; "
@@ -173,6 +184,8 @@ class _Launch:
     causal: bool
     offset: int
     softcap: float | None
+    window: int | None
+    keep: Tensor | None
     blocks: Tiling | None
 
     def __post_init__(self) -> None:
@@ -196,6 +209,10 @@ class _Launch:
                     f"{name}: expected bool {tuple(shape)} on {query.device}; "
                     f"got {mask.dtype} {tuple(mask.shape)} on {mask.device}"
                 )
+        if self.keep is not None and (self.keep.dtype != torch.bool or self.keep.device != query.device):
+            raise ValueError(f"keep: expected bool on {query.device}; got {self.keep.dtype} on {self.keep.device}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window: expected at least one key, or None for all; got {self.window}")
         if softcap is not None and softcap <= 0:
             raise ValueError(f"softcap: expected a positive cap, or None for none; got {softcap}")
 
@@ -211,11 +228,12 @@ class _Launch:
         num_programs = batch * heads * math.ceil((queries if holds_queries else keys) / tiling.resident)
         if num_programs == 0:
             return
+        pairs, first, stop = self._pairs(along=3 if holds_queries else 2)
         with torch.cuda.device_of(self.query):
             kernel[(num_programs,)](
-                *tensors,
-                *(*self.query.stride(), *self.key.stride(), *strides),
-                *(heads, heads // groups, queries, keys, self.offset, scale, softcap),
+                *(*tensors, pairs, first, stop),
+                *(*self.query.stride(), *self.key.stride(), *strides, *_strides(pairs, 4), *_strides(first, 3)),
+                *(heads, heads // groups, queries, keys, self.offset, scale, softcap, self.window),
                 HEAD_DIM=head_dim,
                 WIDTH=_padded_width(head_dim),
                 CAUSAL=self.causal,
@@ -224,6 +242,22 @@ class _Launch:
                 num_warps=tiling.warps,
                 num_stages=tiling.stages,
             )
+
+    def _pairs(self, along: int) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+        """Return the mask of pairs, and in each of its rows (of its columns) the first pair and that behind the last.
+
+        Where there is none they are the length and 0. Nothing is read from the device.
+        """
+        queries, keys = self.query.shape[2], self.key.shape[2]
+        if self.keep is None or 0 in (queries, keys):
+            return None, None, None
+        pairs = self.keep.expand(-1, -1, queries, keys).view(torch.uint8)
+        length = pairs.shape[along]
+        is_seen = pairs.amax(along) > 0
+        first = torch.where(is_seen, pairs.argmax(along), length)
+        stop = torch.where(is_seen, length - pairs.flip(along).argmax(along), 0)
+        spans = torch.stack([first, stop]).int().expand(-1, *self.query.shape[:2], -1)
+        return self.keep.expand(*self.query.shape[:2], queries, keys), spans[0], spans[1]
 
 
 def _strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:

@@ -1,55 +1,40 @@
 """Reductions that need no more than the log-normalizer of each query, which fused kernels return beside the output."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
+from regard.attention.lse_kernels import sees_no_key, select_kernel
 from regard.attention.reduction import ReductionRequest
 from regard.attention.tiles import LOG2_E
 
-FLASH_FORWARD: Any | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-"""PyTorch's flash attention for CPUs, which returns the log-normalizer; None if this release has none."""
+ROWS_WITH_WEIGHTS = frozenset({"entropy", "distance"})
+"""Reductions by query that no log-normalizer gives."""
 
 
 def supports_lse(call: AttentionCall, request: ReductionRequest) -> bool:
-    """Return whether the fused kernel for CPUs can take a call, and its log-normalizer gives every reduction."""
-    return (
-        request.names == request.by_backend("lse")
-        and call.is_plain
-        and call.query.device.type == "cpu"
-        and all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))
-        and call.value.shape[-1] == call.query.shape[-1]
-        and call.query.dtype in (torch.float32, torch.float64)
-        and (not call.causal or call.offset == 0)
-        and FLASH_FORWARD is not None
-    )
+    """Return whether a fused kernel takes a call, and its log-normalizer gives every reduction."""
+    return request.names == request.by_backend("lse") and select_kernel(call) is not None
 
 
 def attend_with_lse(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the output (batch, head, query, value_width) and reductions of a call by the fused kernel."""
-    assert FLASH_FORWARD is not None
-    padding = None
-    if call.key_mask is not None:
-        padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, -torch.inf)[:, None, None, :]
-    output, lse = FLASH_FORWARD(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
-    if call.key_mask is not None:
-        lse = lse.masked_fill(_sees_no_key(call, call.key_mask), -torch.inf)
+    """Return the output (batch, head, query, value_width) and reductions of a call by a fused kernel."""
+    output, lse = output_and_lse(call)
     reductions = {"lse": lse} if "lse" in request.names else {}
     if "first_mass" in request.names:
         reductions["first_mass"] = first_mass(call, lse, request.num_first_keys)
     return output, reductions
 
 
-def _sees_no_key(call: AttentionCall, key_mask: Tensor) -> Bool[Tensor, "batch 1 #query"]:
-    """Return which queries see no real key, for which the fused kernel reports a log-normalizer of 0."""
-    has_key = key_mask.cumsum(-1) > 0
-    if not call.causal:
-        return ~has_key[:, None, -1:]
-    last = torch.arange(call.query.shape[2], device=key_mask.device).clamp(max=key_mask.shape[1] - 1)
-    return ~has_key[:, None, last]
+def output_and_lse(call: AttentionCall) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
+    """Return the output and the log-normalizer of each query, −∞ where it sees no key, by a fused kernel."""
+    kernel = select_kernel(call)
+    assert kernel is not None
+    output, lse = kernel(call)
+    if call.key_mask is not None:
+        lse = lse.masked_fill(sees_no_key(call, call.key_mask), -torch.inf)
+    return output, lse
 
 
 def first_mass(
@@ -72,7 +57,25 @@ def first_mass(
         early = max(max(call.starts or (0,)) + num_first_keys - call.offset, 0)
         queries = torch.arange(min(early, lse.shape[2]), device=lse.device)[:, None] + call.offset
         mass[:, :, :early].masked_fill_(queries < positions[:, None, None], 0.0)
+    if call.hides_pairs:
+        mass.masked_fill_(~_sees_first_keys(call, positions), 0.0)
     return mass
+
+
+def _sees_first_keys(
+    call: AttentionCall, positions: Int[Tensor, "#batch first"]
+) -> Bool[Tensor, "#batch #head #query first"]:
+    """Return which queries see the first keys by the mask of pairs and the window; keys outside count as the next."""
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=positions.device)
+    if call.keep is not None:
+        keep = call.keep.expand(max(len(call.keep), len(positions)), -1, -1, call.key.shape[2])
+        index = positions.clamp(0, call.key.shape[2] - 1)[:, None, None].expand(len(keep), *keep.shape[1:3], -1)
+        seen = keep.gather(3, index)
+    operation = call.operation
+    if operation is not None and operation.window is not None:
+        queries = torch.arange(call.query.shape[2], device=positions.device)[:, None] + call.offset
+        seen = seen & (queries - positions[:, None, None] < operation.window)
+    return seen
 
 
 def _first_keys(

@@ -15,7 +15,8 @@ from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output, row_weights
 from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
-from regard.attention.lse import attend_with_lse, first_mass, supports_lse
+from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass, output_and_lse, supports_lse
+from regard.attention.lse_kernels import select_kernel
 from regard.attention.onepass import one_pass, spectral_bound
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import ReductionRequest, reduce_dense
@@ -54,11 +55,19 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
         return compute_output(call), reduce(call, request)
     if supports_lse(call, request):
         return attend_with_lse(call, request)
-    if call.query.is_cuda:
-        return compute_output(call), reduce(call, request)
+    if kernels.is_on_gpu(call.query):
+        return _attend_on_gpu(call, request)
     tiled_output, reductions = _reduce(call, request, output=True)
     assert tiled_output is not None
     return tiled_output.to(call.query.dtype), reductions
+
+
+def _attend_on_gpu(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return output and reductions; the output's kernel gives the log-normalizer where that is all rows are for."""
+    if request.names & ROWS_WITH_WEIGHTS or not supports_triton(call, request) or select_kernel(call) is None:
+        return compute_output(call), reduce(call, request)
+    output, lse = output_and_lse(call)
+    return output, reduce_by_triton(call, request, lse)
 
 
 @torch.no_grad()
@@ -240,6 +249,8 @@ def expand_bias(call: AttentionCall) -> AttentionCall:
 def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Return the requested reductions, each by the fastest backend that computes it; on CPUs the output if asked."""
     call, _ = simplify(call)
+    if supports_triton(call, request):
+        return None, reduce_by_triton(call, request)
     if call.operation is not None:
         by_rows = call.operation.function is None  # a function may look at all rows
         return None, reduce_by_rows(call, request) if by_rows else reduce_dense(call.to_acc_dtype(), request)
@@ -277,14 +288,16 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
-    """Return whether the GPU kernels can compute a request; they lack sums beside a sink, sinks of queries,
-    and capped first keys.
+    """Return whether the GPU kernels can compute a request; they lack biases, sums beside a sink, sinks of queries,
+    and capped first keys, and of operations they have softmax in a window.
     """
+    operation = call.operation
+    is_window = operation is None or replace(operation, window=None, backend="") == Operation(backend="")
     return (
-        call.query.is_cuda
+        kernels.is_on_gpu(call.query)
         and call.query.dtype in kernels.DTYPES
         and kernels.is_available()
-        and call.keep is None
+        and is_window
         and call.bias is None
         and bool(request.names)
         and request.names == request.by_backend("triton")
@@ -293,20 +306,28 @@ def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
     )
 
 
-def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
-    """Return the requested reductions from the GPU kernels, by name, in float32."""
+def reduce_by_triton(
+    call: AttentionCall, request: ReductionRequest, lse: Float[Tensor, "batch head query"] | None = None
+) -> dict[str, Tensor]:
+    """Return the requested reductions from the GPU kernels, by name, in float32.
+
+    With the log-normalizers `lse` no pass over rows is needed; entropy and distance cannot be asked for then.
+    """
     names = request.names
-    options = {name: getattr(call, name) for name in ("scale", "causal", "offset", "key_mask", "softcap")}
-    rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
-    sees_keys = rows.lse != torch.inf
-    lse = rows.lse.masked_fill(~sees_keys, -torch.inf)
-    reductions: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
-    reductions |= {"row_sum": sees_keys.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
+    names_of_options = ("scale", "causal", "offset", "key_mask", "softcap", "keep")
+    options = {name: getattr(call, name) for name in names_of_options}
+    options["window"] = None if call.operation is None else call.operation.window
+    reductions: dict[str, Tensor | None] = {}
+    if lse is None:
+        rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
+        lse = rows.lse.masked_fill(rows.lse == torch.inf, -torch.inf)
+        reductions = {"entropy": rows.entropy, "distance": rows.distance}
+    reductions |= {"lse": lse, "row_sum": (lse != -torch.inf).to(lse.dtype), "virtual_sink_mass": torch.zeros_like(lse)}
     if "first_mass" in names:
         reductions["first_mass"] = first_mass(call, lse, request.num_first_keys)
     if request.by_axis("key"):
         mass, square = kernels.column_statistics(
-            call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **options
+            call.query, call.key, lse, query_mask=call.query_mask, square="column_square" in names, **options
         )
         reductions |= {"column_mass": mass, "column_sum": mass.double(), "column_square": square}
     return {name: tensor for name, tensor in reductions.items() if name in names and tensor is not None}

@@ -63,7 +63,15 @@ def _real(flags, index, length, stride):
 
 @triton.jit
 @no_type_check
-def _scores(resident, streamed, position, key, real, scale, softcap, CAUSAL: tl.constexpr):
+def _kept(keep, row, column, queries, keys, row_stride, column_stride):
+    """Bool, of the shape that `row` and `column` broadcast to: pairs that may meet."""
+    start = keep + tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride
+    return tl.load(start, mask=(row < queries) & (column < keys), other=0) != 0
+
+
+@triton.jit
+@no_type_check
+def _scores(resident, streamed, position, key, real, scale, softcap, window, CAUSAL: tl.constexpr):
     """(resident, streamed) scores in bits; `position` (of the queries), `key` and `real` broadcast to that shape."""
     score = tl.dot(resident, tl.trans(streamed), input_precision="ieee") * scale
     if softcap is not None:
@@ -71,17 +79,20 @@ def _scores(resident, streamed, position, key, real, scale, softcap, CAUSAL: tl.
     seen = real
     if CAUSAL:
         seen = seen & (key <= position)
+    if window is not None:
+        seen = seen & (position - key < window)
     return tl.where(seen, score, MASKED)
 
 
 @triton.jit
 @no_type_check
 def row_kernel(
-    query, key, key_mask, sink, lse, entropy, distance,
+    query, key, key_mask, sink, lse, entropy, distance, keep, first, stop,
     query_batch, query_head, query_row, query_width,
     key_batch, key_head, key_row, key_width,
     real_batch, real_row, sink_stride,
-    heads, group_size, queries, keys, offset, scale, softcap,
+    keep_batch, keep_head, keep_row, keep_column, span_batch, span_head, span_row,
+    heads, group_size, queries, keys, offset, scale, softcap, window,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -105,9 +116,18 @@ def row_kernel(
 
     row = first_query + tl.arange(0, BLOCK_Q)
     position = offset + row
+    start = 0
     end = keys
     if CAUSAL:
         end = tl.minimum(end, offset + tl.minimum(first_query + BLOCK_Q, queries))
+    if window is not None:
+        start = tl.maximum(offset + first_query - window + 1, 0)
+    if keep is not None:
+        keep = keep + batch * keep_batch + head * keep_head
+        span = batch * span_batch + head * span_head + tl.cast(row, tl.int64) * span_row
+        start = tl.maximum(start, tl.min(tl.load(first + span, mask=row < queries, other=keys), 0))
+        end = tl.minimum(end, tl.max(tl.load(stop + span, mask=row < queries, other=0), 0))
+    start = start // BLOCK_K * BLOCK_K
 
     resident = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
     highest = tl.full([BLOCK_Q], NOTHING, tl.float32)
@@ -117,11 +137,13 @@ def row_kernel(
     total = tl.zeros([BLOCK_Q], tl.float32)
     tilt = tl.zeros([BLOCK_Q], tl.float32)
     reach = tl.zeros([BLOCK_Q], tl.float32)
-    for first_key in range(0, end, BLOCK_K):
+    for first_key in range(start, end, BLOCK_K):
         column = first_key + tl.arange(0, BLOCK_K)
-        real = _real(key_mask, column, keys, real_row)
+        real = _real(key_mask, column, keys, real_row)[None, :]
+        if keep is not None:
+            real = real & _kept(keep, row[:, None], column[None, :], queries, keys, keep_row, keep_column)
         streamed = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
-        score = _scores(resident, streamed, position[:, None], column[None, :], real[None, :], scale, softcap, CAUSAL)
+        score = _scores(resident, streamed, position[:, None], column[None, :], real, scale, softcap, window, CAUSAL)
         raised = tl.maximum(highest, tl.max(score, 1))
         shift = highest - raised
         fade = tl.exp2(shift)
@@ -151,12 +173,13 @@ def row_kernel(
 @triton.jit
 @no_type_check
 def column_kernel(
-    query, key, lse, key_mask, query_mask, mass, square,
+    query, key, lse, key_mask, query_mask, mass, square, keep, first, stop,
     query_batch, query_head, query_row, query_width,
     key_batch, key_head, key_row, key_width,
     lse_batch, lse_head, lse_row,
     key_mask_batch, key_mask_row, query_mask_batch, query_mask_row,
-    heads, group_size, queries, keys, offset, scale, softcap,
+    keep_batch, keep_head, keep_row, keep_column, span_batch, span_head, span_row,
+    heads, group_size, queries, keys, offset, scale, softcap, window,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -180,8 +203,17 @@ def column_kernel(
 
     column = first_key + tl.arange(0, BLOCK_K)
     start = 0
+    end = queries
     if CAUSAL:
-        start = tl.maximum(first_key - offset, 0) // BLOCK_Q * BLOCK_Q
+        start = tl.maximum(first_key - offset, 0)
+    if window is not None:
+        end = tl.minimum(end, first_key + BLOCK_K - 1 + window - offset)
+    if keep is not None:
+        keep = keep + batch * keep_batch + head * keep_head
+        span = batch * span_batch + head * span_head + tl.cast(column, tl.int64) * span_row
+        start = tl.maximum(start, tl.min(tl.load(first + span, mask=column < keys, other=queries), 0))
+        end = tl.minimum(end, tl.max(tl.load(stop + span, mask=column < keys, other=0), 0))
+    start = start // BLOCK_Q * BLOCK_Q
 
     resident = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
     real = _real(key_mask, column, keys, key_mask_row)
@@ -189,16 +221,18 @@ def column_kernel(
     mean = tl.zeros([BLOCK_K], tl.float32)
     scatter = tl.zeros([BLOCK_K], tl.float32)
     rows = 0.0
-    for first_query in range(start, queries, BLOCK_Q):
+    for first_query in range(start, end, BLOCK_Q):
         row = first_query + tl.arange(0, BLOCK_Q)
         counted = _real(query_mask, row, queries, query_mask_row)
         row_lse = tl.load(lse_of_head + tl.cast(row, tl.int64) * lse_row, mask=counted, other=float("inf"))
         # A row that sees nothing weighs 0, whichever infinity marks it.
         row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse) * LOG2_E
         streamed = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
-        score = _scores(
-            resident, streamed, (offset + row)[None, :], column[:, None], real[:, None], scale, softcap, CAUSAL
-        )
+        seen = real[:, None]
+        if keep is not None:
+            seen = seen & _kept(keep, row[None, :], column[:, None], queries, keys, keep_row, keep_column)
+        position = (offset + row)[None, :]
+        score = _scores(resident, streamed, position, column[:, None], seen, scale, softcap, window, CAUSAL)
         weight = tl.exp2(score - row_lse[None, :])
         block_mass = tl.sum(weight, 1)
         column_mass += block_mass

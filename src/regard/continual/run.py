@@ -218,13 +218,14 @@ def _train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
                 batch=cost.count_batches(batches),
-                loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
+                loss=partial(method.loss, learner),
                 count=count_examples,
                 folder=None if phases_dir is None else phases_dir / f"stage-{index}",
                 resume=resume and save_steps is not None,
                 on_progress=None if on_progress is None else partial(report, phase),
                 correct=phase.transform_gradients,
                 times=phase.lr_multipliers,
+                trim=trim_padding,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)

@@ -19,7 +19,8 @@ from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint, placement
-from regard.training.placement import Placement, Rows, move_rows, seed_step
+from regard.training.batches import Batch, BatchLoader
+from regard.training.placement import Placement, Rows, seed_step
 from regard.training.plan import TrainingConfig, learning_rate, set_rate
 from regard.training.trackers import run_trackers
 
@@ -53,7 +54,7 @@ class _Run:
 
     plan: TrainingConfig
     placed: Placement
-    batch: Callable[[int], Rows]
+    batches: BatchLoader
     loss: Callable[[nn.Module, Rows], Tensor]
     count: Callable[[Rows], int]
     snapshots: Snapshots | None
@@ -97,6 +98,7 @@ def train(
     on_progress: OnProgress | None = None,
     correct: TransformGradients | None = None,
     times: Mapping[str, float] | None = None,
+    trim: Callable[[Rows], Rows] | None = None,
     device: str | None = None,
 ) -> TrainResult:
     """Train a model in place.
@@ -107,7 +109,8 @@ def train(
     Args:
         model: The model.
         plan: The configuration.
-        batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
+        batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone: on a GPU
+            it is called for the next step while the GPU computes this one, behind `correct`.
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
         folder: Folder of checkpoints that all processes see, or None.
@@ -118,6 +121,7 @@ def train(
         on_progress: Called in the main process after each step with step, all steps and metrics, also `seconds_left`.
         correct: Changes the gradient of the batch in place before clipping, in all processes alike.
         times: Multipliers of the learning rates of parameters, by name.
+        trim: Returns the rows of a micro-batch without what is padding in all of them, before they go to the device.
         device: "cpu", or None for the machine's accelerator.
 
     Returns:
@@ -130,7 +134,8 @@ def train(
         plan.trackers, device, folder=None if log_dir is None else str(log_dir)
     ) as accelerator:
         placed = placement.prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct)
+        batches = BatchLoader(batch, placed, plan, trim)
+        run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct)
         progress = _restore_progress(run, resume)
         with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)):
             _take_steps(run, progress)
@@ -159,18 +164,20 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
 def _take_step(run: _Run, progress: _Progress) -> None:
     """Take one step: micro-batches → loss and gradient → clipping → AdamW."""
     started, placed = time.perf_counter(), run.placed
-    rows = run.batch(progress.step)
-    count = _count_losses(run, rows, progress.step)
+    batch = run.batches.at(progress.step)
+    count = _count_losses(run, batch.rows, progress.step)
     rate = learning_rate(run.plan, progress.step + 1)
     set_rate(placed.optimizer, rate)
-    summed = _add_gradients(run, rows, count, progress.step)
+    summed = _add_gradients(run, batch, count, progress.step)
     if run.correct is not None:
         run.correct(placed.bare, progress.step)
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in placed.trained if parameter.grad is not None])
+    if progress.step + 1 < run.plan.max_steps:
+        run.batches.prepare(progress.step + 1)  # before the first read of a result, which waits for the device
     mean = float(placed.total(summed)) / count
     gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not bool(torch.tensor([mean, gradient_norm]).isfinite().all()):
-        raise _non_finite_error(run, rows, progress.step, mean, gradient_norm)
+        raise _non_finite_error(run, batch.rows, progress.step, mean, gradient_norm)
     with _delay_interrupts():
         if run.plan.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.max_grad_norm, norm)
@@ -204,7 +211,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     seed_step(placed.device, run.plan.seed, step, placed.accelerator.process_index)
     with torch.no_grad(), placed.autocast():
         for row in range(share.start, share.stop):
-            value = run.loss(placed.bare, move_rows(rows, slice(row, row + 1), placed.device))
+            value = run.loss(placed.bare, run.batches.row(rows, row))
             flags[row] = not bool(value.isfinite())
     return placed.any(flags).nonzero().flatten().tolist()
 
@@ -217,25 +224,21 @@ def _describe_row(rows: Rows, row: int) -> str:
 
 
 def _count_losses(run: _Run, rows: Rows, step: int) -> int:
-    lengths = {name: len(value) for name, value in rows.items()}
-    if set(lengths.values()) != {run.plan.batch_size}:
-        raise UserError(f"batch of step {step}: expected {run.plan.batch_size} rows in each tensor, got {lengths}")
     count = run.count(rows)
     if count < 1:
         raise UserError(f"batch of step {step}: expected at least one loss, got {count}")
     return count
 
 
-def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
+def _add_gradients(run: _Run, batch: Batch, count: int, step: int) -> Tensor:
     """Accumulate the gradients of Σ loss / count, and return the sum of this process's losses."""
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
-    pieces = placement.micro_batches(placed.share(rows), run.plan.micro_batch_size)
     seed_step(placed.device, run.plan.seed, step, placed.accelerator.process_index)
-    for piece in pieces:
-        with placed.accumulating(last=piece == pieces[-1]):
+    for number, piece in enumerate(batch.pieces, start=1):
+        with placed.accumulating(last=number == len(batch.pieces)):
             with placed.autocast():
-                value = run.loss(placed.called, move_rows(rows, piece, placed.device))
+                value = run.loss(placed.called, piece)
             (value * (placed.accelerator.num_processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed

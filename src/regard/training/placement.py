@@ -43,7 +43,7 @@ class Placement:
     def share(self, rows: Rows) -> slice:
         """Return the rows of a batch that this process computes."""
         count = len(next(iter(rows.values())))
-        bounds = torch.arange(count).tensor_split(self.accelerator.num_processes)[self.accelerator.process_index]
+        bounds = np.array_split(np.arange(count), self.accelerator.num_processes)[self.accelerator.process_index]
         return slice(int(bounds[0]), int(bounds[-1]) + 1)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -189,13 +189,8 @@ def check_same_start(placed: Placement, folder: Path, step: int) -> None:
 def micro_batches(share: slice, size: int | None) -> list[slice]:
     """Split rows into micro-batches of at most `size` rows and about equal sizes."""
     count = share.stop - share.start
-    chunks = torch.arange(share.start, share.stop).tensor_split(-(-count // (size or count)))
+    chunks = np.array_split(np.arange(share.start, share.stop), -(-count // (size or count)))
     return [slice(int(chunk[0]), int(chunk[-1]) + 1) for chunk in chunks]
-
-
-def move_rows(rows: Rows, part: slice, device: torch.device) -> Rows:
-    """Return some rows of a batch on a device."""
-    return {name: value[part].to(device, non_blocking=True) for name, value in rows.items()}
 
 
 @contextmanager
