@@ -90,8 +90,7 @@ def test_the_checksum_is_splitmix64_of_words_and_places() -> None:
     for place in range(2):
         word = int.from_bytes(raw[8 * place : 8 * place + 8], "little") ^ (place * 0x9E3779B97F4A7C15 & mask)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            filled = (word >> shift) | (mask << (64 - shift) & mask if word >> 63 else 0)  # of a signed number
-            word = (word ^ filled) * factor & mask
+            word = (word ^ word >> shift) * factor & mask
         expected += word
     assert int(base_files.checksum_of(values)) & mask == expected & mask
 
@@ -104,6 +103,32 @@ def test_a_checksum_notices_two_entries(change: Callable[[torch.Tensor], torch.T
     other = values.clone()
     other[[3, 9]] = change(values)
     assert int(base_files.checksum_of(other)) != int(base_files.checksum_of(values))
+
+
+def test_a_checksum_notices_a_word_and_its_complement() -> None:
+    values = torch.tensor([3, 0, 7])
+    assert int(base_files.checksum_of(values)) != int(base_files.checksum_of(torch.tensor([3, -1, 7])))
+
+
+def test_a_part_of_a_base_is_another_base(folder: Path) -> None:
+    """With fewer layers, loaded so or cut, and with one layer in the place of two."""
+    whole, loaded, cut, shared = (opened(folder) for _ in range(4))
+    loaded = type(whole).from_pretrained(folder, num_hidden_layers=1)
+    cut.model.layers = cut.model.layers[:1]
+    shared.model.layers[1] = shared.model.layers[0]
+    assert identity(loaded) == identity(cut) != identity(whole)
+    assert identity(shared) == BaseIdentity(base_sha256(shared), "weights")
+
+
+def test_weights_of_no_dimension_have_an_identity(tmp_path: Path) -> None:
+    model = made("llama")
+    model.model.register_buffer("steps", torch.tensor(3.0))
+    model.save_pretrained(tmp_path / "base")
+    known = KnownIdentities()
+    before = known.of_weights(model)
+    model.model.steps += 1
+    assert known.of_weights(model) != before
+    assert with_adapter(model).save_pretrained(tmp_path / "adapters") is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,6 +12,7 @@ from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.off_loading import stored_tensor
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files
+from regard.runs.integrity import sha256_of_json
 
 Kind = Literal["files", "weights"]
 SAMPLES = 64
@@ -48,7 +49,7 @@ class KnownIdentities:
     """The identities of a model's base, each computed once and again after the base has changed.
 
     Unchanged is a base whose weights are where they were and have their counters of changes in place (`_version`) and
-    `SAMPLES` of their entries.
+    `SAMPLES` of their entries. Of off-loaded weights nobody can tell that.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class KnownIdentities:
     def _recall(self, kind: Kind, model: PreTrainedModel) -> BaseIdentity:
         state = _state(model)
         known = self._known.get(kind)
-        if known is None or known[0] != state:
+        if known is None or known[0] != state or any(weight.value.is_meta for weight in _weights(model)):
             self._known[kind] = known = state, _identify(model, kind)
         return known[1]
 
@@ -84,7 +85,7 @@ def _state(model: PreTrainedModel) -> list[Any]:
         if value.numel() and not value.is_meta:
             places = torch.linspace(0, value.numel() - 1, min(SAMPLES, value.numel()), dtype=torch.float64)
             index = torch.unravel_index(places.long().to(value.device), value.shape)
-            samples.append(value.detach()[index].double())
+            samples.append(value.detach()[index].reshape(-1).double())
     return [*state, torch.cat([entries.cpu() for entries in samples]).tolist() if samples else None]
 
 
@@ -94,7 +95,8 @@ def _identify(model: PreTrainedModel, kind: Kind) -> BaseIdentity:
         halves = any(weight.value.dtype == torch.float16 for weight in weights)
         described = describe_files(files, "float16" if halves else "bfloat16")
         if _are_of(weights, described, is_quantized=bool(getattr(model, "is_quantized", False))):
-            return BaseIdentity(described.sha256, "files")
+            names = sorted(name for name in described.tensors if any(name in weight.names for weight in weights))
+            return BaseIdentity(sha256_of_json([described.sha256, names]), "files")  # a part is another base
     return BaseIdentity(base_sha256(model), "weights")
 
 
@@ -132,15 +134,16 @@ def _are_of(weights: Sequence[BaseWeight], files: BaseFiles, *, is_quantized: bo
     """
     pairs = []
     for weight in weights:
-        found = next((files.tensors[name] for name in weight.names if name in files.tensors), None)
-        if found is None:
+        stored = [files.tensors[name] for name in weight.names if name in files.tensors]
+        if not stored:
             return False
-        is_float = weight.value.is_floating_point()
-        if is_quantized and found.is_float and not is_float:
+        is_float, shape = weight.value.is_floating_point(), tuple(weight.value.shape)
+        if is_quantized and not is_float and all(tensor.is_float for tensor in stored):
             continue
-        if found.shape != tuple(weight.value.shape) or found.is_float != is_float:
+        if any(tensor.shape != shape or tensor.is_float != is_float for tensor in stored):
             return False
-        pairs.append((found.checksum, checksum_of(weight.read())))
+        actual = checksum_of(weight.read())
+        pairs += [(tensor.checksum, actual) for tensor in stored]
     return [expected for expected, _ in pairs] == _read_sums([actual for _, actual in pairs])
 
 

@@ -30,7 +30,7 @@ _BLOCK = 1 << 22
 """Entries that are read, rounded and summed at once: a multiple of those in a word."""
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """SplitMix64: what sets places apart, and its two multipliers, as signed numbers."""
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Checksum:
         words = _as_words(entries)
         places = torch.arange(self._words, self._words + len(words), device=words.device)
         mixed = words ^ (places * _STEP)
-        mixed = (mixed ^ (mixed >> 30)) * _FIRST
-        mixed = (mixed ^ (mixed >> 27)) * _SECOND
-        total = (mixed ^ (mixed >> 31)).sum()
+        mixed = (mixed ^ _shift_right(mixed, 30)) * _FIRST
+        mixed = (mixed ^ _shift_right(mixed, 27)) * _SECOND
+        total = (mixed ^ _shift_right(mixed, 31)).sum()
         self._total = total if self._total is None else self._total + total
         self._words += len(words)
 
@@ -80,6 +80,11 @@ class Checksum:
     def total(self) -> Tensor:
         """The sum, on the device of the entries."""
         return torch.tensor(0) if self._total is None else self._total
+
+
+def _shift_right(words: Int[Tensor, " word"], bits: int) -> Int[Tensor, " word"]:
+    """Shift words as if they had no sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _as_words(entries: Tensor) -> Int[Tensor, " word"]:
