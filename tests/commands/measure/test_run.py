@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, XLNetConfig, XLNetModel
+from transformers import AutoTokenizer, Gemma3nForCausalLM, Gemma3nTextConfig
 
 import regard
 from regard import UserError, data, models
@@ -511,16 +511,29 @@ def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -
 
 
 def test_defaults_leave_out_hidden_states_that_cannot_be_read(tiny: Tiny, documents: list[str]) -> None:
-    """Those of XLNet are (token, batch, width)."""
+    """Those of Gemma 3n are four streams."""
     tokenizer = AutoTokenizer.from_pretrained(tiny("bert"))
-    config = XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=2, n_head=4, d_inner=16)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Gemma3nTextConfig(
+        vocab_size=len(tokenizer),
+        vocab_size_per_layer_input=len(tokenizer),
+        hidden_size_per_layer_input=8,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_kv_shared_layers=0,
+        layer_types=["full_attention"] * 2,
+        activation_sparsity_pattern=None,
+        laurel_rank=4,
+        **sizes,
+    )
+    model = Gemma3nForCausalLM(config).eval()
     with pytest.warns(UserWarning, match="over_smoothing, hidden_norm are left out"):
-        found = regard.measure(XLNetModel(config), tokenizer, documents, samples=4, length=16)
+        found = regard.measure(model, tokenizer, documents, samples=4, length=16)
     names = set(DEFAULT) - {"over_smoothing", "hidden_norm"}
     assert set(found.metadata["statistics"]) == names
     assert all(rows_of(name, found.table).any() for name in names)
     with pytest.raises(UserError, match="leave out hidden_norm"):
-        regard.measure(XLNetModel(config), tokenizer, documents, samples=4, length=16, statistics="hidden_norm")
+        regard.measure(model, tokenizer, documents, samples=4, length=16, statistics="hidden_norm")
 
 
 def test_fewer_positions_are_the_same_rows(tiny: Tiny, documents: list[str], tmp_path: Path) -> None:
