@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.average import average_attention
-from regard.hooks.matrices import Block, MatrixReader
+from regard.hooks.matrices import MatrixReader, weight_blocks
 from regard.hooks.routing import observing
 from regard.statistics import Statistic, StatisticInfo
 from regard.statistics.sinks import FirstMass
@@ -166,9 +167,9 @@ def test_averages_are_those_of_the_columns_of_tokens(deepseek: Any) -> None:
 def test_matrices_of_a_look_have_the_columns_of_tokens(deepseek: Any) -> None:
     matrices: dict[int, Tensor] = {}
 
-    def read(_site: str, layer: int, blocks: Iterator[Block]) -> None:
+    def read(_site: str, layer: int, call: AttentionCall, _tiles: Tensor | None) -> None:
         matrices[layer] = torch.zeros(HEADS, 21, 21)
-        for rows, columns, weights in blocks:
+        for rows, columns, weights in weight_blocks(call):
             matrices[layer][:, rows, columns] = weights
 
     with watching(deepseek, "column_mass") as watch:

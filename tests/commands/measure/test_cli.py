@@ -74,6 +74,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "--batch-size": "2",
         "--device": "cpu",
         "--dtype": "bfloat16",
+        "--perturb": "first",
         "--seed": "9",
         "--out": "run",
     }
@@ -92,6 +93,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "minimum_queries": 4,
         "layer_ids": [0, 2],
         "positions": "all",
+        "perturb": "first",
         "batch_size": 2,
         "skip_verification": True,
         "seed": 9,
