@@ -105,7 +105,6 @@ def test_layers_limit_what_is_observed(
 def test_layers_that_are_not_observed_cost_nothing(
     families: Any, build: Any, inputs: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers are reduced together: what counts is of how many of them samples come."""
     passes: list[int] = []
     one_pass = regard.attention.operator.one_pass
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks import kept_calls, observe, watching
+from regard.hooks import observe, watching
 from regard.hooks.kept_calls import KeptCalls, can_keep
 
 IDS = torch.randint(5, 99, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -44,25 +44,17 @@ def test_pieces_of_any_length_are_one_sequence(lengths: list[int]) -> None:
     pd.testing.assert_frame_equal(measured(model, lengths), measured(model, [12]), rtol=1e-9, atol=1e-12)
 
 
-def test_layers_and_steps_are_reduced_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, int]] = []
+def test_steps_are_reduced_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[int] = []
 
     def reduce(call: AttentionCall, request: Any) -> dict[str, Tensor]:
-        calls.append((len(call.query), call.query.shape[2]))
+        queries.append(call.query.shape[2])
         return own_reduce(call, request)
 
-    own_reduce = kept_calls.reduce
-    monkeypatch.setattr(kept_calls, "reduce", reduce)
+    own_reduce = observe.reduce
+    monkeypatch.setattr(observe, "reduce", reduce)
     measured(llama(), [5, *[1] * 7])
-    assert calls == [(4, 5), (4, 7)], "two layers of two samples: the prompt, and all steps behind it"
-    calls.clear()
-    monkeypatch.setattr(observe, "MAX_ENTRIES", 0)
-    measured(llama(), [5, *[1] * 7])
-    assert calls == [(2, 5), (2, 5), (4, 7)], "layer by layer where they are too many"
-    calls.clear()
-    monkeypatch.setattr(kept_calls, "MAX_PAIRS", 0)
-    measured(llama(), [5, *[1] * 7])
-    assert calls == [(4, 7)], "a prompt that is too long is reduced beside its output"
+    assert queries == [7, 7]
 
 
 def test_what_blocks_write_to_their_inputs_is_not_what_was_returned() -> None:

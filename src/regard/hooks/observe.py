@@ -25,7 +25,7 @@ from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
-from regard.hooks.kept_calls import MAX_ENTRIES, KeptCalls, can_keep, reduce_together
+from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.modalities import RootTokens, TokenModalities
 from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
@@ -122,9 +122,9 @@ class Watch(Observer, Readings):
         self.latest = CallPosition(0)
         """The position of the latest call."""
         self._kept: dict[tuple[nn.Module, int], KeptCalls] = {}
-        """Calls that are not reduced yet, by module and layer."""
-        self._is_kept, self._kept_entries = False, 0
-        """Whether the latest call is one of them, and the entries of their copies."""
+        """Steps with a cache that are not reduced yet, by module and layer."""
+        self._is_kept = False
+        """Whether the latest call is one of them."""
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -142,7 +142,8 @@ class Watch(Observer, Readings):
     @torch.no_grad()
     def _finish(self, sequences: Sequences) -> None:
         stacks = list(self.stacks.values())
-        self._reduce_kept(self._kept_of(sequences))
+        for key in [key for key in self._kept if self.locations[key[0]][0] is sequences]:
+            self._reduce_kept(*key)
         for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
             if self._modalities is not None:
                 observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
@@ -215,7 +216,6 @@ class Watch(Observer, Readings):
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
         is_open = sequences.forward is not None
-        self._reduce_kept([key for key in self._kept_of(sequences) if self._kept[key].entries])
         sequences.end()
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
@@ -291,11 +291,10 @@ class Watch(Observer, Readings):
         return call, ReductionRequest() if position.is_repeat or self._is_kept else self._request
 
     def _can_keep(self, forward: ForwardContext, position: CallPosition, call: AttentionCall) -> bool:
-        """Return whether a call may be reduced together with those of other layers, or with later steps."""
-        if self._names["projection"] or "weights" in self._request.names or position.is_repeat or position.part:
+        """Return whether a call is a step with a cache that may be reduced together with later ones."""
+        if self._names["projection"] or position.is_repeat or position.part:
             return False
-        is_step = call.query.shape[2] == 1
-        return can_keep(call) and (not is_step or (bool(forward.offset) and not forward.has_room))
+        return bool(forward.offset) and not forward.has_room and can_keep(call)
 
     @torch.no_grad()
     def after_attention(
@@ -305,7 +304,7 @@ class Watch(Observer, Readings):
         kind, position = attention_kind(path, module), self.latest
         layer = sequences.layer(kind, position.layer, position.part)
         output = output.detach()
-        if kind == "self" and self._keep(sequences, module, position.layer, call):
+        if kind == "self" and self._keep(module, position.layer, call):
             sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
             return
         if position.is_repeat:  # add the same call with all of its values instead
@@ -328,31 +327,20 @@ class Watch(Observer, Readings):
 
         self.projection_inputs.expect(projection, path, output, read)
 
-    def _keep(self, sequences: Sequences, module: nn.Module, index: int, call: AttentionCall) -> bool:
+    def _keep(self, module: nn.Module, index: int, call: AttentionCall) -> bool:
         """Keep the latest call of a layer if it may be, and return whether; what was kept before is reduced first."""
         key = module, index
         if key in self._kept and not (self._is_kept and self._kept[key].goes_on(call)):
-            self._reduce_kept([key])
+            self._reduce_kept(*key)
         if self._is_kept:
-            kept = self._kept.setdefault(key, KeptCalls())
-            kept.add(call)
-            self._kept_entries += kept.entries
-            if self._kept_entries > MAX_ENTRIES:
-                self._reduce_kept(self._kept_of(sequences))
+            self._kept.setdefault(key, KeptCalls()).add(call)
         return self._is_kept
 
-    def _kept_of(self, sequences: Sequences) -> list[tuple[nn.Module, int]]:
-        """Return the layers of a stack that have kept calls."""
-        return [key for key in self._kept if self.locations[key[0]][0] is sequences]
-
-    def _reduce_kept(self, keys: Sequence[tuple[nn.Module, int]]) -> None:
-        """Add the kept calls of layers to their reductions."""
-        kept = [self._kept.pop(key) for key in keys]
-        self._kept_entries -= sum(calls.entries for calls in kept)
-        calls = [steps.join() for steps in kept]
-        for (module, index), call, reductions in zip(keys, calls, reduce_together(calls, self._request), strict=True):
-            layer = self.locations[module][0].layer("self", index)
-            self._add_call(module, layer, call, reductions, 0, call.key.shape[2])
+    def _reduce_kept(self, module: nn.Module, index: int) -> None:
+        """Add the kept steps of a layer to its reductions."""
+        call = self._kept.pop((module, index)).join()
+        layer = self.locations[module][0].layer("self", index)
+        self._add_call(module, layer, call, reduce(call, self._request), 0, call.key.shape[2])
 
     def _add_call(
         self,

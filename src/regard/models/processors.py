@@ -32,7 +32,9 @@ def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bo
     with as_user_error(f"model: the {_NAMES[kind]} of '{name}' cannot be read:"):
         try:
             processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        except TypeError:  # an extractor without the tokenizer that its processor has
+        except (TypeError, ValueError) as error:  # an extractor without the tokenizer that its processor has
+            if kind != "audio" and isinstance(error, ValueError):
+                raise
             processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not _has_part(processor, kind):
         expected = f"preprocessor_config.json or processor_config.json with its {_NAMES[kind]}"

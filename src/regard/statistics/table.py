@@ -26,6 +26,10 @@ def is_of_statistic(name: str, statistic: str) -> bool:
     return name == statistic or name.startswith(f"{statistic}_")
 
 
+DERIVED = ("_sink_ratio", "_own")
+"""Endings of rows that say something else than the rows of their statistic."""
+
+
 def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
     """Return which rows are of a statistic, also if it has several numbers, such as massive_activations_top1."""
     return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
@@ -34,13 +38,20 @@ def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
 def select_statistic(table: pd.DataFrame, statistic: str | None) -> pd.DataFrame:
     """Return the rows of a statistic (None: all). Raises UserError for one that the table lacks.
 
-    A name that no row has stands for its numbers, as massive_activations for massive_activations_top1.
+    A name that no row has stands for its numbers, as massive_activations for massive_activations_top1, but never for
+    what is derived from its own rows alone: key_norm without positions is not key_norm_sink_ratio.
     """
     if statistic is None:
         return table
     check_statistic(table, statistic)
     exact = table["statistic"] == statistic
-    return table[exact if exact.any() else filter_statistic(table, statistic)]
+    if exact.any():
+        return table[exact]
+    rows = table[filter_statistic(table, statistic)]
+    names = list(dict.fromkeys(rows["statistic"]))
+    if all(name.removeprefix(statistic) in DERIVED for name in names):
+        raise UserError(f"the table has no rows of {statistic} itself (positions may be left out), only {names[0]}")
+    return rows
 
 
 def check_statistic(table: pd.DataFrame, statistic: str) -> None:

@@ -13,6 +13,7 @@ import regard
 from regard.commands.measure.result import MeasureResult
 from regard.data import read_sounds
 from regard.errors import UserError
+from regard.models import processors
 from tests.tiny_audio import RATE, make_qwen_audio, make_tones, make_wav2vec2, make_whisper
 
 Regard = Callable[..., Any]
@@ -143,3 +144,15 @@ def test_what_a_model_cannot_read_is_refused(folder: Path, tmp_path: Path) -> No
         regard.measure(str(folder / "wav2vec2"), audio=tones, texts=["a"])
     with pytest.raises(UserError, match="audio: a model needs its feature extractor, got NoneType"):
         regard.measure(transformers.AutoModel.from_pretrained(folder / "wav2vec2"), audio=tones)
+
+
+def test_an_extractor_whose_processor_has_no_tokenizer_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers asks for WavLM's tokenizer in a ValueError, for Wav2Vec2's in a TypeError."""
+    for error in (TypeError, ValueError):
+
+        def fail(*_args: Any, failure: type[Exception] = error, **_options: Any) -> None:
+            raise failure("no tokenizer")
+
+        monkeypatch.setattr(processors.AutoProcessor, "from_pretrained", fail)
+        extractor = processors.load_processor(folder / "wav2vec2", "wav2vec2", "audio", trust_remote_code=False)
+        assert isinstance(extractor, transformers.Wav2Vec2FeatureExtractor)

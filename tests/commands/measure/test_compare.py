@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -110,3 +111,13 @@ def test_the_page_has_the_units_of_values_and_of_differences(made: SimpleNamespa
     text = Parsed(comparison_page(runs)).text
     assert f"{labels.number(rate['difference'], 3)} points" in text
     assert "mean over layers and heads, in tokens" in text
+
+
+def test_other_settings_are_noted_where_both_runs_have_them() -> None:
+    records: dict[str, Any] = {"a": {"config": {"perturb": "first", "minimum_queries": 1}}, "b": {"config": {}}}
+    assert caveats(records) == []
+    records["b"] = {"config": {"perturb": "middle", "minimum_queries": 8}}
+    assert [note.partition(" (")[0] for note in caveats(records)] == [
+        "The runs differ in queries that must see a sink",
+        "The runs differ in replaced token",
+    ]

@@ -536,6 +536,13 @@ def test_defaults_leave_out_hidden_states_that_cannot_be_read(tiny: Tiny, docume
         regard.measure(model, tokenizer, documents, samples=4, length=16, statistics="hidden_norm")
 
 
+def test_a_statistic_without_rows_of_its_own_is_not_what_was_derived_of_it(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, statistics="key_norm", positions="none")
+    with pytest.raises(UserError, match=r"^the table has no rows of key_norm itself .*, only key_norm_sink_ratio$"):
+        found.frame("key_norm")
+    assert len(found.frame("key_norm_sink_ratio"))
+
+
 def test_fewer_positions_are_the_same_rows(tiny: Tiny, documents: list[str], tmp_path: Path) -> None:
     length = 24
     whole = measured(tiny("llama"), documents, length=length, minimum_queries=1)
