@@ -70,19 +70,24 @@ class KnownIdentities:
     def _recall(self, kind: Kind, model: PreTrainedModel) -> BaseIdentity:
         state = _state(model)
         known = self._known.get(kind)
-        if known is None or known[0] != state or any(weight.value.is_meta for weight in _weights(model)):
+        if known is None or state is None or known[0] != state:
             self._known[kind] = known = state, _identify(model, kind)
         return known[1]
 
 
-def _state(model: PreTrainedModel) -> list[Any]:
-    """Return where each weight of the base is, how often it was changed in place, and some entries of it."""
+def _state(model: PreTrainedModel) -> list[Any] | None:
+    """Return where each weight of the base is, how often it was changed in place, and some entries of it.
+
+    None if one is off-loaded.
+    """
     state: list[Any] = [model.name_or_path]
     samples = []
     for names, value, _, _ in _weights(model):
+        if value.is_meta:
+            return None
         version = None if value.is_inference() else value._version
         state.append((names[0], value.data_ptr(), version, tuple(value.shape), value.dtype, value.device))
-        if value.numel() and not value.is_meta:
+        if value.numel():
             places = torch.linspace(0, value.numel() - 1, min(SAMPLES, value.numel()), dtype=torch.float64)
             index = torch.unravel_index(places.long().to(value.device), value.shape)
             samples.append(value.detach()[index].reshape(-1).double())

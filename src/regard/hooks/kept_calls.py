@@ -88,10 +88,9 @@ def can_keep(call: AttentionCall) -> bool:
     The keys must be all of a tensor, no part of memory that is filled by and by. Nothing is read from a GPU,
     so that steps are kept on a CPU alone; nor in inference mode, where nobody can tell whether keys are written to.
     """
-    keys = call.key.shape[2]
-    if call.query.shape[2] != 1 or any(
-        option is not None for option in (call.keep, call.bias, call.operation, call.constant)
-    ):
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    options = (call.keep, call.bias, call.operation, call.constant)
+    if queries != 1 or any(option is not None for option in options):
         return False
     if call.sink is not None and call.sink.ndim > 1:  # a logit of each query
         return False
