@@ -1,4 +1,4 @@
-"""Everything that is for a GPU, within 40 minutes: the tests that need one, every benchmark, and the page.
+"""Everything that is for a GPU, within 40 minutes (or --minutes): the tests that need one, every benchmark, and the page.
 
 Each part runs in a process of its own and has a limit of time. One that fails does not stop the others. A benchmark
 that is stopped at its limit keeps the cases that it has measured. The summary says how each part ended; the exit code
@@ -6,7 +6,7 @@ is 1 if one failed, and 2 if there is no GPU.
 
 With `--device cpu --quick` all parts run on a CPU, tiny, to see that they work; results go to runs/gpu.
 
-    python -m benchmarks.gpu [--device cuda] [--quick] [--parts tests,operators] [--out FOLDER]
+    python -m benchmarks.gpu [--device cuda] [--quick] [--minutes 40] [--parts tests,operators] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ LIMITS = {
     "gathering": 60,
     "look": 60,
 }
-"""Seconds that each part may take, 40 minutes in all."""
+"""Seconds that each part may take, `MINUTES` in all."""
+MINUTES = 40
 GPU_OPTIONS = {"training_step": ("--sizes", "10M,124M", "--lengths", "1024", "--parts", "peers")}
 """What suits a GPU better than the cases of a CPU."""
 
@@ -64,6 +65,7 @@ class Outcome:
     seconds: float
     code: int | None
     cases: int
+    limit: float
 
     @property
     def failed(self) -> bool:
@@ -71,7 +73,7 @@ class Outcome:
         return bool(self.code) or (self.code is None and not self.cases)
 
     def __str__(self) -> str:
-        ends = {None: f"stopped at its limit of {LIMITS[self.name]} s", 0: "passed"}
+        ends = {None: f"stopped at its limit of {self.limit:.0f} s", 0: "passed"}
         measured = f", {self.cases} cases" if self.name != TESTS else ""
         state = ends.get(self.code, f"failed with exit code {self.code}")
         return f"{self.name}: {state} ({self.seconds:.0f} s{measured})"
@@ -82,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="cuda (default), cuda:N, cpu")
     parser.add_argument("--quick", action="store_true", help="small cases, to see that it works")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help=f"stop parts earlier (default: {MINUTES} in all)"
+    )
     parser.add_argument("--parts", default=",".join(LIMITS), help=f"some of {', '.join(LIMITS)}")
     parser.add_argument("--out", type=Path, help="folder of the results; by default the page's, of quick runs runs/gpu")
     options = parser.parse_args(arguments)
@@ -95,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measures = is_gpu and not options.quick
     out = (options.out or (RESULTS if measures else ROOT / "runs" / "gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    outcomes = [run_part(name, options.device, quick=options.quick, out=out) for name in names]
+    limits = {name: LIMITS[name] * options.minutes / MINUTES for name in names}
+    outcomes = [run_part(name, options.device, limits[name], quick=options.quick, out=out) for name in names]
     print("\n== summary", *outcomes, sep="\n", flush=True)
     if out == RESULTS:
         made = subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, env=environment(options.device))
@@ -132,8 +138,8 @@ def environment(device: torch.device) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "REGARD_TEST_DEVICE": str(device)}
 
 
-def run_part(name: str, device: torch.device, *, quick: bool, out: Path) -> Outcome:
-    """Run a part until it ends or its time is up; what it started ends with it."""
+def run_part(name: str, device: torch.device, limit: float, *, quick: bool, out: Path) -> Outcome:
+    """Run a part until it ends or its limit of seconds; what it started ends with it."""
     print(f"\n== {name}", flush=True)
     result = out / f"gpu-{name}.json"
     before = result.stat().st_mtime_ns if result.exists() else None
@@ -142,14 +148,14 @@ def run_part(name: str, device: torch.device, *, quick: bool, out: Path) -> Outc
         command(name, device, quick=quick, out=out), cwd=ROOT, env=environment(device), start_new_session=True
     )
     try:
-        code: int | None = process.wait(LIMITS[name])
+        code: int | None = process.wait(limit)
     except subprocess.TimeoutExpired:
         code = None
     finally:
         _end_group(process)
     seconds = time.monotonic() - start
     is_new = result.exists() and result.stat().st_mtime_ns != before
-    return Outcome(name, seconds, code, _complete(result, code == 0, seconds) if is_new else 0)
+    return Outcome(name, seconds, code, _complete(result, code == 0, seconds) if is_new else 0, limit)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,8 @@
 
 BERT-base (padded) and a Llama of its shape (causal), random weights, float32; a forward (plain, the reference) against
 the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`, `matrix_entropy`,
-`output_rank` and `input_dependence`. The last case writes 32 tokens with a cache.
+`output_rank` and `input_dependence`. The last case writes 32 tokens with a cache. On a GPU a Llama of a billion
+parameters (16 layers of 32 heads) comes first, in bfloat16, all statistics up to 2,048 tokens a batch.
 
     python -m benchmarks.statistics_cost [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 import regard
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import device, on_gpu, parser, prepared, race, row, show, write
 from benchmarks.whole_model import Case
 from regard.statistics import ALL
 
@@ -27,6 +28,9 @@ SELECTIONS: dict[str, Any] = {
 }
 CASES = [(1, 64), (1, 128), (8, 128), (1, 512)]
 QUICK = [(2, 32)]
+GPU_CASES = [(1, 512), (4, 512), (1, 2048), (8, 2048), (1, 8192), (1, 32768)]
+MOST_FOR_ALL = 2048
+"""Tokens of a batch up to which all statistics are raced on a GPU: decompositions of hidden states take seconds."""
 NEW_TOKENS = 32
 
 
@@ -65,17 +69,25 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
 
     def add(model: str, batch: int, length: int, work: str, runs: dict[str, Callable[[], object]]) -> None:
-        figures = race(runs, most=3 if given.quick else 11, budget=20)
+        figures = race(runs, least=2, most=3 if given.quick else 11, budget=5 if on_gpu() else 20)
         rows.append(row({"model": model, "batch": batch, "length": length, "work": work}, figures, "plain"))
         show(rows[-1])
         write("statistics_cost", rows, given.out)
 
     torch.manual_seed(0)
+    for batch, length in QUICK if given.quick else GPU_CASES if on_gpu() else ():
+        with device():
+            case = Case("llama", batch, length, size="small" if given.quick else "billion")
+        case.model.to(torch.bfloat16)
+        names = tuple(name for name in SELECTIONS if name == "default" or batch * length <= MOST_FOR_ALL)
+        add("llama 1B, bfloat16", batch, length, "forward", contestants(case.model, case.plain, names))
     for kind in ("llama", "bert"):
         for batch, length in QUICK if given.quick else CASES:
-            case = Case(kind, batch, length, small=given.quick)
+            with device():
+                case = Case(kind, batch, length, size="small" if given.quick else "base")
             add(kind, batch, length, "forward", contestants(case.model, case.plain, tuple(SELECTIONS)))
-    case = Case("llama", 1, 32 if given.quick else 64, small=given.quick)
+    with device():
+        case = Case("llama", 1, 32 if given.quick else 64, size="small" if given.quick else "base")
     tokens = 2 if given.quick else NEW_TOKENS
     add("llama", 1, case.length, f"{tokens} tokens", contestants(case.model, writing(case, tokens), ("default",)))
 

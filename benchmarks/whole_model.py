@@ -34,6 +34,18 @@ LONGEST = 8192
 CASES = [(1, 128), (8, 128), (1, 512), (1, 2048)]
 FULL = [(1, 64), (8, 64), *CASES, (8, 512), (1, 4096), (8, 2048), (1, 8192)]
 QUICK = [(2, 32)]
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS},
+    "base": {"hidden_size": 768, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS},
+    "billion": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+"""Sizes of the models, by name."""
 Reduced = list[dict[str, Tensor]]
 
 
@@ -51,29 +63,23 @@ def reduced(weights: Tensor, real: Tensor | None) -> dict[str, Tensor]:
 class Case:
     """One model, one batch, and everybody who looks at it."""
 
-    def __init__(self, kind: str, batch: int, length: int, *, small: bool) -> None:
+    def __init__(self, kind: str, batch: int, length: int, *, size: str = "base") -> None:
         self.batch, self.length = batch, length
         generator = torch.Generator(device()).manual_seed(0)
-        size = {"hidden_size": 48, "intermediate_size": 96} if small else {"hidden_size": 768}
+        shape = dict(SHAPES[size])
         torch.manual_seed(0)
         ids = torch.randint(100, 1000, (batch, length), generator=generator)
         self.inputs: dict[str, Any] = {"input_ids": ids}
         self.real: Tensor | None = None
         if kind == "bert":
-            config: Any = BertConfig(max_position_embeddings=LONGEST, num_hidden_layers=2 if small else LAYERS, **size)
+            config: Any = BertConfig(max_position_embeddings=LONGEST, **shape)
             self.model: Any = BertModel(config, add_pooling_layer=False).eval()
             lengths = torch.linspace(length, length // 2, batch) if batch > 1 else torch.tensor([0.75 * length])
             self.real = torch.arange(length) < lengths.long()[:, None]
             self.inputs["attention_mask"] = self.real.long()
         else:
-            size.setdefault("intermediate_size", 2048)
-            config = LlamaConfig(
-                vocab_size=32000,
-                num_hidden_layers=2 if small else LAYERS,
-                num_attention_heads=HEADS,
-                max_position_embeddings=LONGEST,
-                **size,
-            )
+            shape.setdefault("intermediate_size", 2048)
+            config = LlamaConfig(vocab_size=32000, max_position_embeddings=max(LONGEST, length), **shape)
             self.model = LlamaModel(config).eval()
             self.inputs["use_cache"] = False
 
@@ -217,13 +223,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"not installed, left out: {', '.join(absent)}", file=sys.stderr)
     for kind in ("bert", "llama"):
         with device():
-            case = Case(kind, 2, 40, small=True)
+            case = Case(kind, 2, 40, size="small")
         check(case)
     rows = []
     for batch, length in QUICK if given.quick else FULL if given.full else CASES:
         for kind in ("llama", "bert"):
             with device():
-                case = Case(kind, batch, length, small=given.quick)
+                case = Case(kind, batch, length, size="small" if given.quick else "base")
             figures = race(case.contestants(), least=2, most=3 if given.quick else 9, budget=15)
             rows.append(row({"model": kind, "batch": batch, "length": length}, figures, "plain"))
             show(rows[-1])

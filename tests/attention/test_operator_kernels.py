@@ -123,6 +123,27 @@ def test_windows_and_packed_rows_equal_the_whole_matrix(kind: str, monkeypatch: 
         )
 
 
+@pytest.mark.parametrize("padded", ["", "left"])
+def test_what_kernels_lack_comes_from_tiles_and_nothing_else_does(padded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, tiled = made(True, 0, padded, None, False), set[str]()
+    request = ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS), num_first_keys=3)
+    own_pass = operator.one_pass
+
+    def one_pass(call: AttentionCall, request: ReductionRequest, *, output: bool) -> object:
+        tiled.update(request.names)
+        return own_pass(call, request, output=output)
+
+    monkeypatch.setattr(kernels, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(operator, "one_pass", one_pass)
+    reductions = operator.reduce(call, request)
+    assert tiled == {"weights"}
+    exact = map_fields(call, **dict.fromkeys(QKV, lambda tensor: tensor.double()))
+    for name, tensor in reduce_dense(exact, request).items():
+        torch.testing.assert_close(
+            reductions[name].double(), tensor, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
 def test_kernels_are_for_gpus_and_for_what_they_can_express(monkeypatch: pytest.MonkeyPatch) -> None:
     call, request = made(True, 0, "", None, False), ReductionRequest(names=NAMES)
     assert operator.supports_triton(call, request) == call.query.is_cuda

@@ -1,6 +1,7 @@
 """Output and reductions of softmax attention from the same tiles, and its spectral bound from passes over them."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, unpadded_samples
-from regard.attention.tiles import ROWS, UNSEEN, Tile, tiles
+from regard.attention.tiles import UNSEEN, Tile, max_rows, tiles
 
 TOLERANCE = 1e-6
 """Relative change of every bound at which Lanczos steps end."""
+STEPS = {"cpu": 1, "cuda": 4}
+"""Lanczos steps from one look at the bounds to the next: to look at them waits for a GPU."""
 
 
 def one_pass(
@@ -108,7 +111,7 @@ def _distance_table(call: AttentionCall) -> Tensor:
     """Return a table of |i − j| that every tile is a part of: row r, column m is |r − m + offset + queries|."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     options: dict[str, Any] = {"device": call.query.device, "dtype": call.query.dtype}
-    table = torch.arange(min(ROWS, queries), **options)[:, None] - torch.arange(queries + keys, **options)
+    table = torch.arange(min(max_rows(call), queries), **options)[:, None] - torch.arange(queries + keys, **options)
     return table.add_(call.offset + queries).abs_()
 
 
@@ -123,7 +126,7 @@ class _ColumnReductions:
         self.by_key = frozenset(dtypes)
         if "weights" in request.names:
             self.tensors["weights"] = call.query.new_zeros(heads, queries, keys)
-            self.unpadded = unpadded_samples(call)
+            self.is_unpadded = unpadded_samples(call).to(call.query.dtype)[:, None, None, None]
         self.query_mask = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:
@@ -133,7 +136,7 @@ class _ColumnReductions:
         if self.query_mask is not None:
             factor = factor * self.query_mask[tile.samples, ..., tile.queries]
         if "weights" in self.tensors:
-            matrix = (tile.exps * inverse)[self.unpadded[tile.samples]].sum(0)
+            matrix = (tile.exps * (inverse * self.is_unpadded[tile.samples])).sum(0)
             self.tensors["weights"][tile.heads, tile.queries, tile.keys] += matrix
         if not self.by_key:
             return
@@ -173,22 +176,24 @@ def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "b
     than √λ_max times the inputs from theirs.
     """
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
-    start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    basis = [_normalize(start.to(call.query).expand(batch, heads, keys))]
+    device, count = call.query.device, min(max_iterations, keys)
+    basis = [_start_vector(keys, call.query.dtype, device).expand(batch, heads, keys)]
     diagonal, off_diagonal = list[Tensor](), list[Tensor]()
     bound = call.query.new_zeros(batch, heads)
-    for _ in range(min(max_iterations, keys)):
+    for step in range(1, count + 1):
         product = _multiply(call, basis[-1])
         diagonal.append((basis[-1] * product).sum(-1))
         span = torch.stack(basis, dim=-1)
         for _repeat in range(2):
             product = product - (span @ (span.mT @ product[..., None]))[..., 0]
-        previous, bound = bound, _largest_eigenvalue(diagonal, off_diagonal)
+        looks = step % STEPS.get(device.type, 1) == 0 or step == count
+        previous, bound = bound, _largest_eigenvalue(diagonal, off_diagonal) if looks else bound
         length = product.norm(dim=-1)
-        has_converged = (bound - previous).abs() <= TOLERANCE * bound.clamp(min=torch.finfo(bound.dtype).tiny)
-        is_exhausted = length <= 1e-6 * bound.sqrt().clamp(min=1e-6)
-        if bool((has_converged | is_exhausted).all()):
-            break
+        is_exhausted = length <= 1e-6 * torch.maximum(bound, diagonal[-1]).sqrt().clamp(min=1e-6)
+        if looks:
+            has_converged = (bound - previous).abs() <= TOLERANCE * bound.clamp(min=torch.finfo(bound.dtype).tiny)
+            if bool((has_converged | is_exhausted).all()):
+                break
         off_diagonal.append(length.masked_fill(is_exhausted, 0.0))
         basis.append(_normalize(product.masked_fill(is_exhausted[..., None], 0.0)))
     return bound
@@ -211,6 +216,13 @@ def _multiply(call: AttentionCall, vector: Tensor) -> Tensor:
         mass[at] += transposed[..., 1, :]
     mean = total / valid.sum(-1, keepdim=True).clamp(min=1)
     return product - mass * mean[..., None]
+
+
+@lru_cache(maxsize=32)
+def _start_vector(keys: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " key"]:
+    """Return the unit vector that Lanczos steps begin with: copied to a device once."""
+    start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return _normalize(start.to(device, dtype))
 
 
 def _normalize(vector: Tensor) -> Tensor:

@@ -249,18 +249,21 @@ def expand_bias(call: AttentionCall) -> AttentionCall:
 def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Return the requested reductions, each by the fastest backend that computes it; on CPUs the output if asked."""
     call, _ = simplify(call)
-    if supports_triton(call, request):
-        return None, reduce_by_triton(call, request)
+    reductions: dict[str, Tensor] = {}
+    by_kernel = request.select(request.by_backend("triton"))
+    if supports_triton(call, by_kernel):
+        reductions = reduce_by_triton(call, by_kernel)
+        request = request.without(by_kernel.names)
+        if not request.names:
+            return None, reductions
     if call.operation is not None:
         by_rows = call.operation.function is None  # a function may look at all rows
-        return None, reduce_by_rows(call, request) if by_rows else reduce_dense(call.to_acc_dtype(), request)
+        others = reduce_by_rows(call, request) if by_rows else reduce_dense(call.to_acc_dtype(), request)
+        return None, reductions | others
     exact = call.to_acc_dtype()
-    reductions: dict[str, Tensor] = {}
     if "spectral_bound" in request.names:
         reductions["spectral_bound"] = spectral_bound(exact, request.max_iterations)
-    request = request.without(reductions)
-    if supports_triton(call, request):
-        return None, reductions | reduce_by_triton(call, request)
+        request = request.without(reductions)
     if supports_single_query(call, request):
         row_output, by_row = single_query(exact, request)
         return row_output, reductions | by_row

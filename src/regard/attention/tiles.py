@@ -1,6 +1,6 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is some samples × some heads × 128 queries × the keys that those may see, up to the last real one, in two buffers
+A tile is some samples × some heads × some queries × the keys that those may see, up to the last real one, in two buffers
 that are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
 """
 
@@ -18,7 +18,8 @@ HIDDEN = -1e30
 """The score of a masked pair: its exponential is zero, and unlike −inf it may be multiplied by that zero."""
 UNSEEN = HIDDEN / 2
 """The maximum of a row that sees no key."""
-ROWS = 128
+ROWS = {"cpu": 128, "cuda": 1024}
+"""Most queries in a tile. A GPU takes longer to launch an operation than to compute a tile of a cache's size."""
 BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """The size of a tile."""
 READS_PER_COPY = 8
@@ -64,8 +65,7 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     """Yield every tile of a softmax call's matrix: some samples or heads at a time, from first query to last."""
     batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    # Many queries multiply faster, but over few keys most of a causal tile would be future.
-    num_rows = min(queries, max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
+    num_rows = min(queries, max_rows(call))
     num_samples, num_groups = _num_samples_and_groups(call, num_rows)
     buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
@@ -85,6 +85,12 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
                 masks.apply(raw, sample, head, row)
                 base, total = _exponentiate(call, (sample, head, row), raw, exps)
                 yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
+
+
+def max_rows(call: AttentionCall) -> int:
+    """Return the most queries of a tile: many multiply faster, but over few keys most of a causal tile is future."""
+    most = ROWS.get(call.query.device.type, ROWS["cpu"])
+    return max(most // 2, min(most, call.key.shape[2] // 4)) if call.causal else most
 
 
 def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, int]:

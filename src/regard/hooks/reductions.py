@@ -150,9 +150,17 @@ def _find_gate(outputs: HeadOutputs) -> Float[Tensor, "batch head query value_wi
     return gate
 
 
+def _are_equal(received: Tensor, output: Tensor) -> bool:
+    """Return whether an output projection receives the output itself; the same memory is not read."""
+    is_same = received.data_ptr() == output.data_ptr() and received.stride() == output.stride()
+    if is_same and received.dtype == output.dtype and received.shape == output.shape:
+        return True
+    return torch.equal(received, output.to(received.dtype))
+
+
 def _value_weighted_sum(outputs: HeadOutputs) -> Float[Tensor, "batch head key"]:
     """Compute Σ_i A_ij ‖W_O (g_i ∘ v_j)‖; with a gate query by query, of the matrix block by block."""
-    if torch.equal(outputs.received, outputs.output.to(outputs.received.dtype)):
+    if _are_equal(outputs.received, outputs.output):
         assert outputs.column_mass is not None
         values = outputs.call.expand_groups(outputs.call.value)
         return outputs.column_mass * outputs.projections.norm(values)

@@ -7,7 +7,6 @@ import hashlib
 import platform
 import resource
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from regard.runs.rank import num_processes
@@ -63,8 +62,10 @@ def describe_cost(device: torch.device, seconds: float, *, tokens: int | None = 
 
 
 def regard_version() -> str:
-    """Return the version of the installed package."""
-    return metadata.version("regard")
+    """Return the version of Regard, installed or not."""
+    import regard
+
+    return regard.__version__
 
 
 def library_versions() -> dict[str, str]:
