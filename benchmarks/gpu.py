@@ -1,4 +1,4 @@
-"""Everything that is for a GPU, within 40 minutes (or --minutes): the tests that need one, every benchmark, and the page.
+"""Everything for a GPU within 40 minutes, or --minutes: the tests that need one, every benchmark, and the page.
 
 Each part runs in a process of its own and has a limit of time. One that fails does not stop the others. A benchmark
 that is stopped at its limit keeps the cases that it has measured. The summary says how each part ended; the exit code

@@ -1,7 +1,7 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is some samples × some heads × some queries × the keys that those may see, up to the last real one, in two buffers
-that are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
+A tile is samples × heads × queries × the keys that those queries may see, up to the last real one, in two buffers that
+are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
 """
 
 import math
