@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, device, parser, prepared, race, row, show, write
+from benchmarks.timing import Contestants, device, on_gpu, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
@@ -38,6 +38,7 @@ MORE = {
 }
 CASES = [(8, 256), (4, 512), (1, 2048)]
 QUICK = [(2, 80)]
+GPU_CASES = [(8, 1024)]
 QUICK_NAMES = ("softmax", "sigmoid-normalised", "mlp-kernel-normalised", "kv-bias", "softpick", "prefix-64")
 
 
@@ -184,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name, spec in every.items():
         if given.quick and name not in QUICK_NAMES:
             continue
-        for batch, length in QUICK if given.quick else CASES:
+        for batch, length in QUICK if given.quick else GPU_CASES if on_gpu() else CASES:
             of = training(spec, batch, length)
             if length <= 512:
                 check(of)

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
 
     def add(model: str, batch: int, length: int, work: str, runs: dict[str, Callable[[], object]]) -> None:
-        figures = race(runs, least=2, most=3 if given.quick else 11, budget=5 if on_gpu() else 20)
+        figures = race(runs, least=2, most=3 if given.quick else 11, budget=20)
         rows.append(row({"model": model, "batch": batch, "length": length, "work": work}, figures, "plain"))
         show(rows[-1])
         write("statistics_cost", rows, given.out)

@@ -45,7 +45,7 @@ def assert_same(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
 def test_the_statistics_of_joined_layers_are_those_of_single_layers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(kind, **({"head_dim": 8, "sliding_window": 8} if kind == "gemma3" else {}))
     joined = watch(model, NAMES, 16, 12).frame()
-    monkeypatch.setattr(joined_layers, "MAX_ENTRIES", 0)
+    monkeypatch.setitem(joined_layers.MAX_ENTRIES, "cpu", 0)
     assert_same(joined, watch(model, NAMES, 16, 12).frame())
 
 
@@ -60,7 +60,7 @@ def test_layers_are_joined_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None
 
     model = make_model("llama")
     expected = watch(model, ["column_mass"], 16, 32).frame()
-    monkeypatch.setattr(joined_layers, "MAX_ENTRIES", 2 * (2 * 4 * 16 + 2 * 16))
+    monkeypatch.setitem(joined_layers.MAX_ENTRIES, "cpu", 2 * (2 * 4 * 16 + 2 * 16))
     actual = watch(model, [Spy()], 16, 32).frame()
     assert seen == [(0, 1), (2,), (0,), (1,), (2,)]
     assert_same(actual, expected)
@@ -105,7 +105,7 @@ def test_states_of_joined_and_of_single_layers_merge(monkeypatch: pytest.MonkeyP
         with regard.watching(model, NAMES) as one, torch.no_grad():
             model(input_ids=batch, attention_mask=mask)
         watches.append(one)
-        monkeypatch.setattr(joined_layers, "MAX_ENTRIES", 0)
+        monkeypatch.setitem(joined_layers.MAX_ENTRIES, "cpu", 0)
     for name in NAMES:
         other = STATISTICS[name]()
         other.load(watches[1][name].state())

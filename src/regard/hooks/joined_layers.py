@@ -10,7 +10,7 @@ from regard.errors import UserError
 from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import Observation, Statistic
 
-MAX_ENTRIES = 1 << 22
+MAX_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Most entries of joined layers: beyond, single layers are so large that joining them saves nothing."""
 
 
@@ -21,7 +21,8 @@ def join_layers(layers: Iterable[Observation]) -> list[Observation]:
         tensors = {name: tensor for name, tensor in layer.tensors.items() if REDUCTIONS[name].joins_layers}
         entries = sum(tensor.numel() for tensor in tensors.values())
         parts = groups.setdefault(_signature(layer, tensors), [[]])
-        if (len(parts[-1]) + 1) * entries > MAX_ENTRIES and parts[-1]:
+        most = MAX_ENTRIES.get(layer.length.device.type, MAX_ENTRIES["cpu"])
+        if (len(parts[-1]) + 1) * entries > most and parts[-1]:
             parts.append([])
         parts[-1].append(layer)
     return [_join(part) for parts in groups.values() for part in parts]
