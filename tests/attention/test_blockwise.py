@@ -22,7 +22,7 @@ EVERY = ATTENTIONS | MORE
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockwise, "ROWS", (1, 5))
+    monkeypatch.setitem(blockwise.ROWS, "cpu", (1, 5))
 
 
 @st.composite
@@ -146,7 +146,7 @@ BACKEND_OF_EACH = [
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name, backend", sorted(set(BACKEND_OF_EACH)))
 def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockwise, "ROWS", (16, 64))
+    monkeypatch.setitem(blockwise.ROWS, "cpu", (16, 64))
     spec = EVERY[name]
     tensors = {n: t.float() for n, t in parts(spec, groups=1, shares=1, length=LENGTH).items()}
     tensors["q"].requires_grad_()
@@ -158,7 +158,7 @@ def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatc
 
 @pytest.mark.parametrize("name", ["sigmoid", "softpick", "kv-bias", "t5", "window"])
 def test_no_tensor_of_the_reductions_is_as_large_as_the_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockwise, "ROWS", (16, 64))
+    monkeypatch.setitem(blockwise.ROWS, "cpu", (16, 64))
     spec = EVERY[name]
     call = call_of(spec, parts(spec, groups=1, shares=1, length=LENGTH), length=LENGTH)
     with Largest() as watch:

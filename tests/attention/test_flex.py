@@ -37,6 +37,22 @@ def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:
     torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [5, 128, 300, 512])
+@pytest.mark.parametrize("window", [None, 1, 129, 200])
+@pytest.mark.parametrize("prefix", [0, 3, 128, 290])
+def test_blocks_that_meet_are_those_of_the_mask_of_pairs(length: int, window: int | None, prefix: int) -> None:
+    prefix = min(prefix, length)
+    mask = flex._block_mask(length, window, prefix, torch.device("cpu"))
+    expected = flex_attention.create_block_mask(mask.mask_mod, None, None, length, length, device="cpu")
+    assert mask.seq_lengths == expected.seq_lengths
+    for part in ("kv", "full_kv", "q", "full_q"):
+        counts, others = (getattr(made, f"{part}_num_blocks") for made in (mask, expected))
+        assert torch.equal(counts, others), part
+        indices, others = (getattr(made, f"{part}_indices") for made in (mask, expected))
+        for row, count in enumerate(counts[0, 0].tolist()):
+            assert indices[0, 0, row, :count].tolist() == others[0, 0, row, :count].tolist(), part
+
+
 def test_it_is_for_cuda_alone() -> None:
     spec = EVERY["sigmoid"]
     call = call_of(spec.changed(backend="flex"), parts(spec))

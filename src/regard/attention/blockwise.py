@@ -15,9 +15,10 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation, slices
 from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
 
-ENTRIES = 1 << 22
+ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Entries of the matrix in a block, as long as it has at least and at most `ROWS` rows."""
-ROWS = (32, 128)
+ROWS = {"cpu": (32, 128), "cuda": (32, 4096)}
+"""A GPU computes small blocks faster than their operations are launched."""
 
 
 def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
@@ -88,8 +89,9 @@ def _reduce_matrices(call: AttentionCall, request: ReductionRequest) -> dict[str
 def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     """Yield the calls of some query rows with the keys that they can see, and where those keys stand."""
     batch, heads, queries, _ = call.query.shape
-    min_rows, max_rows = ROWS
-    count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
+    device = call.query.device.type if call.query.device.type in ENTRIES else "cpu"
+    min_rows, max_rows = ROWS[device]
+    count = min(max(ENTRIES[device] // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
     for rows in slices(queries, count) if queries else [slice(0, 0)]:
         columns = _visible_keys(call, rows)
         yield call.select_tokens(rows, columns), columns

@@ -9,14 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
 from regard.attention.weightings import EPSILON
 
+BLOCK = 128
+"""Queries, and keys, of a block of a mask."""
 LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda score: score,
     "sigmoid": torch.nn.functional.logsigmoid,
@@ -77,14 +79,30 @@ def _score_mod(operation: Operation) -> Callable[..., Tensor]:
 
 @lru_cache(maxsize=32)
 def _block_mask(length: int, window: int | None, prefix: int, device: torch.device) -> BlockMask:
-    """Return which blocks of queries and keys meet."""
-    max_distance = length if window is None else window
-    return create_block_mask(
-        lambda b, h, i, j: ((i >= j) & (i - j < max_distance)) | (j < prefix),
-        *(None, None, length, length),
-        device=device,
-        _compile=device.type == "cuda",
+    """Return which blocks of queries and keys meet, and in which of them all pairs do, without a mask of pairs."""
+    distances = length if window is None else window
+    first = torch.arange(0, length, BLOCK)
+    last = first + BLOCK - 1
+    least, most = (first[:, None] - last).clamp(min=0), last[:, None] - first
+    meets = ((most >= 0) & (least < distances)) | (first < prefix)
+    is_full = ((first[:, None] >= last) & (most < distances)) | (last < prefix)
+    is_full &= (last < length)[:, None] & (last < length)
+    return BlockMask.from_kv_blocks(
+        *_block_indices(meets & ~is_full, device),
+        *_block_indices(is_full, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=lambda b, h, i, j: ((i >= j) & (i - j < distances)) | (j < prefix),
+        seq_lengths=(length, length),
     )
+
+
+def _block_indices(
+    meets: Bool[Tensor, "query_block key_block"], device: torch.device
+) -> tuple[Int[Tensor, "1 1 query_block"], Int[Tensor, "1 1 query_block key_block"]]:
+    """Return how many blocks of keys each block of queries meets, and which: these stand first."""
+    indices = meets.int().argsort(dim=-1, descending=True, stable=True)
+    count, order = meets.sum(-1).int(), indices.int()
+    return count[None, None].to(device), order[None, None].to(device)
 
 
 @lru_cache(maxsize=1)
