@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError as UserError
+from regard.runs.version import VERSION
 
 if TYPE_CHECKING:
     from regard.adapters.gate_callback import GateCallback as GateCallback
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from regard.models import RegardForCausalLM as RegardForCausalLM
     from regard.training.callback import SinkCallback as SinkCallback
 
-__version__ = "0.1.0"
+__version__ = VERSION
 _MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",

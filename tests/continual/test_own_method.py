@@ -77,11 +77,13 @@ def test_a_run_goes_on_with_the_same_file_alone(tmp_path: Path) -> None:
         ("mine.py:Nobody", r"method: expected one of the subclasses of Method in .*mine.py \(Mine\), got 'Nobody'"),
         ("mine.py:Other", r"method: expected one of the subclasses of Method in .*mine.py \(Mine\), got 'Other'"),
         ("broken.py:Mine", "method: .*broken.py ends in an error: .*nothing"),
+        ("wrong.py:Mine", r"method: wrong.py: Mine.penalties is called as penalties\(self, learner: Learner\)"),
     ],
 )
 def test_what_is_no_method_is_refused(name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path)
     (tmp_path / "broken.py").write_text("nothing\n", encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(SOURCE.replace("(self, learner)", "(self)"), encoding="utf-8")
     with pytest.raises(UserError, match=problem):
         method_named(name)

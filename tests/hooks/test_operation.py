@@ -13,6 +13,8 @@ import torch
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
 from regard.commands.replace.result import ReplaceResult
+from regard.models.classifier import Classifier, add_lora
+from regard.models.pretrained import is_bidirectional
 from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
@@ -248,3 +250,24 @@ def test_mistakes_are_told_before_anything_is_read() -> None:
     ):
         with pytest.raises(UserError, match=message):
             regard.replace("nowhere", "nothing", **settings)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_saved_model_is_read_as_its_original(kind: str, tiny: Tiny, tmp_path: Path) -> None:
+    """By its last token if it is causal, with the same LoRA targets, and it generates text or does not."""
+    original = models.load(str(tiny(kind)), language_model=kind == "llama")
+    regard.replaced(original.model, "softmax+window=4").save_pretrained(tmp_path / "model")
+    original.tokenizer.save_pretrained(tmp_path / "model")
+    other = models.load(str(tmp_path / "model"))
+    assert is_bidirectional(other.model.config) == is_bidirectional(original.model.config) == (kind == "bert")
+    classifiers = [Classifier.from_loaded(one, classes=["a", "b"], seed=0) for one in (original, other)]
+    pooling = "last" if kind == "llama" else "first"
+    assert [one.head.pooling for one in classifiers] == [pooling] * 2
+    adapted = []
+    for classifier in classifiers:
+        add_lora(classifier.encoder, rank=2)
+        adapted.append({name for name, _ in classifier.encoder.named_parameters() if "lora_" in name})
+    assert adapted[0] == adapted[1]
+    if kind == "bert":
+        with pytest.raises(UserError, match=r"expected one that writes text .* an encoder"):
+            models.load(str(tmp_path / "model"), language_model=True)

@@ -21,6 +21,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.router_warmup import PastTask
 from regard.errors import UserError
 from regard.models.model_files import as_user_error, find_model_folder, find_weight_files
+from regard.models.pretrained import import_model_type
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 
@@ -265,6 +266,12 @@ def load_model(name: str | Path, architecture: str) -> PreTrainedModel:
     if model_class is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
     folder = find_model_folder(str(name))
+    with as_user_error(f"model: the configuration of '{name}' is not understood:"):
+        import_model_type(folder)
+        actual = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    expected = getattr(model_class, "config_class", None)
+    if expected is not None and actual.model_type != expected.model_type:
+        raise UserError(f"model: expected a {architecture} ({expected.model_type}), got '{name}' ({actual.model_type})")
     find_weight_files(folder, str(name))
     with as_user_error(f"model: expected a {architecture}, got {name}:", (OSError, ValueError, RuntimeError)):
         return model_class.from_pretrained(folder, use_safetensors=True).eval()

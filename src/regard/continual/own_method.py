@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 from functools import cache
 from pathlib import Path
@@ -27,11 +28,28 @@ def load_own_method(name: str) -> type[Method]:
     module = _run_file(str(file.resolve()), hashlib.sha256(file.read_bytes()).hexdigest())
     found = vars(module).get(class_name)
     if isinstance(found, type) and issubclass(found, Method):
+        _check_signatures(found, path)
         found.source_sha256 = module.__name__.rpartition("_")[2]
         return found
     classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
     own = ", ".join(key for key in classes if vars(module)[key].__module__ == module.__name__)
     raise UserError(f"method: expected one of the subclasses of Method in {path} ({own or 'none'}), got {class_name!r}")
+
+
+def _check_signatures(found: type[Method], path: str) -> None:
+    """Raise a UserError if a function of the class cannot be called as that of `Method` whose place it takes."""
+    for name, function in vars(found).items():
+        expected = inspect.getattr_static(Method, name, None)
+        if not (inspect.isfunction(function) and inspect.isfunction(expected)):
+            continue
+        parameters = inspect.signature(expected).parameters.values()
+        by_name = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+        by_place = [None for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        try:
+            inspect.signature(function).bind(*by_place, **by_name)
+        except TypeError as error:
+            called = f"{name}{inspect.signature(expected)}".replace("'", "")
+            raise UserError(f"method: {path}: {found.__name__}.{name} is called as {called}: {error}") from error
 
 
 @cache

@@ -149,10 +149,10 @@ def _read(path: str | Path) -> list[str]:
 
 
 def _check_file(path: Path, expected: str, option: str) -> None:
-    if find_suffix(path) not in SUFFIXES:
-        raise UserError(f"{option}: expected {expected} got {path}")
     if not path.is_file():
         raise UserError(f"{option}: expected a file, there is no {path}")
+    if find_suffix(path) not in SUFFIXES:
+        raise UserError(f"{option}: expected {expected} got {path}")
 
 
 def _remove_rules(text: str) -> str:

@@ -21,6 +21,7 @@ from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import KEYLESS
 from regard.hooks.multihead import attend_multihead
 from regard.hooks.products import AttentionProducts
+from regard.runs.model_type import original_type
 
 SDPA = "sdpa"
 """The attention that a host of Transformers is told to use, so that it makes the call at all."""
@@ -48,7 +49,7 @@ def accepts_attention_function(model: PreTrainedModel) -> bool:
     A file of Transformers may hold models that do and others that do not, so that the code of each layer is read.
     Deformable attention samples points of a map: it has no keys, and nothing of it could be intercepted.
     """
-    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
+    model_type = original_type(model.config)
     if type(model).__module__.startswith("regard.") or model_type in deberta.MODEL_TYPES:
         return True
     if not type(model)._can_set_attn_implementation():

@@ -19,6 +19,7 @@ from regard.hooks.input_projections import find_fused_projection
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
+from regard.runs.model_type import original_type
 
 FINGERPRINT_ENTRIES = 4
 """Entries of each weight matrix of an attention module in a fingerprint."""
@@ -59,7 +60,7 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
                 weights += parameter.detach().flatten()[index.to(parameter.device)].float().tolist()
     config = getattr(model, "config", None)
     return {
-        "type": getattr(config, "base_model_type", None) or getattr(config, "model_type", type(model).__name__),
+        "type": original_type(config) or type(model).__name__,
         "heads": {f"{layer.site}.{layer.layer}": layer.heads for layer in layers},
         "weights": [float(f"{weight:.6g}") for weight in weights],
         "digest": _digest(layers),

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.hooks.module_tree import modules_of, named_modules_of
+from regard.runs.model_type import original_type
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
 KEYLESS = "deformableattention"
@@ -37,7 +38,7 @@ class Stack:
     @property
     def is_time_first(self) -> bool:
         """Whether hidden states between blocks are (token, batch, width)."""
-        return getattr(getattr(self.host or self.module, "config", None), "model_type", None) in TIME_FIRST
+        return original_type(getattr(self.host or self.module, "config", None)) in TIME_FIRST
 
 
 @dataclass(frozen=True, kw_only=True)

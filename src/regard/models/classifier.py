@@ -19,6 +19,7 @@ from regard.models import heads
 from regard.models.configuration import RegardConfig
 from regard.models.heads import LABEL_SCALE, HeadName, LabelTextHead, Pooling, PreScalingHead
 from regard.models.model_files import Loaded, as_user_error
+from regard.runs.model_type import original_type
 
 _AUTO = "auto"
 
@@ -242,9 +243,11 @@ def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, 
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOICES
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
-    targets = targets or ADAPTED.get(model.config.model_type, ())
+    kind = original_type(model.config)  # peft knows no type of ours
+    targets = targets or ADAPTED.get(kind) or CHOICES.get(kind) or ()
     scale: Any = alpha or 2 * rank  # peft takes any number
     config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets) if targets else None)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
@@ -275,7 +278,7 @@ def _hidden_size(config: Any) -> int:
 
 def reads_to_the_right(config: Any) -> bool:
     """Whether a model with this configuration is causal: a token sees the ones before it alone."""
-    name = config.model_type
+    name = original_type(config)
     return name == "regard" or getattr(config, "is_decoder", False) or (name in CAUSAL and name not in MASKED)
 
 

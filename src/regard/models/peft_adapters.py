@@ -34,7 +34,10 @@ def is_adapter(folder: Path) -> bool:
 
 def find_adapter_folder(name: str) -> Path:
     """Return the folder of an adapter on disk or on the hub. Raises UserError."""
-    folder = find_model_folder(name)
+    try:
+        folder = find_model_folder(name)
+    except UserError as error:
+        raise UserError(f"adapter: {str(error).removeprefix('model: ')}") from error
     if not (folder / CONFIG).is_file():
         raise UserError(f"adapter: expected a folder with {CONFIG}, or the hub id of one, got the model '{name}'")
     return folder

@@ -30,6 +30,7 @@ from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
 from regard.models.processors import Kind, load_processor
 from regard.runs.integrity import sha256_of_file
+from regard.runs.model_type import original_type
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -297,7 +298,9 @@ def select_head_class(config: Any) -> Any:
 
 def is_bidirectional(config: Any) -> bool:
     """Return whether the model is an encoder alone, which cannot generate from left to right."""
-    is_encoder = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    is_encoder = (
+        original_type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    )
     return is_encoder and not getattr(config, "is_decoder", False)
 
 
@@ -309,11 +312,11 @@ def check_generates_text(config: Any, name: str) -> None:
         kind, architecture = "a classifier", f"over {config.base_config().model_type}"
     elif is_bidirectional(config):
         kind = "an encoder"
-    elif config.model_type in modeling_auto.MODEL_MAPPING_NAMES and not getattr(config, "auto_map", None):
+    elif original_type(config) in modeling_auto.MODEL_MAPPING_NAMES and not getattr(config, "auto_map", None):
         generative = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.is_encoder_decoder:
             generative = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-        kind = None if config.model_type in generative else "of another kind"
+        kind = None if original_type(config) in generative else "of another kind"
     if kind is not None:
         expected = "one that writes text (encoder–decoder or causal)"
         raise UserError(f"model: expected {expected}, got '{name}', {kind} ({architecture})")

@@ -66,7 +66,7 @@ def _check_folders(args: argparse.Namespace, command: str, out: Path, work_dir: 
         raise UserError(f"--resume: the run in {out} is finished. Choose another folder with --out, or {advice}")
     check_output_dir(out, overwrite=args.overwrite, command=command)
     if interrupted and not (args.resume or args.overwrite):
-        raise UserError(f"--out: {work_dir} holds a run that was interrupted. Continue it with --resume, or {advice}")
+        raise UserError(f"--out: {work_dir} holds a run that has not ended. Continue it with --resume, or {advice}")
 
 
 def print_summary(summary: RenderableType, out: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from regard.runs.rank import num_processes
+from regard.runs.version import VERSION
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +64,7 @@ def describe_cost(device: torch.device, seconds: float, *, tokens: int | None = 
 
 def regard_version() -> str:
     """Return the version of Regard, installed or not."""
-    import regard
-
-    return regard.__version__
+    return VERSION
 
 
 def library_versions() -> dict[str, str]:

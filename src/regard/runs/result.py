@@ -83,7 +83,7 @@ class RunResult(Display):
 
         `overwrite` replaces an earlier result. Raises UserError if the folder holds other files or cannot be written.
         """
-        with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
+        with atomic_folder(folder, overwrite=overwrite, command=self.command, option="folder") as path:
             self.write_files(path)
         return Path(folder)
 

@@ -116,6 +116,6 @@ def make_probe(
             return TokenProbe(layers, width, classes)
         if kind == "mlm":
             if activation is None:
-                raise UserError("activation: an MLM probe needs the model's, as config.hidden_act names it; got none")
+                raise UserError("activation: an MLM probe needs the model's, which its config does not name")
             return MaskedProbe(layers, width, classes, activation)
     raise UserError(f"kind of probe: expected one of {', '.join(KINDS)}, got {kind!r}")

@@ -20,6 +20,7 @@ from regard.commands.learn.one_run import (
     majority_score,
     write_gate_warnings,
     write_score_warnings,
+    write_training_warnings,
 )
 from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
@@ -246,6 +247,35 @@ def test_every_task_that_was_not_learnt_is_named() -> None:
     ]
     assert write_score_warnings(names, setting_rate(0.3)) == [f"{worse}epochs or another --set learning_rate"]
     assert write_score_warnings([]) == []
+
+
+def test_tasks_that_training_made_worse_are_named() -> None:
+    """By the score before a task was trained and the first one after; and by its adapter against another."""
+    cells = [
+        ("mood", 1, 0, 73.3),
+        ("mood", 1, 1, 66.7),
+        ("mood", 1, 2, 90.0),
+        ("size", 2, 1, 20.0),
+        ("size", 2, 2, 20.0),
+    ]
+    matrix = [
+        {"scenario": scenario, "task": task, "task_index": place, "after_task": after, "score": score}
+        for scenario in ("til", "cil")
+        for task, place, after, score in cells
+    ]
+    (message,) = write_training_warnings(matrix, [])
+    assert message == "training: lower scores than before: mood (66.7 after 73.3). Try more epochs"
+    scores = {"own_adapter_score": 66.7, "last_adapter_score": 86.7}
+    gate = [
+        {"task": task, "task_index": place, "after_task": after, "statistic": name, "value": value}
+        for task, place, after in (("mood", 1, 2), ("size", 2, 2))
+        for name, value in scores.items()
+    ]
+    (message,) = write_training_warnings([], gate)
+    problem = "gate: adapters score less on the rows of their tasks than those of others"
+    assert message == f"{problem}: size (66.7 against 86.7). Try more epochs"
+    gate[2]["value"] = 86.7
+    assert write_training_warnings([], gate) == []
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:

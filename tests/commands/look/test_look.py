@@ -198,11 +198,22 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     )
     with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
         regard.look(model, tokenizer, words(400), megabytes=0.5, heads=("7.0",))
+    with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
+        regard.look(model, tokenizer, "also where all weights fit", heads=("7.0",))
     every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
     with pytest.raises(UserError, match=r"^megabytes: the page would weigh"):
         regard.look(model, tokenizer, words(1200), megabytes=0.5, heads=every)
     with pytest.raises(UserError, match=r"^text: expected a text, got none"):
         regard.look(model, tokenizer)
+
+
+def test_a_look_shows_itself_in_a_notebook(tokenizer: Any) -> None:
+    found = regard.look(make("bert"), tokenizer, words(5))
+    frame = Parsed(found._repr_html_())
+    ((_, attributes),) = [(name, dict(given)) for name, given in frame.tags if name == "iframe"]
+    assert attributes["srcdoc"] == found.page()
+    assert "same-origin" not in str(attributes["sandbox"])
+    assert repr(found) == "LookResult(BertModel)"
 
 
 @pytest.mark.parametrize("count", [10, 150])

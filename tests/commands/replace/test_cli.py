@@ -432,7 +432,7 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.work", "whole"]
     line = refused()
     assert line == (
-        "--out: out/run.work holds a run that was interrupted. Continue it with --resume, or start again with "
+        "--out: out/run.work holds a run that has not ended. Continue it with --resume, or start again with "
         "--overwrite."
     )
     line = refused("--resume", "--num-seeds", 3)

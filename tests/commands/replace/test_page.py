@@ -14,7 +14,7 @@ from rich.console import Console
 from regard.commands.replace.charts import MOST, pictures
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.result import ReplaceResult
-from regard.commands.replace.scores import intervals, relative_drop
+from regard.commands.replace.scores import ATTENTION, intervals, relative_drop
 from regard.commands.replace.words import pattern_counts, replace_summary
 from regard.errors import UserError
 from tests.commands.replace import replaced_run
@@ -232,6 +232,15 @@ def test_summary_keeps_the_smallest_fraction_of_many() -> None:
     more = [scores[scores["dynamic_fraction"] == 0.5].assign(dynamic_fraction=2.0**-k) for k in range(4, 9)]
     text = terminal(pd.concat([scores, *more]), NO_HEADS, NO_COST, {})
     assert re.search(r"dynamic heads +1 +1/2 +1/8 +1/16 +0$", text, flags=re.MULTILINE)
+
+
+def test_operations_are_named_whole() -> None:
+    scores = replaced_run.scores(("average",), ("lambda",))
+    whole = scores[scores["dynamic_fraction"] == 1]
+    names = ("softmax+window=512+prefix=1", "softmax+window=512+prefix=4")
+    others = [whole.assign(constants=name, rank_heads_by=ATTENTION, dynamic_fraction=0.0) for name in names]
+    text = terminal(pd.concat([whole, *others]), NO_HEADS, NO_COST, {"attention": list(names)})
+    assert all(re.search(rf"^  {re.escape(name)} ", text, flags=re.MULTILINE) for name in names), text
 
 
 # -- figures

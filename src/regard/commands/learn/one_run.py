@@ -141,7 +141,11 @@ def run_method(
         HEAD: chosen_head(config),
         "blocks": {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"},
         "not_learnt": not_learnt,
-        "warnings": [*write_gate_warnings(gate, method), *write_score_warnings(not_learnt, method_rate)],
+        "warnings": [
+            *write_gate_warnings(gate, method),
+            *write_score_warnings(not_learnt, method_rate),
+            *write_training_warnings(rows["matrix"], gate),
+        ],
     }
 
 
@@ -211,6 +215,31 @@ def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None =
     own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
     hint = own_hint or "more --num-epochs or --learning-rate"
     return [f"scores: no better than the most frequent label right after training: {', '.join(tasks)}. Try {hint}"]
+
+
+def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row]) -> list[str]:
+    """Warn about tasks with lower scores right after training than before it, or than under another task's adapter."""
+    before, after = dict[str, float](), dict[str, float]()
+    for row in matrix:
+        if row["scenario"] == "til" and row["after_task"] < row["task_index"]:
+            before[row["task"]] = row["score"]
+        elif row["scenario"] == "til":
+            after.setdefault(row["task"], row["score"])
+    lower = [
+        f"{task} ({score:.1f} after {before[task]:.1f})" for task, score in after.items() if score < before.get(task, 0)
+    ]
+    warnings = [f"training: lower scores than before: {', '.join(lower)}. Try more epochs"] if lower else []
+    alone: dict[str, dict[str, float]] = {}
+    for row in gate:
+        if row["after_task"] == row["task_index"] and str(row["statistic"]).endswith("_adapter_score"):
+            alone.setdefault(row["task"], {})[str(row["statistic"]).split("_")[0]] = row["value"]
+    poor = [
+        f"{task} ({scores['own']:.1f} against {scores['last']:.1f})"
+        for task, scores in alone.items()
+        if {"own", "last"} <= scores.keys() and scores["own"] < scores["last"]
+    ]
+    problem = "gate: adapters score less on the rows of their tasks than those of others"
+    return [*warnings, *([f"{problem}: {', '.join(poor)}. Try more epochs"] if poor else [])]
 
 
 def _test_labels(task: ClassificationTask | TextTask) -> Sequence[Any]:

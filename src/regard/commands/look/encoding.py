@@ -82,12 +82,6 @@ def choose_detail(
     Raises:
         UserError: There is not enough room, or no such head.
     """
-    entries = sum(shape.heads * shape.keys for shape in shapes)
-    room = num_bytes / BASE64 - 2 * num_numbers
-    if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:
-        return Detail(True, {})
-    tiles = sum(shape.heads * min(shape.queries, TILES) * min(shape.keys, TILES) for shape in shapes)
-    room -= entries + tiles
     by_layer = {(shape.site, shape.layer): shape for shape in shapes}
     named = [tuple(map(int, name.split("."))) for name in asked]
     wanted = [
@@ -97,6 +91,12 @@ def choose_detail(
         f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)
     ]:
         raise UserError(f"heads: expected heads of this model, counted from 0; it has no {', '.join(missing)}")
+    entries = sum(shape.heads * shape.keys for shape in shapes)
+    room = num_bytes / BASE64 - 2 * num_numbers
+    if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:
+        return Detail(True, {})
+    tiles = sum(shape.heads * min(shape.queries, TILES) * min(shape.keys, TILES) for shape in shapes)
+    room -= entries + tiles
     needed = sum(_row_bytes(by_layer[key]) for key, _ in wanted)
     if needed > room:
         raise UserError(

@@ -1,6 +1,7 @@
 """One text or image, read by a model: what each token draws, and the weights of its heads, as JSON."""
 
 import base64
+import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,15 @@ class LookResult:
     def page(self) -> str:
         """Return the page as one HTML file that fetches nothing."""
         return make_page(self.panes, self.metadata)
+
+    def __repr__(self) -> str:
+        return f"LookResult({', '.join(str(pane['model']['name']) for pane in self.panes)})"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, as a notebook shows it."""
+        page = html.escape(self.page(), quote=True)
+        frame = 'sandbox="allow-scripts allow-downloads" width="100%" height="720" style="border:0"'
+        return f'<iframe srcdoc="{page}" {frame}></iframe>'
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the page and return its path. Raises UserError if the file is there."""

@@ -115,7 +115,7 @@ class MeasureResult(RunResult):
         model = self.metadata["model"]
         loaded = models.load(model["name"], adapter=model.get("adapter")) if model["sha256"] else None
         if loaded is None or loaded.sha256 != model["sha256"]:
-            problem = "its files have changed" if loaded else "it was not loaded from files"
+            problem = "its files have changed" if loaded else "it was given as an object, not by its name"
             raise UserError(f"model: expected {model['name']} as it was measured; {problem}. Use regard.look(model, …)")
         return look(loaded, None, text, **options)
 

@@ -98,7 +98,7 @@ class ProbeEvaluator:
 
     @property
     def _activation(self) -> str | None:
-        names = ("hidden_act", "activation", "activation_function")
+        names = ("hidden_act", "hidden_activation", "activation", "activation_function")
         return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
 
     def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:

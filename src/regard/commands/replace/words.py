@@ -221,6 +221,8 @@ def _make_figure(outcome: Outcome, row: pd.Series) -> KeyFigure:
 
 
 NAME, CELL = 22, 11
+WIDEST = WIDTH - 2 * CELL
+"""Room for the name in a line of two cells."""
 ROOM = (WIDTH - NAME) // CELL
 
 
@@ -259,11 +261,11 @@ def _scores(outcome: Outcome) -> list[str]:
 def _operations(outcome: Outcome) -> list[str]:
     lines = []
     for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
-        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"]))
-        lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
+        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST))
+        lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""], WIDEST))
         for row in rows.itertuples():
             cells = [labels.number(float(row.score), 3), row_drop(row)]
-            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells))
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
     return ["Other operations instead of softmax", *lines] if lines else []
 
 
@@ -272,8 +274,10 @@ def _spread(fractions: Sequence[float]) -> list[float]:
     return list(fractions) if len(fractions) <= ROOM else [*fractions[: ROOM - 1], fractions[-1]]
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
-    return f"{name[: NAME - 1]:<{NAME}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+def _line(name: str, cells: Sequence[str], width: int = NAME) -> str:
+    """Return a name, cut to a width with a mark, and cells."""
+    short = name if len(name) < width else f"{name[: width - 2]}…"
+    return f"{short:<{width}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
 
 
 def _patterns(heads: pd.DataFrame) -> list[str]:
