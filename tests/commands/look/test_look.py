@@ -312,6 +312,21 @@ def test_the_page_reads_the_numbers_that_were_written(count: int, tokenizer: Any
         close(np.array(told["matrix"]).reshape(tokens, tokens), matrix.mean(0))
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_no_option_promises_rows_of_the_mean_over_heads() -> None:
+    script = f"""
+      globalThis.regard = {{ data: {{}}, $: () => null }};
+      {read_asset("page.js", "regard.commands.look")}
+      console.log(JSON.stringify([look.hintOf(3, 2), look.hintOf(3, -1)]));
+    """
+    ended = subprocess.run(["node", "-e", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    of_head, of_mean = json.loads(ended.stdout)
+    assert "--heads 3.2 adds them" in of_head
+    assert "--heads" not in of_mean
+    assert "choose a head, or make the page with a larger --megabytes" in of_mean
+
+
 def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_path: Path, tokenizer: Any) -> None:
     make("bert").save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
