@@ -19,6 +19,7 @@ from regard.statistics.sinks import FirstMass
 from tests.contracts.conftest import randomised
 from tests.tiny_deepseek import HEADS, LAYERS, WINDOW, make_deepseek
 
+
 @pytest.fixture(scope="module")
 def deepseek() -> Any:
     model = randomised(make_deepseek())

@@ -79,7 +79,7 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
     _warn_of_head(adapters)
     names = adapters.adapter_names
     if not names:
-        raise UserError("adapters: expected at least one block to export, got none; add one")
+        raise UserError("adapters: expected at least one to export, got none; add one")
     if adapters.merged:
         merged = ", ".join(adapter.name for adapter in adapters.merged)
         raise UserError(f"adapters: expected none merged into the base, got {merged}; `save_pretrained` keeps them")
@@ -256,7 +256,7 @@ def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
     """Return name, lineage and base as written by `export_peft`; nothing if PEFT wrote the adapter."""
     if text is None:
         return {}
-    with as_user_error(f"{path}: expected what `export_peft` tells of a block, got", saving.MALFORMED):
+    with as_user_error(f"{path}: expected what `export_peft` tells of an adapter, got", saving.MALFORMED):
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
         base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
@@ -284,7 +284,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
         )
     if not origin:
         raise UserError(
-            f"{folder / WEIGHTS}: expected the name of its block, got none; without router=True it is not needed"
+            f"{folder / WEIGHTS}: expected the name of its adapter, got none; without router=True it is not needed"
         )
     tensors, header = saving.read_safetensors(path)
     with as_user_error(f"{path}: expected a router as `export_peft` leaves it, got", saving.MALFORMED):
@@ -308,7 +308,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
     here = router.shared_tensors()
     if not all(torch.equal(value, shared[name].to(value)) for name, value in here.items()):
         reason = "a key means something only under its own maps"
-        raise UserError(f"{path}: expected the maps of the blocks that are here, got others; {reason}")
+        raise UserError(f"{path}: expected the maps of the adapters that are here, got others; {reason}")
     return _Route({}, own)
 
 
