@@ -280,7 +280,6 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "statistics": ["sink_rate", "massive_activations"],
         "input": "natural",
         "bos": "keep",
-        "prompt": None,
         "samples": SAMPLES,
         "length": LENGTH,
         "epsilon": [0.3],

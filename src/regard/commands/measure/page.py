@@ -125,7 +125,7 @@ def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) ->
             "epsilon": epsilon,
             "title": labels.title(statistic, record),
             "unit": labels.unit(statistic, record),
-            "description": str(labels.info(statistic, record).get("description") or ""),
+            "description": labels.description(statistic, record),
             "runs": [_blocks(run.get((statistic, site, epsilon)), positions) for run in by_key],
         }
         for statistic, site, epsilon in keys
