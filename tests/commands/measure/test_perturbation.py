@@ -203,7 +203,9 @@ def test_hidden_states_that_cannot_be_read_are_left_out_or_refused(tiny: Tiny, d
 
 def test_a_place_without_the_statistic_is_refused(tiny: Tiny, documents: list[str]) -> None:
     """Given at all, or by a configuration if it is not the default one."""
-    expected = rf"^perturb: expected {NAME} among the statistics, for which it says where a token is replaced, got entropy"
+    expected = (
+        rf"^perturb: expected {NAME} among the statistics, for which it says where a token is replaced, got entropy"
+    )
     for place in ("first", "middle"):
         with pytest.raises(UserError, match=expected):
             measured(tiny("llama"), documents, statistics="entropy", perturb=place)
