@@ -23,7 +23,7 @@ def title(statistic: str, record: Mapping[str, Any]) -> str:
 
 
 def description(statistic: str, record: Mapping[str, Any]) -> str:
-    """What the record says of the statistic, or of the one that this name, such as perturbation_spread_own, is a number of."""
+    """What the record says of the statistic, or of that of which it is one number, as perturbation_spread_own is."""
     names = [name for name in section(record, "statistics") if f"{statistic}_".startswith(f"{name}_")]
     told = info(max(names, key=len, default=statistic), record)
     replaced = f" Replaced: {told['replaced']}." if told.get("replaced") else ""

@@ -205,6 +205,18 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
         regard.look(model, tokenizer)
 
 
+def test_a_prompt_stands_beside_an_image_alone(tokenizer: Any, tmp_path: Path) -> None:
+    model = make("bert")
+    metadata = regard.look(model, tokenizer, "w1 w2 w3").metadata
+    assert "prompt" not in json.dumps(metadata)
+    with pytest.raises(UserError, match=r"^prompt: expected an image, beside which it stands, got text"):
+        regard.look(model, tokenizer, "w1 w2 w3", prompt="What is it?")
+    make_llava(tmp_path / "llava")
+    photo = Image.open(make_photos(tmp_path / "photos") / "0.png")
+    seen = regard.look(str(tmp_path / "llava"), image=photo, prompt="Count the birds")
+    assert seen.metadata["config"]["prompt"] == "Count the birds"
+
+
 @pytest.mark.parametrize("count", [10, 150])
 def test_a_title_says_that_a_text_goes_on(count: int, tokenizer: Any) -> None:
     text = words(count)
