@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.merging import LoraFactors
 from regard.adapters.model import AdapterModel
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.model_files import as_user_error
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
@@ -99,7 +98,7 @@ def _warn_of_head(adapters: AdapterModel) -> None:
     """Warn that PEFT needs a base with the head that was trained beside the adapters."""
     if head := saving.open_head(adapters):
         names = ", ".join(head)
-        warnings.warn(f"export: the folder lacks the trained head {names}; give it to the base of PEFT", stacklevel=4)
+        warn_user(f"export: the folder lacks the trained head {names}; give it to the base of PEFT")
 
 
 def list_set(folder: Path) -> list[str]:

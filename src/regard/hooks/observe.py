@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.call import AttentionCall
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.attention_function import Observer
 from regard.hooks.cached_keys import find_cache
@@ -256,7 +255,7 @@ class Watch(Observer, Readings):
         affected = ", ".join(self._of_hidden)
         if len(self._of_hidden) == len(self.statistics):
             raise UserError(f"{reason}; leave out {affected}")
-        warnings.warn(f"{reason}; {affected} are left out there", stacklevel=2)
+        warn_user(f"{reason}; {affected} are left out there")
         sequences.lacks_hidden = True
 
     # -- attention calls ---------------------------------------------------------------------------------------------

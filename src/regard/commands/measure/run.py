@@ -3,7 +3,6 @@
 import copy
 import sys
 import time
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from regard.commands.measure.media import describe_media, kind_of, load_for, med
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
@@ -295,9 +294,7 @@ def _check_statistics(
     empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
-            warnings.warn(
-                f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out", stacklevel=3
-            )
+            warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
     elif empty:
         raise UserError(
             f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "
