@@ -43,7 +43,7 @@ def list_unpaired(runs: Mapping[str, Sequence[RowKey]]) -> list[str]:
 def _describe_others(runs: Mapping[str, Sequence[RowKey]], measured: set[tuple[str, str]]) -> list[str]:
     """Return sentences on what all runs have measured, but not all at the same thresholds, positions or means."""
     keys = [{key for key in rows if key.measure in measured} for rows in runs.values()]
-    others = set.union(*keys) - set.intersection(*keys)
+    others = {key for key in set[RowKey]().union(*keys) if not all(key in of_run for of_run in keys)}
     thresholds = {key.statistic for key in others if key.epsilon is not None}
     notes = []
     for statistic in sorted(thresholds):
