@@ -20,7 +20,10 @@ def naming_other_parts(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise name_other_parts(error, model).with_traceback(error.__traceback__) from error.__cause__
+        named = name_other_parts(error, model)
+        if named is error:
+            raise
+        raise named.with_traceback(error.__traceback__) from error.__cause__
 
 
 def name_other_parts(error: UserError, model: nn.Module) -> UserError:
