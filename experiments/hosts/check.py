@@ -81,7 +81,7 @@ def _make_model(host: Host, config: Any) -> Any:
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).partition("; another part may be watched")[0]
     if isinstance(error, ImportError) and (library := re.search(r"requires the (\S+) library", text)):
         return f"needs {library[1]}, which is not installed"
     return text[:240] if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:200]

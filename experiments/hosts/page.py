@@ -71,7 +71,8 @@ def _is_refused_with_more(row: dict[str, Any]) -> bool:
 
 def _shorten(reason: str) -> str:
     """Return a reason without the model's class and the error behind it, so that it is the same of all of a kind."""
-    reason = re.sub(r"^cannot observe (padding in )?\w+(?=:| )", r"\1", reason).strip(" :").replace("<", "&lt;")
+    reason = re.sub(r"^cannot observe (padding in )?\w+( \([\w.]+\))?(?=:| )", r"\1", reason)
+    reason = reason.strip(" :").replace("<", "&lt;")
     return re.sub(r" \((no input fits: )?\w+Error: .*", "", reason)  # the reason that precedes the error says it
 
 

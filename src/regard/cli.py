@@ -7,9 +7,10 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from regard.commands.compare import cli as compare
 from regard.commands.convert import cli as convert
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
     gc.disable()  # for the imports, of which it takes a fifth of the time; run_command enables it behind them
     try:
-        with _interruptible():
+        with _interruptible(), _plain_warnings(args.command):
             code: int | None = COMMANDS[args.command].run(args)
     except UserError as error:
         _print_error(f"regard {args.command}: {describe_error(error)}")
@@ -96,6 +97,21 @@ def _print_error(line: str) -> None:
     """Print a line to standard error, in the main process."""
     if is_main_process():
         print(line, file=sys.stderr)
+
+
+@contextmanager
+def _plain_warnings(command: str) -> Iterator[None]:
+    """Show each warning as one line without source for a while."""
+
+    def write(message: Warning | str, *_place: Any, **_options: Any) -> str:
+        return f"regard {command}: warning: {' '.join(str(message).split())}\n" if is_main_process() else ""
+
+    before = warnings.formatwarning
+    warnings.formatwarning = write
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 @contextmanager

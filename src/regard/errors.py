@@ -1,7 +1,13 @@
-"""The exception for mistakes of the user, two checks that raise it, and the text of any error."""
+"""The exception for mistakes of the user, two checks that raise it, the text of any error, and warnings."""
 
+import sys
+import warnings
 from collections.abc import Collection
+from types import FrameType
 from typing import Any
+
+_LIBRARIES = ("regard", "torch", "transformers", "peft", "accelerate", "jaxtyping", "contextlib", "functools")
+"""Packages whose frames stand between a warning of Regard and the code of the user."""
 
 
 class UserError(ValueError):
@@ -18,6 +24,18 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raise UserError unless the value is allowed."""
     if value not in allowed:
         raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def warn_user(message: str) -> None:
+    """Warn with the line of the user's code that led here, or with the caller's if there is none."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_of_library(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=2 if _is_of_library(frame) else level)
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
 
 def describe_error(error: BaseException) -> str:

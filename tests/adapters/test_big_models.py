@@ -97,7 +97,7 @@ def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so
     there.save_pretrained(tmp_path / "saved")
     there.export_peft_set(tmp_path / "set")
     there.export_peft("a", tmp_path / "one")
-    advice = r"got the weights \w+; any_model=True takes the same base in another precision$"
+    advice = r"got the weights \w+; any_model=True takes other weights, such as this base in another precision$"
     for load, name in ((regard.SharedAdapters.from_pretrained, "saved"), (regard.SharedAdapters.from_peft_set, "set")):
         with pytest.raises(UserError, match=advice):
             load(copy.deepcopy(model), tmp_path / name)

@@ -25,6 +25,7 @@ from tests.adapters.model_families import (
     padded,
     rows,
 )
+from tests.tiny_longcat import make_longcat
 
 
 def known(family: str, **options: Any) -> SharedAdapters:
@@ -345,3 +346,25 @@ def test_only_a_router_in_closed_form_is_fitted_and_only_to_rows() -> None:
     learnt.add_adapter("one")
     with pytest.raises(UserError, match="router: expected 'discriminant', which is fitted, got 'attention'"):
         learnt.fit_router("one", [rows("bert")])
+
+
+def test_layers_of_a_model_with_two_attentions_a_block_are_its_blocks() -> None:
+    """LongCat-Flash, whose configuration counts its attention layers: it has states after each block alone."""
+    model, batch = make_longcat(50), padded(rows("llama"), 3, 0)
+    reader = StateReader(model.model)
+    assert reader.layers == (1,)
+    states = model(**batch, output_hidden_states=True).hidden_states
+    mask = batch["attention_mask"].bool()
+    expected = torch.stack([states[1][row][mask[row]].mean(0) for row in range(len(mask))])
+    with torch.no_grad():
+        assert_close(reader(batch, mask), expected, atol=1e-5, rtol=1e-4)
+        assert reader(batch, mask).shape == StateReader(model.model, [2])(batch, mask).shape
+    with pytest.raises(UserError, match=r"^query_layers: expected different numbers from 1 to 2, in order, got \[3\]"):
+        StateReader(model.model, [3])
+    model.config.use_cache = False
+    adapters = SharedAdapters(model, r=4, target_modules=["o_proj"])
+    adapters.add_adapter("one")
+    adapters.fit_router("one", [batch])
+    assert adapters.settings["query_layers"] == [1]
+    with torch.no_grad():
+        assert_close(adapters.query_vectors(**batch), expected, atol=1e-5, rtol=1e-4)

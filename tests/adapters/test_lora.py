@@ -69,7 +69,7 @@ def test_rows_that_no_weights_are_for() -> None:
     made = layer(3, 2)
     with pytest.raises(UserError, match="weights: expected a row for each of 5 rows, or one for several, got 2"):
         run(made, drawn(5, 4, INPUTS), weights_of(2, 3))
-    with pytest.raises(UserError, match="weights: expected one for each of at most 3 blocks, got 4"):
+    with pytest.raises(UserError, match="weights: expected one for each of at most 3 adapters, got 4"):
         run(made, drawn(2, 4, INPUTS), weights_of(2, 4))
 
 

@@ -21,7 +21,7 @@ peft = pytest.importorskip("peft")
 # peft asks Transformers for a name that will go.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
-ADVICE = "any_model=True takes the same base in another precision"
+ADVICE = "any_model=True takes other weights, such as this base in another precision"
 KINDS = ("bert", "t5", "gpt2", "llama")
 TARGETS = {"bert": ["query", "value"], "t5": ["q", "v"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"]}
 
@@ -250,7 +250,7 @@ def test_a_block_of_another_base_is_refused(family: str, tmp_path: Path) -> None
     adapters.export_peft("task1", tmp_path / "one")
     other = SharedAdapters(made(family, seed=99), **LEARNT, r=4)
     here, there = base_sha256(other.model)[:12], base_sha256(adapters.model)[:12]
-    wanted = f"the base of the blocks, {type(adapters.model).__name__} without a name with the weights {there}"
+    wanted = f"the base of these adapters, {type(adapters.model).__name__} without a name with the weights {there}"
     assert refusal(other, tmp_path / "one") == f"model: expected {wanted}, got the weights {here}; {ADVICE}"
 
 
@@ -359,7 +359,7 @@ def test_a_key_of_other_maps_is_refused(tmp_path: Path) -> None:
     reason = "; a key means something only under its own maps"
     there = f"{folder / 'router.safetensors'}: expected"
     assert refusal(filled("bert"), folder, router=True) == (
-        f"{there} the maps of the blocks that are here, got others{reason}"
+        f"{there} the maps of the adapters that are here, got others{reason}"
     )
     for options in ({"projection_order": "paper"}, {"temperature": 2.0}, {"router_hidden_size": 7}):
         other = SharedAdapters(made("bert"), **LEARNT, r=4, **options)
@@ -408,11 +408,11 @@ def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     save_file(whole, file, told)
     tell(block, {"format": "pt"})
     assert refusal(there, folder, router=True) == (
-        f"{block}: expected the name of its block, got none; without router=True it is not needed"
+        f"{block}: expected the name of its adapter, got none; without router=True it is not needed"
     )
     for changed in ("[", "[]", "{}", '{"name": "task1", "lineage": {}, "base": {"sha256": 3}}'):
         tell(block, {**own, "regard": changed})
-        assert refusal(there, folder).startswith(f"{block}: expected what `export_peft` tells of a block, got ")
+        assert refusal(there, folder).startswith(f"{block}: expected what `export_peft` tells of an adapter, got ")
     tell(block, own)
     assert there.import_peft(folder, "one", router=True) == 0
 
@@ -443,14 +443,14 @@ def test_a_set_goes_out_and_comes_back_with_its_router(family: str, options: dic
 
 def test_a_set_that_cannot_be_written_or_read_whole_is_refused(tmp_path: Path) -> None:
     empty = SharedAdapters(made("bert"))
-    with pytest.raises(UserError, match=r"^adapters: expected at least one block to export, got none"):
+    with pytest.raises(UserError, match=r"^adapters: expected at least one to export, got none"):
         empty.export_peft_set(tmp_path / "set")
     empty.add_adapter("a/b")
     with pytest.raises(UserError, match=r"^name: expected adapters with names that folders can have, got a/b"):
         empty.export_peft_set(tmp_path / "set")
     adapters = filled("bert")
     folder = adapters.export_peft_set(tmp_path / "set")
-    with pytest.raises(UserError, match=r"^model: expected the base of the blocks, .* got the weights"):
+    with pytest.raises(UserError, match=r"^model: expected the base of these adapters, .* got the weights"):
         SharedAdapters.from_peft_set(made("bert", seed=99), folder)
     with pytest.raises(UserError, match=r"^folder: expected adapters as `export_peft_set` writes them, with router"):
         SharedAdapters.from_peft_set(made("bert"), folder / "task0")

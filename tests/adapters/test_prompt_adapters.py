@@ -162,5 +162,5 @@ def test_blocks_that_cannot_be() -> None:
         PromptAdapters(WIDTH, 0)
     with pytest.raises(UserError, match="hidden: expected a whole number of at least 0, got True"):
         PromptAdapters(WIDTH, 1, True)
-    with pytest.raises(UserError, match="weights: expected one for each of at most 3 blocks, got 4"):
+    with pytest.raises(UserError, match="weights: expected one for each of at most 3 adapters, got 4"):
         blocks().mix(torch.ones(4))

@@ -116,7 +116,7 @@ def test_under_autocast_the_attention_keeps_its_precision() -> None:
 
 
 def test_a_target_is_of_blocks_that_are_there() -> None:
-    with pytest.raises(UserError, match="target: expected weights of at most the 2 blocks that there are, got 3"):
+    with pytest.raises(UserError, match="target: expected weights of at most the 2 adapters that there are, got 3"):
         divergence(torch.full((3,), 1 / 3), drawn(4, 2))
     with pytest.raises(UserError, match="vectors: expected at least one for each earlier task, got none"):
         divergence(torch.ones(1), drawn(0, 2))
@@ -126,5 +126,5 @@ def test_a_target_without_a_block_shares_what_that_had() -> None:
     target = torch.tensor([0.2, 0.5, 0.3])
     assert torch.allclose(without(target, 1), torch.tensor([0.4, 0.6]))
     assert without(target, 3) is target
-    with pytest.raises(UserError, match="expected weight on blocks other than 0, which was removed"):
+    with pytest.raises(UserError, match="expected weight on adapters other than 0, which was removed"):
         without(torch.tensor([1.0, 0.0]), 0)

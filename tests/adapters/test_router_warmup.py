@@ -82,7 +82,7 @@ def test_without_an_open_block_or_a_row_nothing_is_opened() -> None:
     with pytest.raises(UserError, match="vectors: expected at least one of the task's rows, got none"):
         warm_up_router(gate, vectors(1.0)[:0], [], steps=1, rate=5e-3)
     gate.set_trainable(None)
-    with pytest.raises(UserError, match="attention: expected one with an open block, got none"):
+    with pytest.raises(UserError, match="attention: expected one with an open adapter, got none"):
         warm_up_router(gate, vectors(1.0), [], steps=1, rate=5e-3)
 
 

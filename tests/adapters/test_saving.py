@@ -169,14 +169,14 @@ def test_the_digest_is_of_the_base_alone() -> None:
 def test_a_block_of_another_base_is_refused(tmp_path: Path) -> None:
     filled("llama").save_pretrained(tmp_path / "saved")
     with pytest.raises(
-        UserError, match=r"model: expected the base of the blocks, LlamaForCausalLM without a name with "
+        UserError, match=r"model: expected the base of these adapters, LlamaForCausalLM without a name with "
     ):
         SharedAdapters.from_pretrained(made("llama", seed=1), tmp_path / "saved")
     with pytest.raises(UserError, match=r"got GPT2LMHeadModel, which has no layer model\.layers\.0"):
         SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "saved")
     with pytest.raises(UserError, match=r"with model\.layers\.0\.self_attn\.q_proj of another shape"):
         SharedAdapters.from_pretrained(made("qwen"), tmp_path / "saved")
-    with pytest.raises(UserError, match=r"model: expected the base of the blocks, .* got Linear"):
+    with pytest.raises(UserError, match=r"model: expected the base of these adapters, .* got Linear"):
         SharedAdapters.from_pretrained(torch.nn.Linear(1, 1), tmp_path / "saved")  # type: ignore[arg-type]
     other = made("llama")
     with pytest.raises(UserError):
@@ -209,7 +209,7 @@ def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
 
 def test_what_is_no_folder_of_blocks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"folder: expected blocks as `save_pretrained` leaves them, a folder with adap"
+        UserError, match=r"folder: expected adapters as `save_pretrained` leaves them, a folder with adap"
     ):
         SharedAdapters.from_pretrained(made("bert"), tmp_path)
     (tmp_path / "adapters.json").write_text("{")
@@ -234,10 +234,10 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     tensors.write_bytes(whole)
     for key in ("base", "settings", "blocks", "layers"):
         about.write_text(json.dumps({name: value for name, value in told.items() if name != key}))
-        with pytest.raises(UserError, match=r"expected blocks as `save_pretrained` leaves them"):
+        with pytest.raises(UserError, match=r"expected adapters as `save_pretrained` leaves them"):
             SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     about.write_text(json.dumps({**told, "blocks": told["blocks"] + told["blocks"][:1]}))
-    with pytest.raises(UserError, match=r"expected blocks as `save_pretrained` leaves them"):
+    with pytest.raises(UserError, match=r"expected adapters as `save_pretrained` leaves them"):
         SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     tensors.unlink()
     with pytest.raises(UserError, match=r"got another, or none"):
@@ -280,6 +280,6 @@ def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path)
 
 
 def test_nothing_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"adapters: expected at least one block to save, got none; add one"):
+    with pytest.raises(UserError, match=r"adapters: expected at least one to save, got none; add one"):
         SharedAdapters(made("bert")).save_pretrained(tmp_path / "saved")
     assert not list(tmp_path.iterdir())

@@ -299,13 +299,13 @@ def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UserError, match=r"model: expected a PreTrainedModel of Transformers, got Linear"):
         SharedAdapters(nn.Linear(2, 2))  # type: ignore[arg-type]
     adapters = filled("bert")
-    with pytest.raises(UserError, match=r"model: expected one without blocks"):
+    with pytest.raises(UserError, match=r"model: expected one without adapters"):
         SharedAdapters(adapters.model)
 
 
 def test_wrong_names_are_refused() -> None:
     adapters = filled("bert", blocks=2)
-    with pytest.raises(UserError, match=r"name: expected a new one, got 'task0'; the blocks are task0, task1"):
+    with pytest.raises(UserError, match=r"name: expected a new one, got 'task0'; the adapters are task0, task1"):
         adapters.add_adapter("task0")
     with pytest.raises(UserError, match=r"name: expected a text, got ''"):
         adapters.add_adapter("")

@@ -165,7 +165,7 @@ def test_tasks_that_look_alike_are_told_in_a_warning() -> None:
         ("one", [], {}, "batches: expected at least one, got none"),
         ("one", None, {"epochs": 0}, "epochs: expected a whole number of at least 1, got 0"),
         ("one", None, {"learning_rate": 0.0}, "learning_rate: expected a number above 0, got 0.0"),
-        ("one", None, {"check": {"two": [{}]}}, "name: expected one of no block yet, got 'two'"),
+        ("one", None, {"check": {"two": [{}]}}, "name: expected one of no adapter yet, got 'two'"),
     ],
 )
 def test_what_cannot_be_trained_leaves_all_as_it_is(name: str, given: Any, options: Any, problem: str) -> None:

@@ -1,5 +1,6 @@
 """Generation inside a watch: the same tokens, and the statistics of one forward over the final sequence."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -217,6 +218,28 @@ def test_rows_moved_within_a_cache_are_refused(name: str, families: Any, build: 
         cache.reorder_cache(torch.tensor([1, 0, 2]))
         with pytest.raises(UserError, match="reordered"):
             model(**given, **{argument: torch.full((3, 1), 6)}, past_key_values=cache)
+
+
+@pytest.mark.parametrize("who", ["another model", "the model before"])
+def test_a_cache_that_was_filled_by_others_is_not_called_beam_search(
+    who: str, families: Any, build: Any, inputs: Any
+) -> None:
+    model, given = build("Llama"), prompts(families["Llama"], inputs, "none")
+    ids, step = given["input_ids"], torch.full((3, 1), 5)
+    with torch.no_grad():
+        filler, texts = (copy.deepcopy(model), ids) if who == "another model" else (model, ids + 1)
+        if filler is not model:
+            filler.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+        other = filler(texts, use_cache=True).past_key_values
+        with watching(model):
+            model(ids, use_cache=True)
+            with pytest.raises(UserError) as refusal:
+                model(step, past_key_values=other)
+    assert "beam search" not in str(refusal.value)
+    assert str(refusal.value).startswith(
+        "cannot observe this cache: its keys are not those that were observed; another model has filled it, this one "
+        "has outside of the block, or"
+    )
 
 
 def test_assisted_generation_is_refused(families: Any, build: Any, inputs: Any) -> None:

@@ -156,6 +156,30 @@ def test_other_models_refuse_a_cache_without_their_keys(other: set[Head] | None)
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("other", [SOME, {(0, 2), (0, 3), (1, 0)}], ids=["these constant heads", "others"])
+@pytest.mark.parametrize("name", ["Llama", "LlamaMQA", "GPT2"])
+def test_a_cache_rebuilt_from_keys_and_values_is_refused(name: str, other: set[Head]) -> None:
+    """Nothing in it says whose keys they are. A copy and a cache of all keys go on."""
+    model = build(name)
+    constants = constants_for(model)
+    cache = DynamicCache(config=model.config)
+    with regard.replacing(model, constants, SOME):
+        logits(model, STEPS[:1], cache)
+        copied = copy.deepcopy(cache)
+        expected = model(IDS[:, 6:7], past_key_values=copied).logits
+    rebuilt = DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
+    with regard.replacing(model, constants, other), pytest.raises(UserError) as refusal:
+        model(IDS[:, 6:7], past_key_values=rebuilt)
+    assert str(refusal.value).startswith("this cache was made of the keys and values of another, which has no keys of ")
+    assert "copy.deepcopy" in str(refusal.value)
+    whole = DynamicCache(config=model.config)
+    logits(model, STEPS[:1], whole)
+    whole = DynamicCache([(layer.keys, layer.values) for layer in whole.layers])
+    with regard.replacing(model, constants, SOME):
+        assert model(IDS[:, 6:7], past_key_values=whole).logits.shape == expected.shape
+
+
+@torch.no_grad()
 def test_a_cache_with_all_keys_goes_on_with_all() -> None:
     """A prompt that the model read before its heads were replaced: its keys are those of all heads."""
     model = build("Llama")

@@ -25,6 +25,8 @@ from regard.errors import UserError
 from regard.models import load
 from regard.models.classifier import Classifier
 from regard.models.model_files import MINILM_SHA256
+from tests.contracts.conftest import randomised
+from tests.tiny_deepseek import make_deepseek
 
 Saved = Callable[..., Path]
 
@@ -96,6 +98,22 @@ def test_the_weights_are_those_of_the_file(saved: Saved) -> None:
     folder = saved("llama")
     stored = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(load(str(folder)).model.get_input_embeddings().weight, stored)  # type: ignore[operator]
+
+
+def test_weights_that_are_renamed_for_the_head_alone_are_loaded_below_it(saved: Saved, tmp_path: Path) -> None:
+    """DeepSeek-V4 saved with its head: `AutoModel` takes `model.norm` for the norm of keys."""
+    model, folder = randomised(make_deepseek(vocab_size=40)), tmp_path / "deepseek"
+    model.save_pretrained(folder)
+    load(str(saved("bert"))).tokenizer.save_pretrained(folder)
+    loaded: Any = load(str(folder)).model
+    assert type(loaded) is type(model.model)
+    torch.testing.assert_close(loaded.state_dict(), model.model.state_dict(), atol=0, rtol=0)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids)[0], model.model(ids)[0])
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight for name, weight in weights.items() if "norm" not in name}, folder / "model.safetensors")
+    assert "do not fit its config.json: " in refusal(folder)
 
 
 def test_sharded_weights_are_hashed_in_the_order_of_their_names(saved: Saved) -> None:

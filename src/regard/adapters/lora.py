@@ -181,7 +181,7 @@ class LoraAdapters(nn.Module):
         if weights is None:
             return out
         if weights.shape[-1] > len(self):
-            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
+            raise UserError(f"weights: expected one for each of at most {len(self)} adapters, got {weights.shape[-1]}")
         if len(self) and self.A[0].is_meta and not states.is_meta:  # would give any numbers
             check_in_memory(self)
         tokens = states.numel() // self.inputs

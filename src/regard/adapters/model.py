@@ -153,7 +153,7 @@ class AdapterModel(nn.Module):
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
         if name in self._lineages:
-            raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.adapter_names)}")
+            raise UserError(f"name: expected a new one, got {name!r}; the adapters are {', '.join(self.adapter_names)}")
         entry = {"order": self.added, **_as_json(lineage)}
         self.keep_in_memory()
         index = len(self.adapter_names)
@@ -168,7 +168,7 @@ class AdapterModel(nn.Module):
 
     def index_of(self, name: str) -> int:
         if name not in self._lineages:
-            raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no block yet'}, got {name!r}")
+            raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no adapter yet'}, got {name!r}")
         return self.adapter_names.index(name)
 
     def delete_adapter(self, name: str) -> None:
@@ -361,7 +361,7 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
-        raise UserError("model: expected one without blocks, got one that has some already")
+        raise UserError("model: expected one without adapters, got one that has some already")
     check_choice("adapter_type", adapter_type, BLOCKS)
     if adapter_type == "prompt" and model.get_input_embeddings().weight.is_meta:
         raise UserError("adapter_type: expected 'lora' with input embeddings that are off-loaded, got 'prompt'")

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.merging import LoraFactors
 from regard.adapters.model import AdapterModel
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.model_files import as_user_error
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
@@ -79,7 +78,7 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
     _warn_of_head(adapters)
     names = adapters.adapter_names
     if not names:
-        raise UserError("adapters: expected at least one block to export, got none; add one")
+        raise UserError("adapters: expected at least one to export, got none; add one")
     if adapters.merged:
         merged = ", ".join(adapter.name for adapter in adapters.merged)
         raise UserError(f"adapters: expected none merged into the base, got {merged}; `save_pretrained` keeps them")
@@ -99,7 +98,7 @@ def _warn_of_head(adapters: AdapterModel) -> None:
     """Warn that PEFT needs a base with the head that was trained beside the adapters."""
     if head := saving.open_head(adapters):
         names = ", ".join(head)
-        warnings.warn(f"export: the folder lacks the trained head {names}; give it to the base of PEFT", stacklevel=4)
+        warn_user(f"export: the folder lacks the trained head {names}; give it to the base of PEFT")
 
 
 def list_set(folder: Path) -> list[str]:
@@ -256,7 +255,7 @@ def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
     """Return name, lineage and base as written by `export_peft`; nothing if PEFT wrote the adapter."""
     if text is None:
         return {}
-    with as_user_error(f"{path}: expected what `export_peft` tells of a block, got", saving.MALFORMED):
+    with as_user_error(f"{path}: expected what `export_peft` tells of an adapter, got", saving.MALFORMED):
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
         base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
@@ -284,7 +283,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
         )
     if not origin:
         raise UserError(
-            f"{folder / WEIGHTS}: expected the name of its block, got none; without router=True it is not needed"
+            f"{folder / WEIGHTS}: expected the name of its adapter, got none; without router=True it is not needed"
         )
     tensors, header = saving.read_safetensors(path)
     with as_user_error(f"{path}: expected a router as `export_peft` leaves it, got", saving.MALFORMED):
@@ -308,7 +307,7 @@ def _read_route(adapters: AdapterModel, folder: Path, origin: Mapping[str, Any])
     here = router.shared_tensors()
     if not all(torch.equal(value, shared[name].to(value)) for name, value in here.items()):
         reason = "a key means something only under its own maps"
-        raise UserError(f"{path}: expected the maps of the blocks that are here, got others; {reason}")
+        raise UserError(f"{path}: expected the maps of the adapters that are here, got others; {reason}")
     return _Route({}, own)
 
 

@@ -119,7 +119,7 @@ class PromptAdapters(nn.Module):
         """Return Σ_i a_i P'_i, (row, length, width), by weights (row, prompt) of the first prompts, or (prompt,)."""
         rows = weights[None] if weights.dim() == 1 else weights
         if not 0 < rows.shape[1] <= len(self):
-            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {rows.shape[1]}")
+            raise UserError(f"weights: expected one for each of at most {len(self)} adapters, got {rows.shape[1]}")
         prompts = self.concatenate(range(rows.shape[1])).unflatten(0, (-1, self.length))
         with torch.autocast(prompts.device.type, enabled=False):
             return torch.einsum("rb,blw->rlw", rows.to(prompts.dtype), prompts)

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
+from regard.hooks.modules import find_ranks, find_stacks, num_blocks
 
 _NOT_READ = {"past_key_values", "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -65,7 +66,8 @@ class StateReader:
     Args:
         reader: The module that reads tokens: the encoder of an encoder–decoder, else the base model. Its adapters must
             be out of the way.
-        layers: After which layers, from 1; by default after a quarter and after half of them.
+        layers: After which layers, from 1; by default after a quarter and after half of them. Where a block has several
+            attention layers (LongCat-Flash), after which blocks.
         positions_from_mask: Count the positions of left-padded texts from their first token, as `generate` does.
 
     Raises:
@@ -75,9 +77,10 @@ class StateReader:
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
         config = self.reader.config.get_text_config()
-        self.layers = _select_layers(layers, config.num_hidden_layers)
+        num_layers = _count_blocks(reader, config.num_hidden_layers)
+        self.layers = _select_layers(layers, num_layers)
         self.width = config.hidden_size * len(self.layers)
-        self._stack = _find_stack(reader, config.num_hidden_layers)
+        self._stack = _find_stack(reader, num_layers)
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -184,6 +187,13 @@ def _is_random(reader: Any) -> bool:
     settings = reader.config.get_text_config().to_dict().items()
     named = any(value for name, value in settings if "drop" in name or "jitter" in name)
     return named or any(isinstance(module, nn.Dropout) and module.p > 0 for module in reader.modules())
+
+
+def _count_blocks(reader: nn.Module, num_layers: int) -> int:
+    """Return after how many layers a model has states; its blocks may hold several of those that its config counts."""
+    stacks = [stack for stack in find_stacks(reader) if num_blocks(stack) == num_layers]
+    last_rank = max((rank for stack in stacks for rank in find_ranks(stack).values()), default=0)
+    return num_layers // (last_rank + 1)
 
 
 def _find_stack(reader: nn.Module, num_layers: int) -> list[nn.Module] | None:

@@ -38,8 +38,8 @@ def pad_target(target: Tensor, adapters: int) -> Tensor:
     """Return ā with zeros for the adapters that came after its task, (adapters,)."""
     if len(target) > adapters:
         raise UserError(
-            f"target: expected weights of at most the {adapters} blocks that there are, got {len(target)}; "
-            "`without` takes a block that was removed out of what is kept"
+            f"target: expected weights of at most the {adapters} adapters that there are, got {len(target)}; "
+            "`without` takes an adapter that was removed out of what is kept"
         )
     return nn.functional.pad(target, (0, adapters - len(target)))
 
@@ -51,7 +51,7 @@ def without(target: Tensor, block: int) -> Tensor:
     remaining = torch.cat([target[:block], target[block + 1 :]])
     if not float(remaining.sum()):
         raise UserError(
-            f"target: expected weight on blocks other than {block}, which was removed; keep no target of its task"
+            f"target: expected weight on adapters other than {block}, which was removed; keep no target of its task"
         )
     return remaining / remaining.sum()
 

@@ -96,7 +96,7 @@ def warm_up_router(
     """
     open_blocks = [number for number, key in enumerate(attention.keys) if key.requires_grad]
     if not open_blocks:
-        raise UserError("attention: expected one with an open block, got none; open a block, or add one")
+        raise UserError("attention: expected one with an open adapter, got none; open an adapter, or add one")
     if not len(vectors):
         raise UserError("vectors: expected at least one of the task's rows, got none")
     own = open_blocks[0] if own is None else own

@@ -39,7 +39,7 @@ A = TypeVar("A", bound="AdapterModel")
 def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Write adapters to a folder, and return it."""
     if not adapters.adapter_names and not adapters.merged:
-        raise UserError("adapters: expected at least one block to save, got none; add one")
+        raise UserError("adapters: expected at least one to save, got none; add one")
     adapters.keep_in_memory()
     base = base_of(adapters)
     blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
@@ -59,7 +59,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
 def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any_model: bool) -> A:
     """Load the adapters of a folder into a model; with `any_model` of other weights, whose files stay the base's."""
     metadata, tensors = _read_folder(folder)
-    with as_user_error(f"{folder}: expected blocks as `save_pretrained` leaves them, got", MALFORMED):
+    with as_user_error(f"{folder}: expected adapters as `save_pretrained` leaves them, got", MALFORMED):
         base = metadata["base"]
         layers = [str(name) for name in metadata["layers"]]
         settings = {**metadata["settings"], **({"target_modules": layers} if layers else {})}
@@ -71,7 +71,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
         known = KnownIdentities()
         _check_base(model, base, layers, tensors, None if any_model else known)
         if len(dict(blocks)) != len(blocks):
-            raise ValueError("two blocks of one name")
+            raise ValueError("two adapters of one name")
         adapters = cls(model, **settings)
         adapters.settings, adapters.known_identities = dict(metadata["settings"]), known
         adapters.restore(blocks, added)
@@ -140,7 +140,8 @@ def check_identity(base: Mapping[str, Any], actual: BaseIdentity) -> None:
     if actual != expected:
         raise UserError(
             f"model: expected {_describe_base(base)} with the {expected.of} {expected.sha256[:12]}, "
-            f"got the {actual.of} {actual.sha256[:12]}; any_model=True takes the same base in another precision"
+            f"got the {actual.of} {actual.sha256[:12]}; any_model=True takes other weights, such as "
+            "this base in another precision"
         )
 
 
@@ -165,7 +166,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
+    metadata = read_json(folder / METADATA, "adapters as `save_pretrained` leaves them")
     if metadata.get("format") not in (FORMAT, _EARLIER):
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
     if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
@@ -220,7 +221,7 @@ def copy_router(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
 def _copy_stacks(stacks: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     for name, targets in stacks.items():
         if len(tensors[name]) != len(targets):
-            raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} blocks")
+            raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} adapters")
         for value, target in zip(tensors[name], targets, strict=True):
             _copy_into(value, target, name)
 
@@ -257,7 +258,7 @@ def _check_base(
 
 
 def _describe_base(base: Mapping[str, Any]) -> str:
-    return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
+    return f"the base of these adapters, {base['architecture']} {base['name'] or 'without a name'}"
 
 
 def load_model(name: str | Path, architecture: str) -> PreTrainedModel:

@@ -1,6 +1,5 @@
 """Training the open adapter on its task, and whether the router gives the task's rows to it."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UserError, check_int
+from regard.errors import UserError, check_int, warn_user
 
 LOW_OWN_WEIGHT = 0.8
 """Mean weight of its own adapter below which a task's rows are told to be sent elsewhere."""
@@ -99,9 +98,8 @@ def own_weight(name: str, names: Sequence[str], means: Tensor) -> float:
     weight = usage.pop(name)
     if weight < LOW_OWN_WEIGHT:
         other = max(usage, key=lambda other: usage[other])
-        warnings.warn(
+        warn_user(
             f"{name}: expected an own weight of at least {LOW_OWN_WEIGHT}, got {weight:.2f}; "
-            f"the router takes its rows for those of {other} ({usage[other]:.2f})",
-            stacklevel=3,
+            f"the router takes its rows for those of {other} ({usage[other]:.2f})"
         )
     return weight

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import UserError, check_choice, describe_error
+from regard.errors import UserError, check_choice, describe_error, warn_user
 
 Layer = tuple[str, int]  # site and index of a layer: ("encoder", 0)
 Head = tuple[str, int, int]  # site, layer and index of a head
@@ -146,10 +145,9 @@ class Constants:
             digests = [fingerprint.get("digest") or "" for fingerprint in (own_model, model)]
             precisions = {digest.partition(":")[0] for digest in digests}
             if all(digests) and len(precisions) == 1 and digests[0] != digests[1]:
-                warnings.warn(
+                warn_user(
                     "constants: expected those of this model, got those of one whose weights are a little different, "
-                    "as before fine-tuning; they are used all the same",
-                    stacklevel=2,
+                    "as before fine-tuning; they are used all the same"
                 )
 
     def input_dependence(self) -> dict[Layer, Float[Tensor, " head"]]:

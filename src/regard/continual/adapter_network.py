@@ -38,7 +38,7 @@ class LoraConfig(method.MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.lora_alpha:
-            raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
+            raise UserError("lora_alpha: expected a number above 0, got 0, with which adapters add nothing")
 
 
 class FrozenModelNetwork(Network):
@@ -82,7 +82,7 @@ class FrozenModelNetwork(Network):
 class AdapterNetwork(FrozenModelNetwork):
     """Adapters that are weighed: which of them a row gets, and how much, is for the method (`weights`)."""
 
-    no_lora_reason = "with a method that has blocks of its own; --set r=… is theirs"
+    no_lora_reason = "with a method that has adapters of its own; --set r=… is theirs"
     pool: AdapterPool
     separable: ClassVar[bool] = False
     """Whether each task has an adapter of its own, which does its work alone."""

@@ -125,6 +125,21 @@ def find_cache_layer(cache: Any, module: nn.Module) -> Any:
     return layers[index] if isinstance(index, int) and index < len(layers) else None
 
 
+def check_holds_all(layer: Any) -> None:
+    """Raise a UserError for a plain dynamic layer with keys of fewer heads than it has values, or of width 1.
+
+    It was made of the tensors of a layer that holds the keys of some heads; nothing in them says of which.
+    """
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.keys is None or not layer.keys.numel():
+        return
+    (_, key_heads, _, width), (_, heads, _, value_width) = layer.keys.shape, layer.values.shape
+    if key_heads < heads or width == 1 < value_width:
+        raise UserError(
+            "this cache was made of the keys and values of another, which has no keys of the heads that were constant "
+            "when it was filled; go on with that one or a copy of it (copy.deepcopy), or begin with an empty cache"
+        )
+
+
 def is_handed_on(tensor: Tensor, held: Any) -> bool:
     """Return whether a tensor (batch, head, token, width) shows what a cache layer holds, maybe of more or less tokens.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
-from regard.hooks.cached_keys import PartialKeys, drop_keys, find_cache, find_cache_layer, is_handed_on
+from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache, find_cache_layer, is_handed_on
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
 
 NAME = "constant_heads"
@@ -285,6 +285,8 @@ def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     layer = find_cache_layer(constants.cache, module)
     if isinstance(layer, PartialKeys):
         layer.expect(constants.key_heads)
+    elif not is_traced():
+        check_holds_all(layer)
 
 
 def dynamic_heads(module: nn.Module, heads: int) -> list[int] | None:

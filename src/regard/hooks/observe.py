@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,9 +17,10 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.call import AttentionCall
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.attention_function import Observer
+from regard.hooks.cached_keys import find_cache
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
@@ -31,6 +31,7 @@ from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
+from regard.hooks.parts import naming_other_parts
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
@@ -67,7 +68,7 @@ def watching(
         UserError: The attention of the model cannot be reached, or is not the same inside the block; or a forward
             cannot be observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
-    with ExitStack() as stack:
+    with naming_other_parts(model), ExitStack() as stack:
         with unchanged_modules():
             check_observable(model)
             if verify:
@@ -211,12 +212,14 @@ class Watch(Observer, Readings):
             if others:
                 others[0].offered = None
         self.projection_inputs.clear()
-        sequences.begin(forward)
+        cache = find_cache(args, kwargs) if forward.offset else None
+        lenders = (other for other in self.stacks.values() if other is not sequences and other.fills(cache))
+        sequences.begin(forward, next(lenders, None))
         self._calls_before[sequences.stack.path] = self._calls
 
-    def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
         is_open = sequences.forward is not None
-        sequences.end()
+        sequences.end(getattr(output, "past_key_values", None))
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module)
         self._called_stacks.add(sequences.stack.path)
@@ -252,7 +255,7 @@ class Watch(Observer, Readings):
         affected = ", ".join(self._of_hidden)
         if len(self._of_hidden) == len(self.statistics):
             raise UserError(f"{reason}; leave out {affected}")
-        warnings.warn(f"{reason}; {affected} are left out there", stacklevel=2)
+        warn_user(f"{reason}; {affected} are left out there")
         sequences.lacks_hidden = True
 
     # -- attention calls ---------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """The sequences that a stack works on, over as many forwards as a cache strings together."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
@@ -61,27 +65,44 @@ class Sequences:
         self._tokens: list[Tensor | None] = []
         self._batch = self._length = 0
         self._hidden_names: tuple[str, ...] = ()
+        self._cache: ReferenceType[Cache] | None = None
         self._key_entries: tuple[Tensor, int] | None = None
         """Some entries of every key of the latest forward, and the position of the first of these keys."""
 
-    def begin(self, forward: ForwardContext) -> None:
+    def begin(self, forward: ForwardContext, lender: Sequences | None = None) -> None:
         """Begin a forward, which goes on with these sequences if it has a cache, and else starts new ones.
 
-        Raise a UserError if the cache does not hold what was observed.
+        Raise a UserError if the cache does not hold what was observed, as where another stack, the `lender`, filled it.
         """
         if forward.offset != self._length or self.forward is not None:
-            raise UserError(
-                f"cannot observe this cache: it holds {forward.offset} tokens, of which {self._length} were observed; "
-                "start the sequence inside the block, and neither crop nor reorder its cache"
-            )
+            self._refuse_cache(forward.offset, lender)
         self.counter.begin()
         self.lengths, self.embeddings = {}, None
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
         self.offered = forward.tokens
 
-    def end(self) -> None:
-        """End the forward under way."""
+    def _refuse_cache(self, tokens: int, lender: Sequences | None) -> NoReturn:
+        if lender is not None and not self._length:
+            raise UserError(
+                f"cannot observe {self.name} ({self.stack.path}): it goes on behind the {tokens} tokens in the cache "
+                f"of another part, {lender.name} ({lender.stack.path}), and attends to keys that are not its own"
+            )
+        problem = f"it holds {tokens} tokens, of which {self._length} were observed"
+        if not self._length:
+            problem += ": another model filled it, or this one outside of the block"
+        raise UserError(
+            f"cannot observe this cache: {problem}; start the sequence inside the block, and neither crop nor reorder "
+            "its cache"
+        )
+
+    def fills(self, cache: Cache | None) -> bool:
+        """Return whether a cache is the one that the latest forward here has returned."""
+        return cache is not None and self._cache is not None and self._cache() is cache
+
+    def end(self, cache: Any = None) -> None:
+        """End the forward under way, which returns a cache or none."""
+        self._cache = ref(cache) if isinstance(cache, Cache) else None
         self.forward = None
         self.latest = {}
         self.counter.end()
@@ -141,14 +162,21 @@ class Sequences:
         )
 
     def _check_rows(self, call: AttentionCall) -> None:
-        """Raise a UserError if the keys of the forward before are no longer in their rows."""
+        """Raise a UserError if the keys of the forward before are no longer there, or in other rows."""
         dropped, _ = self.find_keys("self", call)
         entries = call.key[:, 0, : self._length - dropped, :KEY_ENTRIES].detach()
         if self._key_entries is not None:
             before, since = self._key_entries
             first, last = max(since, dropped), since + before.shape[1]
-            if not torch.equal(entries[:, first - dropped : last - dropped], before[:, first - since :]):
-                raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
+            now, expected = entries[:, first - dropped : last - dropped], before[:, first - since :]
+            if not torch.equal(now, expected):
+                if bool((now[:, None] == expected).flatten(2).all(-1).any(1).all()):
+                    raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
+                raise UserError(
+                    "cannot observe this cache: its keys are not those that were observed; another model has filled "
+                    "it, this one has outside of the block, or the cache changes what it holds, as a quantized one "
+                    "does; go on with a cache that this model alone fills, inside the block"
+                )
         self._key_entries = entries.clone(), dropped
 
     def find_keys(self, kind: str, call: AttentionCall) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.model_files import ADAPTER_CONFIG as CONFIG
 from regard.models.model_files import ADAPTER_WEIGHTS as WEIGHTS
 from regard.models.model_files import as_user_error, find_model_folder
@@ -74,7 +74,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
     peft, weights = _import_peft(), _read_weights(folder)
     base = str(_read_config(folder).get("base_model_name_or_path") or "")
     if base and Path(base).name != Path(str(model.name_or_path)).name:
-        warnings.warn(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}", stacklevel=2)
+        warn_user(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}")
     problem, kinds = f"adapter: '{name}' does not fit the model:", (ValueError, KeyError, RuntimeError, TypeError)
     with as_user_error(problem, kinds), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT calls what Transformers renames

@@ -1,12 +1,11 @@
 """Selection of a table's rows by the values of its columns."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 MAX_LISTED = 8
 """Values that a warning lists, at most."""
@@ -32,7 +31,7 @@ def select_rows(table: pd.DataFrame, equal: Mapping[str, Any], name: str | None 
                 raise UserError(f"epsilon: {value!r} was not measured; the table has: {known}")
         if rows.empty:
             asked = ", ".join([*([] if name is None else [repr(name)]), *(f"{k}={v!r}" for k, v in equal.items())])
-            warnings.warn(f"frame({asked}) is empty: {_describe_column(table[column])}", UserWarning, stacklevel=3)
+            warn_user(f"frame({asked}) is empty: {_describe_column(table[column])}")
             return rows.reset_index(drop=True)
         table = rows
     return table.reset_index(drop=True)

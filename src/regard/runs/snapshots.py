@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_files
 from regard.runs.output_dir import read_json
 from regard.runs.work_dir import UNFINISHED
@@ -87,7 +86,7 @@ class Snapshots:
             manifest = self._read_manifest(path)
             if isinstance(manifest, dict):
                 return path, manifest["record"]
-            warnings.warn(f"{path} is damaged ({manifest}); the state before it is used", stacklevel=2)
+            warn_user(f"{path} is damaged ({manifest}); the state before it is used")
         if paths:
             states = f"each of the {len(paths)} states in {self.folder}"
             raise UserError(f"cannot resume: {states} is damaged. Start again with --overwrite.")

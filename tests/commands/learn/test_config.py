@@ -184,11 +184,11 @@ def test_several_methods_with_one_budget() -> None:
         ),
         (
             {"method": "sapt", "set": ("lora_alpha=0",)},
-            "lora_alpha: expected a number above 0, got 0, with which blocks add",
+            "lora_alpha: expected a number above 0, got 0, with which adapters add",
         ),
         (
             {"method": "o-lora", "set": ("lora_alpha=0.0",)},
-            "lora_alpha: expected a number above 0, got 0, with which blocks add",
+            "lora_alpha: expected a number above 0, got 0, with which adapters add",
         ),
         ({"method": "stap"}, "method: there is no 'stap', did you mean 'sapt'? `regard learn --help` names all"),
         ({"method": "SAPT"}, "method: there is no 'SAPT', did you mean 'sapt'? `regard learn --help` names all"),

@@ -216,6 +216,18 @@ def test_a_look_shows_itself_in_a_notebook(tokenizer: Any) -> None:
     assert repr(found) == "LookResult(BertModel)"
 
 
+def test_a_prompt_stands_beside_an_image_alone(tokenizer: Any, tmp_path: Path) -> None:
+    model = make("bert")
+    metadata = regard.look(model, tokenizer, "w1 w2 w3").metadata
+    assert "prompt" not in json.dumps(metadata)
+    with pytest.raises(UserError, match=r"^prompt: expected an image, beside which it stands, got text"):
+        regard.look(model, tokenizer, "w1 w2 w3", prompt="What is it?")
+    make_llava(tmp_path / "llava")
+    photo = Image.open(make_photos(tmp_path / "photos") / "0.png")
+    seen = regard.look(str(tmp_path / "llava"), image=photo, prompt="Count the birds")
+    assert seen.metadata["config"]["prompt"] == "Count the birds"
+
+
 @pytest.mark.parametrize("count", [10, 150])
 def test_a_title_says_that_a_text_goes_on(count: int, tokenizer: Any) -> None:
     text = words(count)
@@ -321,6 +333,21 @@ def test_the_page_reads_the_numbers_that_were_written(count: int, tokenizer: Any
     assert told["shown"] == pytest.approx(min(1, least), rel=LOG_ERROR)
     if not told["tiles"]:
         close(np.array(told["matrix"]).reshape(tokens, tokens), matrix.mean(0))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_no_option_promises_rows_of_the_mean_over_heads() -> None:
+    script = f"""
+      globalThis.regard = {{ data: {{}}, $: () => null }};
+      {read_asset("page.js", "regard.commands.look")}
+      console.log(JSON.stringify([look.hintOf(3, 2), look.hintOf(3, -1)]));
+    """
+    ended = subprocess.run(["node", "-e", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    of_head, of_mean = json.loads(ended.stdout)
+    assert "--heads 3.2 adds them" in of_head
+    assert "--heads" not in of_mean
+    assert "choose a head, or make the page with a larger --megabytes" in of_mean
 
 
 def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_path: Path, tokenizer: Any) -> None:

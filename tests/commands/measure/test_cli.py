@@ -69,7 +69,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "--length": "12",
         "--epsilon": "0.2,0.4",
         "--minimum-queries": "4",
-        "--statistics": "sink_rate,entropy",
+        "--statistics": "sink_rate,entropy,perturbation_spread",
         "--layer-ids": "0,2-2",
         "--batch-size": "2",
         "--device": "cpu",
@@ -83,10 +83,9 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
     assert (ended.code, ended.err) == (0, "")
     found = MeasureResult.load(tmp_path / "run")
     assert found.metadata["config"] == {
-        "statistics": ["sink_rate", "entropy"],
+        "statistics": ["sink_rate", "entropy", "perturbation_spread"],
         "input": "random",
         "bos": "drop",
-        "prompt": None,
         "samples": 5,
         "length": 12,
         "epsilon": [0.2, 0.4],
@@ -99,7 +98,8 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "seed": 9,
     }
     assert found.metadata["model"]["dtype"] == "bfloat16"
-    assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
+    spread = {"perturbation_spread", "perturbation_spread_own"}
+    assert set(found.table["statistic"]) == {"sink_rate", "entropy"} | spread
 
 
 def test_a_new_folder_under_runs_for_each_run(

@@ -69,6 +69,33 @@ def test_three_runs_have_no_difference(made: SimpleNamespace) -> None:
     assert list(comparison({"a": run, "b": run, "c": run}).columns)[-3:] == ["a", "b", "c"]
 
 
+def test_notes_say_which_rows_have_no_counterpart_and_why(made: SimpleNamespace) -> None:
+    def notes(**tables: pd.DataFrame) -> list[str]:
+        found: list[str] = comparison({name: (table, {}) for name, table in tables.items()}).attrs["notes"]
+        page = Parsed(comparison_page({name: (table, {}) for name, table in tables.items()})).text
+        assert all(note in page for note in found)
+        return found
+
+    decoder, encoder = made.table(2, 2, 3), made.table(2, 2, 3, sites=("encoder",))
+    assert notes(a=decoder, b=decoder) == []
+    sites = "Rows of sites that not every run has are not compared"
+    assert notes(gpt=decoder, bert=encoder) == [f"{sites} (gpt: decoder; bert: encoder)."]
+    both = made.table(2, 2, 3, sites=("encoder", "cross"))
+    assert notes(t5=both, bert=encoder) == [f"{sites} (t5: encoder, cross-attention; bert: encoder)."]
+    few = decoder[~decoder["statistic"].isin(["distance", "over_smoothing"])]
+    lacks = "few has no rows of distance, over_smoothing, which are not compared."
+    assert notes(a=decoder, few=few, c=decoder) == [lacks]
+    other = decoder.assign(epsilon=decoder["epsilon"].replace(0.3, 0.2))
+    thresholds = "Rows of sink_rate at thresholds that not every run has are not compared (a: 0.3; b: 0.2)."
+    assert notes(a=decoder, b=other) == [thresholds]
+    assert notes(a=decoder, b=pd.concat([decoder, other[other["epsilon"] == 0.2]])) == [
+        thresholds.replace("b: 0.2", "b: 0.2, 0.3")
+    ]
+    rest = decoder[(decoder["statistic"] != "key_norm") | (decoder["position"] > 0)]
+    expected = "Rows of key_norm are not compared: they are of other positions in the runs, or other means."
+    assert notes(a=decoder, b=rest) == [expected]
+
+
 def test_notes_tell_what_differs(made: SimpleNamespace) -> None:
     table = made.table(1, 1, 2)
     a, b = made.record(), made.record(length=128, input="random")

@@ -15,9 +15,11 @@ from torch import Tensor
 import regard
 from regard import UserError, data, models
 from regard.attention.spec import ATTENTIONS
+from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.result import MeasureResult
 from regard.models import RegardConfig, RegardModel
 from regard.report import labels
+from tests.report.parsed import Parsed
 
 Tiny = Callable[[str], Path]
 
@@ -155,6 +157,19 @@ def test_a_sink_token_moves_the_replaced_token_by_one(tiny: Tiny, documents: lis
         assert_layer(found, "decoder", layer, change, first=12, replaced=11)
 
 
+@pytest.mark.parametrize("place", ["first", "middle"])
+def test_report_and_record_say_which_token_was_replaced(place: Any, tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, perturb=place)
+    replaced = f"the {place} token of each window, special ones aside, by another drawn from the vocabulary"
+    assert found.metadata["statistics"][NAME]["replaced"] == replaced
+    page = Parsed(found.page())
+    assert f"Replaced: {replaced}." in page.text
+    about = {measure["statistic"]: measure["description"] for measure in page.data["measures"]}
+    assert about[NAME] == about[f"{NAME}_own"]
+    assert about[NAME].startswith("‖h′_i − h_i‖/‖h_i‖ of hidden states if one token of the text is replaced")
+    assert about[NAME].endswith(f" Replaced: {replaced}.")
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +199,21 @@ def test_hidden_states_that_cannot_be_read_are_left_out_or_refused(tiny: Tiny, d
     assert set(found.metadata["statistics"]) == {"entropy"}
     with pytest.raises(UserError, match=f"leave out {NAME}"):
         regard.measure(model, tokenizer, documents, statistics=NAME, **settings)
+
+
+def test_a_place_without_the_statistic_is_refused(tiny: Tiny, documents: list[str]) -> None:
+    """Given at all, or by a configuration if it is not the default one."""
+    expected = (
+        rf"^perturb: expected {NAME} among the statistics, for which it says where a token is replaced, got entropy"
+    )
+    for place in ("first", "middle"):
+        with pytest.raises(UserError, match=expected):
+            measured(tiny("llama"), documents, statistics="entropy", perturb=place)
+    with pytest.raises(UserError, match=expected):
+        MeasureConfig(statistics=("entropy",), perturb="first")
+    config = MeasureConfig(statistics=(NAME,), perturb="first")
+    assert config.replace(statistics=("entropy",), perturb="middle").perturb == "middle"
+    assert NAME in measured(tiny("llama"), documents, config=config, statistics=[NAME]).metadata["statistics"]
 
 
 def test_a_text_of_one_token_has_none_after_it(tiny: Tiny, documents: list[str]) -> None:

@@ -65,7 +65,11 @@ const look = (() => {
     const keys = strongest(sums, count).filter((key) => sums[key] > 0).sort((a, b) => a - b);
     return { keys, links: rows.flatMap((row, i) => keys.map((key) => [queries[i], key, row[key]])).filter((link) => link[2] > 0.01), shown: Math.min(1, keys.reduce((sum, key) => sum + sums[key], 0)) };
   };
-  return { decode, layerOf, most, strongest, linesOf };
+  // What to do where the page has no rows of a head, or of the mean over heads (-1), which needs all weights.
+  const hintOf = (number, head) => (head < 0
+    ? "The page has rows of single heads alone, and none of their mean, which needs all weights: choose a head, or make the page with a larger --megabytes or a smaller --length. It has those of:"
+    : `The page has no rows of this head; --heads ${number}.${head} adds them. It has those of:`);
+  return { decode, layerOf, most, strongest, linesOf, hintOf };
 })();
 
 // The panes of the page; `open` draws looks in the place of those before, with what was chosen in them.
@@ -428,7 +432,7 @@ const lookPanes = (() => {
       lines.buttons.hidden = !layer().hasRows(state.head);
       if (!layer().hasRows(state.head)) {
         lines.frame.replaceChildren();
-        lines.note.textContent = `The page has no rows of this head; --heads ${layer().number}.${Math.max(0, state.head)} adds them. It has those of:`;
+        lines.note.textContent = look.hintOf(layer().number, state.head);
         layers[state.site].forEach((one, at) => [...Array(one.heads).keys()].filter(one.hasRows).forEach((head) => button(lines.frame, `layer ${one.number}, head ${head}`, () => set({ layer: at, head }))));
         return;
       }

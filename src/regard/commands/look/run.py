@@ -107,6 +107,8 @@ def look(  # noqa: D417 - the options are described in the configuration
     sources: list[Any] = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
     if text is not None and image is not None:
         raise UserError("image: expected no text beside it; see prompt")
+    if image is None and config.prompt != LookConfig.prompt:
+        raise UserError("prompt: expected an image, beside which it stands, got text")
     if not 1 <= len(sources) <= 2 or (against is not None and len(sources) > 1):
         expected = "one text or image with --against, else one or two"
         raise UserError(f"text: expected {expected}, got {len(sources)}")
@@ -117,7 +119,10 @@ def look(  # noqa: D417 - the options are described in the configuration
     name = "text" if image is None else "image"
     panes = [look_at(one, tokenizer, config=of_each, **{name: source}) for one, source in pairs]
     described = [{key: pane[key] for key in ("model", "data")} for pane in panes]
-    return LookResult(panes, describe_run(config, looks=described))
+    metadata = describe_run(config, looks=described)
+    if image is None:
+        del metadata["config"]["prompt"]
+    return LookResult(panes, metadata)
 
 
 def look_at(

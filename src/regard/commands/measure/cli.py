@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, save, print. What can be refused is refused before the model is loaded."""
-    config = MeasureConfig.from_options(args.config, arguments.parse_config_options(args, MeasureConfig))
+    options = arguments.parse_config_options(args, MeasureConfig)
+    config = MeasureConfig.from_options(args.config, options)
+    if "perturb" in options and args.config is None:
+        config.check_perturb()
     from regard.runs.command_line import run_command
     from regard.runs.distributed import process_group, raise_on_all_ranks
 

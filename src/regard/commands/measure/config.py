@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
 
 TOKENS_PER_BATCH = 4096
@@ -78,6 +79,19 @@ class MeasureConfig(Config):
             statistics = statistic_names(statistics[0] if len(statistics) == 1 else statistics)
         statistic_factories(statistics)
         object.__setattr__(self, "statistics", tuple(statistics))
+        if self.perturb != "middle":
+            self.check_perturb()
+
+    def check_perturb(self) -> None:
+        """Raise a UserError if no statistic replaces a token, for a user who has said which."""
+        from regard.statistics import PerturbationSpread, statistic_factories
+
+        names = list(statistic_factories(self.statistics))
+        if PerturbationSpread.name not in names:
+            raise UserError(
+                f"perturb: expected {PerturbationSpread.name} among the statistics, for which it says where a token is "
+                f"replaced, got {', '.join(names)}; add it, or leave perturb out"
+            )
 
     @property
     def batch_rows(self) -> int:

@@ -1,7 +1,6 @@
 """Images and sounds in the place of text: which are measured, and how a model reads them."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers import ASTFeatureExtractor
 from regard import models
 from regard.commands.measure.config import MeasureConfig
 from regard.data import Images, Sounds, Texts
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.pretrained import resolve_model
 from regard.models.processors import (
     Kind,
@@ -92,7 +91,7 @@ def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
     if limit is None and isinstance(extractor, ASTFeatureExtractor):
         limit = extractor.max_length * rate // 100  # frames of 10 ms
     if limit is not None and longest > limit:
-        warnings.warn(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s", stacklevel=5)
+        warn_user(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s")
 
 
 def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import rich.console
 import rich.table
 from rich.text import Text
 
+from regard.commands.measure.unpaired import RowKey, list_unpaired
 from regard.commands.measure.words import key_figures, top_tokens
 from regard.errors import UserError
 from regard.report import labels
@@ -33,7 +34,7 @@ KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
 _TABLE = (
-    "Values of the whole model where measured, else means over layers and heads. "
+    "Values of the whole model where measured, else means over layers and heads, without the embeddings (layer −1). "
     "SE: the difference's standard error, were the runs' samples independent."
 )
 
@@ -125,7 +126,7 @@ def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) ->
             "epsilon": epsilon,
             "title": labels.title(statistic, record),
             "unit": labels.unit(statistic, record),
-            "description": str(labels.info(statistic, record).get("description") or ""),
+            "description": labels.description(statistic, record),
             "runs": [_blocks(run.get((statistic, site, epsilon)), positions) for run in by_key],
         }
         for statistic, site, epsilon in keys
@@ -194,12 +195,18 @@ def comparison(runs: Runs) -> pd.DataFrame:
 
     The standard error of the difference is √(a² + b²), as of independent samples; null for means over heads. `scope` is
     the whole model if measured, else the mean over layers (without embeddings) and heads. `position` is null for values
-    of the whole sequence, else the first. `frame.attrs["notes"]` holds `caveats`. Raises UserError for runs without a
-    name or a row.
+    of the whole sequence, else the first. `frame.attrs["notes"]` holds `caveats`, and what cannot be paired. Raises
+    UserError for runs without a name or a row.
     """
-    frame = _frame(_measures(runs))
-    frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
+    measures_by_run = _measures(runs)
+    frame = _frame(measures_by_run)
+    frame.attrs["notes"] = _notes(runs, measures_by_run)
     return frame
+
+
+def _notes(runs: Runs, measures_by_run: Mapping[str, Sequence[Measure]]) -> list[str]:
+    keys = {name: [key for key, _, _ in map(_row, of_run) if key] for name, of_run in measures_by_run.items()}
+    return [*caveats({name: metadata for name, (_, metadata) in runs.items()}), *list_unpaired(keys)]
 
 
 def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -240,7 +247,7 @@ def comparison_page(runs: Runs) -> str:
         eyebrow="Regard · comparison",
         title=" against ".join(runs),
         ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
-        warnings=caveats(records),
+        warnings=_notes(runs, measures_by_run),
         sections=[
             Section("table", "In numbers", [table], _TABLE),
             *chart_sections(all_measures, multiple_runs=len(runs) > 1),
@@ -265,7 +272,10 @@ def terminal_table(table: pd.DataFrame) -> rich.console.Group:
         parts += [] if pd.isna(row["position"]) else [f"at {row['position']}"]
         parts += [str(row["site"])] if has_sites else []
         lines.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
-    means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
+    means = (
+        "Of the whole model where that is measured, else means over layers (not the embeddings) and heads; at N: of "
+        "position N."
+    )
     return rich.console.Group(lines, Text(means, style="italic"))
 
 
@@ -284,9 +294,8 @@ def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
     errors: dict[tuple[Any, ...], list[float]] = {}
     for name, run_measures in measures_by_run.items():
         for measure in run_measures:
-            if (overall := _overall(measure)) is not None:
-                scope, position, value, error = overall
-                key = (*measure.key, scope, position)
+            key, value, error = _row(measure)
+            if key is not None:
                 rows.setdefault(key, dict(zip(KEYS, key, strict=True)))[name] = value
                 errors.setdefault(key, []).append(error)
     if len(names) == 2:
@@ -300,20 +309,21 @@ def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
     return frame.astype({"position": "Int64", **dict.fromkeys(numeric, "float64")})
 
 
-def _overall(measure: Measure) -> tuple[str, int | None, float, float] | None:
-    """Return scope, position, value and standard error of the one value of a measure; None if it has none."""
+def _row(measure: Measure) -> tuple[RowKey | None, float, float]:
+    """Return the key of a measure's one value, the value and its standard error; no key if it has none."""
     whole, by_position = measure.block(), measure.block("position")
     if whole is not None:
-        return MODEL, None, float(whole.values), float(whole.errors)
+        return RowKey(*measure.key, MODEL, None), float(whole.values), float(whole.errors)
     if by_position is not None:
         position = int(by_position.coordinates["position"][0])
-        return MODEL, position, float(by_position.values[0]), float(by_position.errors[0])
+        return RowKey(*measure.key, MODEL, position), float(by_position.values[0]), float(by_position.errors[0])
     by_head = heads(measure)
     values = by_head or layers(measure)
     if values is None:
-        return None
+        return None, np.nan, np.nan
     mean = float(nanmean(values.keep("layer", values.coordinates["layer"] >= 0).values))
-    return MEAN_LAYERS if by_head is None else MEAN_HEADS, values.position, mean, np.nan
+    scope = MEAN_LAYERS if by_head is None else MEAN_HEADS
+    return RowKey(*measure.key, scope, values.position), mean, np.nan
 
 
 def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any]) -> Table:

@@ -12,6 +12,11 @@ from regard.hooks import Watch
 from regard.hooks.perturbation import PairedSpread, PerturbedForward
 
 
+def describe_replacement(config: MeasureConfig) -> str:
+    """Return which token of each window is replaced, and by what."""
+    return f"the {config.perturb} token of each window, special ones aside, by another drawn from the vocabulary"
+
+
 class Perturbation:
     """What `perturbation_spread` needs beside the forwards of the other statistics."""
 

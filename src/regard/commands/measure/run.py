@@ -3,7 +3,6 @@
 import copy
 import sys
 import time
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,10 +15,10 @@ from transformers import PreTrainedModel
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
-from regard.commands.measure.perturbation import Perturbation
+from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
@@ -89,8 +88,13 @@ def measure(  # noqa: D417 - the options are described in the configuration
         UserError: An option is invalid, or does not go with the model or the texts.
     """
     with raise_on_all_ranks():
-        config = (config or MeasureConfig()).replace(**explicit_arguments(locals(), MeasureConfig))
+        given, is_default = explicit_arguments(locals(), MeasureConfig), config is None
+        config = (config or MeasureConfig()).replace(**given)
+        if "perturb" in given and is_default:
+            config.check_perturb()
         media = select_media(images, audio, texts, config)
+        if media is None and config.prompt is not None:
+            raise UserError("prompt: expected images or audio, beside which it stands, got text")
         texts = _check_texts(texts, config.input) if media is None else None
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
@@ -124,6 +128,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
         data=_describe_data(sources, texts, config, loaded),
         cost={**cost, "batch_size": batch_size},
     )
+    if media is None:
+        del metadata["config"]["prompt"]
     metadata["statistics"] = {}
     for name, statistic in observer.statistics.items():
         parts = [part for part in columns if is_of_statistic(part.statistic, name)]
@@ -131,7 +137,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
             continue
         axes = [axis for axis in AXES if any(getattr(part, axis) is not None for part in parts)]
         work = {"cost": cost_class(statistic), "seconds": round(observer.seconds[name], 3)}
-        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info), **work}
+        replaced = {"replaced": describe_replacement(config)} if isinstance(statistic, PairedSpread) else {}
+        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info), **replaced, **work}
     table = join_columns(columns)
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
@@ -287,9 +294,7 @@ def _check_statistics(
     empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
-            warnings.warn(
-                f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out", stacklevel=3
-            )
+            warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
     elif empty:
         raise UserError(
             f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "

@@ -1,0 +1,53 @@
+"""Which parts of a model can be watched alone, where another part of it cannot be observed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from regard.errors import UserError
+from regard.hooks.module_tree import modules_of
+from regard.hooks.modules import find_stacks, locate_modules
+
+_REFUSED = re.compile(r"cannot (?:observe|number the layers of) (\w+)(?: \(([\w.]+)\))?[ :]")
+"""A refusal that names the class of a module, and maybe the path of its stack."""
+
+
+@contextmanager
+def naming_other_parts(model: nn.Module) -> Iterator[None]:
+    """Let refusals inside the block say which other parts of the model may be watched alone."""
+    try:
+        yield
+    except UserError as error:
+        named = name_other_parts(error, model)
+        if named is error:
+            raise
+        raise named.with_traceback(error.__traceback__) from error.__cause__
+
+
+def name_other_parts(error: UserError, model: nn.Module) -> UserError:
+    """Return the refusal of one part of a model with the others that may be watched alone; any other error as it is.
+
+    Others are the stacks that do not contain the refused one.
+    """
+    match = _REFUSED.match(str(error))
+    if match is None:
+        return error
+    name, path = match.groups()
+    stacks = find_stacks(model)
+    owners = [stack for module, (stack, _) in locate_modules(stacks).items() if type(module).__name__ == name]
+    refused = {stack.path: stack.module for stack in owners if path in (None, stack.path)}
+    if len(refused) != 1:
+        return error
+    (module,) = refused.values()
+    others = [stack.path for stack in stacks if module not in modules_of(stack.module)]
+    if not others:
+        return error
+    calls = " or ".join(f"regard.watching({attribute_path(path)})" for path in others)
+    return UserError(f"{error}; another part may be watched alone, in Python: {calls}")
+
+
+def attribute_path(path: str) -> str:
+    """Return the expression of a module in a `model`, as `model.towers[0].text`."""
+    return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)

@@ -1,0 +1,88 @@
+"""Models of several towers, of which one cannot be observed: which others can be watched alone."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+
+import regard
+from experiments.hosts.shrink import make_config, make_model
+from regard.errors import UserError
+from tests.contracts.conftest import randomised
+from tests.tiny_vision import IMAGE, llava_config
+
+
+def llava_with_windows() -> Any:
+    """A Llava whose vision tower, a Swin, folds windows into the batch."""
+    swin = tf.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=2, hidden_act="gelu"
+    )
+    config = tf.LlavaConfig(vision_config=swin, text_config=llava_config().text_config, image_token_id=IMAGE)
+    config.vision_feature_select_strategy = "full"
+    return randomised(tf.LlavaModel(config)).eval()
+
+
+def refusal(model: Any, watched: nn.Module | None = None, **inputs: Any) -> str:
+    with (
+        torch.no_grad(),
+        pytest.raises(UserError) as caught,
+        regard.watching(watched or model, "column_mass", verify=False),
+    ):
+        model(**inputs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def part_of(message: str, model: Any) -> Any:
+    """The part that a refusal advises to watch, by its own words."""
+    match = re.search(r"regard\.watching\(([\w.\[\]]+)\)$", message)
+    assert match is not None, message
+    return eval(match[1], {"model": model})
+
+
+@torch.no_grad()
+def test_a_tower_that_cannot_be_observed_is_refused_with_the_path_of_the_other() -> None:
+    model = llava_with_windows()
+    ids = torch.tensor([[5, *[IMAGE] * 16, 6, 7]])
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    wrapped = nn.ModuleDict({"host": nn.ModuleList([model])})
+    for watched, path in ((None, "model.language_model"), (wrapped, "model.host[0].language_model")):
+        message = refusal(model, watched, input_ids=ids, pixel_values=pixels)
+        assert message.startswith("cannot observe Swin")
+        assert "its layers work on" in message
+        assert message.endswith(f"; another part may be watched alone, in Python: regard.watching({path})")
+    text = part_of(message, wrapped)
+    expected = model(input_ids=ids, pixel_values=pixels)[0]
+    with regard.watching(text, "column_mass") as watch:
+        torch.testing.assert_close(model(input_ids=ids, pixel_values=pixels)[0], expected)
+    assert (watch.samples, set(watch.frame()["site"])) == (1, {"decoder"})
+    assert "watched alone" not in refusal(model.vision_tower, pixel_values=pixels)
+
+
+def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
+    """Pi0's action expert and the decoder of DiffusionGemma attend to keys of the part that reads the prompt."""
+    ids, random = torch.randint(3, 80, (2, 9)), torch.Generator().manual_seed(0)
+    images = {
+        "pixel_values": torch.randn(2, 4, 3, 32, 32, generator=random),
+        "pixel_attention_mask": torch.ones(2, 4, dtype=torch.bool),
+        "attention_mask": torch.ones(2, 9, dtype=torch.long),
+        "state": torch.randn(2, 32, generator=random),
+        "actions": torch.randn(2, 8, 32, generator=random),
+    }
+    for kind, name, decoder, encoder, more in (
+        ("pi0", "PI0ForConditionalGeneration", "model.dit", "model.vlm.language_model", images),
+        (*("diffusion_gemma", "DiffusionGemmaForBlockDiffusion"), "model.decoder", "model.encoder.language_model", {}),
+    ):
+        model = make_model(name, make_config(kind)).eval()
+        names = [type(model.get_submodule(path)).__name__ for path in (decoder, encoder)]
+        message = refusal(model, input_ids=ids, **more)
+        assert message.startswith(f"cannot observe {names[0]} ({decoder}): it goes on behind the 9 tokens in the cache")
+        assert f"of another part, {names[1]} ({encoder}), and attends to keys that are not its own; another" in message
+        assert f"regard.watching(model.{encoder})" in message
+        assert f"regard.watching(model.{decoder})" not in message
+        with torch.no_grad(), regard.watching(model.get_submodule(encoder), "column_mass") as watch:
+            model(input_ids=ids, **more)
+        assert watch.samples == 2
