@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import transformers
 
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
@@ -255,8 +256,9 @@ def test_mistakes_are_told_before_anything_is_read() -> None:
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_a_saved_model_is_read_as_its_original(kind: str, tiny: Tiny, tmp_path: Path) -> None:
     """By its last token if it is causal, with the same LoRA targets, and it generates text or does not."""
-    original = models.load(str(tiny(kind)), language_model=kind == "llama")
-    regard.replaced(original.model, "softmax+window=4").save_pretrained(tmp_path / "model")
+    original = models.load(str(tiny(kind)))
+    auto_class = transformers.AutoModelForCausalLM if kind == "llama" else transformers.AutoModel
+    regard.replaced(auto_class.from_pretrained(tiny(kind)), "softmax+window=4").save_pretrained(tmp_path / "model")
     original.tokenizer.save_pretrained(tmp_path / "model")
     other = models.load(str(tmp_path / "model"))
     assert is_bidirectional(other.model.config) == is_bidirectional(original.model.config) == (kind == "bert")
