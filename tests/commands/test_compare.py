@@ -198,3 +198,19 @@ def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) 
     alike = regard("compare", runs / "short", tmp_path / "copy")
     assert "note: no setting differs\n" in alike.out
     assert "difference is copy − short" in alike.out
+
+
+def test_trained_weights_and_places_are_no_differences() -> None:
+    """Weights that a run has trained are its outcome; of two positions of the strongest sink no difference is meant."""
+    runs = {}
+    for name, place in (("one", 0), ("other", 6)):
+        metadata = {
+            "model": {"sha256": name * 20, "type": "regard"},
+            "final": {"sink_position": place, "sink_rate": 5.0},
+        }
+        runs[name] = PretrainResult(pd.DataFrame(), pd.DataFrame(), {**metadata, "config": {"seed": 1}})
+    assert compare_settings(runs).empty
+    figures = compare_figures(runs).set_index("figure")
+    assert figures.loc["sink_position", ["one", "other"]].tolist() == [0, 6]
+    assert math.isnan(figures.loc["sink_position", "difference"])
+    assert figures.loc["sink_rate", "difference"] == 0

@@ -30,6 +30,8 @@ COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
 """Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""
 MAX_SETTINGS = 60
 """Settings that are shown."""
+_PLACE = "position"
+"""How figures end of which no difference is meant."""
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
 
@@ -44,9 +46,10 @@ def result_class(folder: Path) -> type[RunResult]:
 def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     """Return the settings that differ, a row each with a column per run; "–" where a run has none of it."""
     flat = {name: dict(_flatten(run.metadata)) for name, run in runs.items()}
+    outcomes = {"model.sha256"} if all(run.command == PretrainResult.command for run in runs.values()) else set()
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
-    different = [row for row in rows if len({row[name] for name in runs}) > 1]
+    different = [row for row in rows if len({row[name] for name in runs}) > 1 and row["setting"] not in outcomes]
     told = {_section(row["setting"]) for row in different if not _is_hash_name(row["setting"])}
     shown = [row for row in different if not _is_hash_name(row["setting"]) or _section(row["setting"]) not in told]
     return pd.DataFrame(shown, columns=["setting", *runs])
@@ -78,7 +81,9 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
         }
         for name in others:
             column = "difference" if len(others) == 1 else f"{name} − {first}"
-            row[column], row[f"± {name}" if len(others) > 1 else "±"] = difference(values[name], values[first])
+            is_place = str(key).endswith(_PLACE)
+            values_of_both = ({}, {}) if is_place else (values[name], values[first])
+            row[column], row[f"± {name}" if len(others) > 1 else "±"] = difference(*values_of_both)
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
