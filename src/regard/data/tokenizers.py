@@ -52,7 +52,7 @@ def read_tokenizer(name: str | Path) -> Any:
         raise UserError(f"tokenizer: expected {expected}; {name} has none")
     failures: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, KeyError, *network_errors())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else str(name))
+        tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else str(name), trust_remote_code=False)
     except failures as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"tokenizer: expected a folder with one, or a hub id, got {name}: {reason}") from None

@@ -28,7 +28,9 @@ from regard.hooks.replace import (
     resolve_constants,
     select_heads,
 )
+from regard.hooks.replaced_card import describe_replaced
 from regard.hooks.routing import route_permanently
+from regard.runs.model_card import ModelCard, public_name
 from regard.runs.quiet import suppress_logging
 
 MODEL_TYPE = "regard-replaced"
@@ -188,6 +190,7 @@ def _make_config(
     spec: AttentionSpec | None = None,
 ) -> Any:
     values = model.config.to_dict()
+    values.pop("auto_map", None)  # code of the base, which would leave out what is replaced
     values["base_model_type"] = values.pop("model_type")
     values[ENTRY] = {
         "architecture": type(model).__name__,
@@ -198,9 +201,16 @@ def _make_config(
         "places": [_layer_to_dict(layer, model) for layer in layers],
         "origin": {**vars(sources[0].origin), "model": {}} if sources else {},
         "operation": None if spec is None else spec.to_dict(),
+        "base": public_name(name) if (name := str(getattr(model.config, "_name_or_path", None) or "")) else None,
     }
     config_class, _ = _make_classes(type(model.config), type(model).__name__)
     return super(ReplacedConfig, config_class).from_dict(values)
+
+
+def describe_saved(config: Any, base: str | None = None) -> ModelCard:
+    """Return the card of a model that `replaced` made, of its config; `base` is a better name of the original."""
+    entry = getattr(config, ENTRY)
+    return describe_replaced(entry["architecture"], entry if base is None else {**entry, "base": base})
 
 
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
@@ -281,13 +291,25 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
                 setattr(self, name, None)  # such as a pooler
         _make_constant(self)
 
+    def save_pretrained(
+        self: Any, save_directory: Any, is_main_process: bool = True, *others: Any, **options: Any
+    ) -> None:
+        base.save_pretrained(self, save_directory, is_main_process, *others, **options)
+        if is_main_process:
+            describe_saved(self.config).write(save_directory)
+
     name = f"Replaced{base.__name__}"
     config_members: dict[str, Any] = {"model_type": MODEL_TYPE, "__module__": __name__}
     if not hasattr(original.__init__, "__wrapped__"):
         config_members["__init__"] = original.__init__  # no data class: no fields say what it takes
     config_class = type(f"{name}Config", (ReplacedConfig, original), config_members)
     members = {"__init__": __init__, "config_class": config_class, "set_attn_implementation": _refuse_attention}
-    members |= {"__reduce_ex__": _reduce_model, "__module__": base.__module__, "__doc__": base.__doc__}
+    members |= {
+        "save_pretrained": save_pretrained,
+        "__reduce_ex__": _reduce_model,
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+    }
     model_class = type(name, (base,), members)
     _CLASSES[original, architecture] = config_class, model_class
     for auto in (getattr(transformers, auto_name) for auto_name in AUTO_CLASSES):

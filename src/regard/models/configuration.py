@@ -1,6 +1,7 @@
 """The configuration of our decoder: its sizes, its attention, feed-forward layers and norms."""
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError, check_choice
+from regard.models.standalone import AUTO_MAP, write_code
 
 NORMS = ("pre", "post")
 FEED_FORWARDS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -75,6 +77,19 @@ class RegardConfig(PreTrainedConfig):
     def spec(self) -> AttentionSpec:
         return _to_spec(self.attention)
 
+    def save_pretrained(self, save_directory: str | PathLike[Any], *others: Any, **options: Any) -> None:
+        """Write the configuration, and the code for readers without Regard that it names, if it names any."""
+        super().save_pretrained(save_directory, *others, **options)
+        if getattr(self, "auto_map", None):
+            write_code(save_directory)
+
+    def name_code(self, *, has_code: bool) -> None:
+        """Let the configuration name the code beside the weights, or none."""
+        if has_code:
+            self.auto_map = dict(AUTO_MAP)
+        else:
+            vars(self).pop("auto_map", None)
+
     def _check_fields(self, splits_hidden_size: bool) -> None:
         for name, choices in (("ffn", tuple(FEED_FORWARDS)), ("norm", NORMS)):
             check_choice(name, getattr(self, name), choices)
@@ -87,6 +102,14 @@ class RegardConfig(PreTrainedConfig):
             raise UserError(f"num_key_value_heads: expected an even number for differential attention, got {groups}")
         if self.spec.positions == "rotary" and self.head_dim % 2:
             raise UserError(f"head_dim: expected an even number for rotary positions, got {self.head_dim}")
+
+
+def llama_differences(config: RegardConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the choices of a decoder that Llama does not have, each with Llama's; empty for a Llama in function."""
+    standard = AttentionSpec(backend=config.spec.backend).to_dict()
+    choices = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
+    choices |= {f"attention {name}": (value, standard[name]) for name, value in config.attention.items()}
+    return {name: (value, expected) for name, (value, expected) in choices.items() if value != expected}
 
 
 def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:

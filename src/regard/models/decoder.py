@@ -1,6 +1,7 @@
 """A decoder to pre-train: Llama's shape, the attention and everything around it by names (Gu et al. 2025)."""
 
 import math
+from os import PathLike
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles,
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
+from regard.models.decoder_card import describe_decoder, has_code
 from regard.models.layers import (
     DownProjection,
     HeadDifference,
@@ -37,6 +39,17 @@ class RegardPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_compile_fullgraph = False
+
+    def save_pretrained(
+        self, save_directory: str | PathLike[Any], is_main_process: bool = True, *others: Any, **options: Any
+    ) -> None:
+        """Save the model as any other; one of the package with a card and, where it helps, code for others."""
+        is_decoder = type(self) is RegardForCausalLM
+        if type(self.config) is RegardConfig:
+            self.config.name_code(has_code=is_decoder and has_code(self.config))
+        super().save_pretrained(save_directory, is_main_process, *others, **options)
+        if is_decoder and is_main_process:
+            describe_decoder(self.config).write(save_directory)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from regard.attention.spec import AttentionSpec
 from regard.errors import UserError
-from regard.models.configuration import RegardConfig
+from regard.models.configuration import RegardConfig, llama_differences
 from regard.models.decoder import RegardForCausalLM
 
 SHARED_FIELDS = tuple(
@@ -37,10 +36,7 @@ def to_llama(model: RegardForCausalLM) -> LlamaForCausalLM:
     """Copy a decoder into a Llama. Raise UserError for choices that Llama does not have."""
     _check_type(model, RegardForCausalLM)
     config = model.config
-    standard = AttentionSpec(backend=config.spec.backend).to_dict()
-    options = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
-    options |= {f"attention {name}": (value, standard[name]) for name, value in config.attention.items()}
-    _check_options("decoder", options)
+    _check_options("decoder", llama_differences(config))
     fields: dict[str, Any] = {name: getattr(config, name) for name in SHARED_FIELDS}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     return _copy_weights(LlamaForCausalLM(LlamaConfig(**fields, rope_parameters=rope)), model)

@@ -29,6 +29,14 @@ SMALL: dict[str, Any] = {
 }
 
 
+CARD_STAGES = (
+    "the original model",
+    "with its attention replaced, no weight changed",
+    "after each layer was matched to the original one",
+    "after training end to end",
+)
+
+
 @pytest.fixture(scope="module")
 def causal(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny decoder with its head."""
@@ -268,6 +276,13 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
     found.save(tmp_path / "run")
     loaded = ConvertResult.load(tmp_path / "run")
     pd.testing.assert_frame_equal(loaded.stages, found.stages)
+    card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    for stage, loss in zip(CARD_STAGES, found.stages["loss"], strict=True):
+        assert f"| loss, {stage} | {loss:.4g} |" in card
+    assert f"`{Path(causal).name}` (`LlamaForCausalLM`) whose attention layers 0, 1 compute `weighting=sigmoid`" in card
+    assert "put `sigmoid` there and trained on" in card
+    assert f"over {found.stages['rows'].iloc[-1]} held-out sequences of 16 tokens" in card
+    assert causal not in card
 
 
 @pytest.mark.parametrize(

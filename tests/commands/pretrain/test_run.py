@@ -113,6 +113,43 @@ def test_what_was_trained_is_measured_like_any_model(finished: PretrainResult, t
     assert found.frame("sink_rate", layer=None, position=0)["value"].between(0, 100).all()
 
 
+WITHOUT_REGARD = """
+import sys
+sys.modules["regard"] = None
+for folder in sys.argv[1:]:
+    card = open(folder + "/README.md", encoding="utf-8").read()
+    found = {}
+    exec(card.split("```python")[1].split("```")[0].replace("FOLDER", folder), found)
+    ids = found["tokenizer"]("the sum of keys", return_tensors="pt").input_ids
+    print(folder, *found["model"](ids).logits[0, -1].tolist())
+"""
+
+
+def test_the_card_lets_others_use_the_model(
+    finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
+) -> None:
+    runs = {
+        "softmax": finished,
+        "sigmoid": regard.pretrain(small.replace(attention="sigmoid", max_steps=2), cache=cache),
+    }
+    for name, run in runs.items():
+        run.save(tmp_path / name)
+        card = (tmp_path / name / "model" / "README.md").read_text(encoding="utf-8")
+        assert f"| loss on held-out text, nats a token | {run.final['valid_loss']:.4g} |" in card
+        assert f"{run.metadata['config']['max_steps']} steps of 4 sequences of 16 tokens" in card
+        assert "sinks in 6 held-out sequences of 16 tokens" in card
+    folders = [str(tmp_path / name / "model") for name in runs]
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = [sys.executable, "-c", WITHOUT_REGARD, *folders]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = dict(line.split(" ", 1) for line in ended.stdout.splitlines())
+    for folder, run in zip(folders, runs.values(), strict=True):
+        ids = run.tokenizer("the sum of keys", return_tensors="pt").input_ids
+        logits = torch.tensor([float(number) for number in lines[folder].split()])
+        torch.testing.assert_close(logits, run.model(ids).logits[0, -1], rtol=1e-4, atol=1e-5)
+
+
 def _equal(one: PretrainResult, other: PretrainResult) -> None:
     timed = ["seconds", "tokens_per_second"]
     pd.testing.assert_frame_equal(one.history.drop(columns=timed), other.history.drop(columns=timed), check_exact=True)

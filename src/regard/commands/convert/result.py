@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 from rich.console import RenderableType
 
+from regard.commands.convert.card import describe_conversion
 from regard.commands.convert.page import convert_page, layer_panels, ledes, loss_panels, stage_lines
 from regard.report.drawing import draw_panels
 from regard.report.terminal import summary
@@ -69,3 +70,5 @@ class ConvertResult(RunResult):
                 self.model.save_pretrained(folder / MODEL)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder / MODEL)
+        if self.model is not None:
+            describe_conversion(self.model, self.stages, self.metadata).write(folder / MODEL)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import pandas as pd
 from rich.console import RenderableType
 
+from regard.commands.pretrain.card import describe_trained
 from regard.commands.pretrain.charts import last_maps, loss_panels, sink_panels
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
@@ -85,6 +86,8 @@ class PretrainResult(RunResult):
                 self.model.save_pretrained(folder / MODEL)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder / MODEL)
+        if self.model is not None:
+            describe_trained(self.model, self.metadata).write(folder / MODEL)
 
 
 def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
