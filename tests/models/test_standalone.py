@@ -118,6 +118,13 @@ def test_it_continues_from_a_cache(name: str) -> None:
     assert torch.equal(alone.generate(ids, **options), model.generate(ids, **options))
 
 
+def test_it_can_be_read_before_it_is_trusted() -> None:
+    source = CODE.read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 300
+    imports = re.findall(r"^\s*(?:from|import) (\w+)", source, flags=re.MULTILINE)
+    assert set(imports) == {"math", "dataclasses", "typing", "torch", "transformers"}
+
+
 def test_it_knows_each_field_of_an_attention_or_says_so() -> None:
     fields = {field.name for field in dataclasses.fields(AttentionSpec)}
     assert set(modeling_regard.CHOICES) == fields
