@@ -27,6 +27,7 @@ SHOWN = (
     "window-256",
 )
 """Operations that the page shows."""
+STEP_PEERS = ("minimal", "llama", "trainer")
 OPERATORS = """
 ## Training with other attentions: the operation alone
 
@@ -45,6 +46,13 @@ nanoGPT and `LlamaForCausalLM` in a plain loop; the latter under the Trainer. Ea
 compiled or not. Speed is in tokens per second; ratios are of times, above 1 where a peer is slower.
 
 {peers}
+
+Aim: no peer below 1. {verdict}
+"""
+SETTING_STEPS = """
+The same in each setting: milliseconds a step of Regard, and ratios of times, above 1 where a peer is slower.
+
+{settings}
 
 Aim: no peer below 1. {verdict}
 """
@@ -103,10 +111,11 @@ def operators(rows: list[Row]) -> str:
 
 
 def steps(rows: list[Row]) -> str:
-    """Return the section on training steps: peers, and attentions if they were measured."""
-    peers = [row for row in rows if row["case"]["part"] == "peers"]
-    attentions = [row for row in rows if row["case"]["part"] == "attentions"]
-    names = ("minimal", "llama", "trainer")
+    """Return the section on training steps: peers, and what else was measured."""
+    peers, settings, attentions = (
+        [row for row in rows if row["case"]["part"] == part] for part in ("peers", "settings", "attentions")
+    )
+    names = STEP_PEERS
 
     def cells(row: Row) -> list[str]:
         case = row["case"]
@@ -119,7 +128,24 @@ def steps(rows: list[Row]) -> str:
         ),
         verdict=format_verdict(peers, {"time": lambda row: min(ratio(row, name) for name in names) >= 1}),
     )
+    text += _setting_steps(settings) if settings else ""
     return text + (_attention_steps(attentions) if attentions else "")
+
+
+def _setting_steps(rows: list[Row]) -> str:
+    """Return the part on steps in each precision, compiled and not."""
+    head = ("size", "tokens", "precision", "compiled", "Regard, ms", *(f"{name} ÷ Regard" for name in STEP_PEERS))
+    cells = [
+        (
+            *(row["case"][name] for name in ("size", "length", "precision")),
+            "yes" if row["case"]["compiled"] else "no",
+            milliseconds(row, "regard"),
+            *ratio_cells(row, *STEP_PEERS),
+        )
+        for row in rows
+    ]
+    verdict = format_verdict(rows, {"time": lambda row: min(ratio(row, name) for name in STEP_PEERS) >= 1})
+    return SETTING_STEPS.format(settings=markdown_table(head, cells), verdict=verdict)
 
 
 def _attention_steps(rows: list[Row]) -> str:

@@ -1,93 +1,39 @@
 """A step of training (forward, backward, clipping, AdamW): Regard's decoder in Regard's loop against its peers.
 
 Peers of the same shape: a minimal module in the manner of nanoGPT, written here (minimal), and `LlamaForCausalLM` in a
-plain loop (llama), each with clipping and fused AdamW, and the latter under the `Trainer` (trainer). Each runs at its
-best of float32 and bfloat16 (autocast), compiled or not; a first round finds that. Then Regard's other attentions
-against its softmax, each also with its matrix written out (materialised). 2048 tokens a step, whatever the length of
-their sequences: memory that is linear in that length stays the same.
+plain loop (llama), each with clipping and fused AdamW, and the latter under the `Trainer` (trainer). Parts:
+
+* peers: each at its best of float32 and bfloat16 (autocast), compiled or not; a first round finds that;
+* settings: each in each of these four settings, so that there is a row a size, length, precision and compilation;
+* attentions: Regard's other attentions against its softmax, each also with its matrix written out (materialised).
+
+2048 tokens a step, whatever the length of their sequences: memory that is linear in that length stays the same.
 
 A round is a few steps of each contestant in turn, the first of which is not counted.
 
-    python -m benchmarks.training_step [--quick] [--sizes 1M,10M] [--lengths 256,1024,2048] [--parts peers,attentions]
-                                       [--threads N] [--out FILE]          about 40 minutes on one core
+    python -m benchmarks.training_step [--quick] [--sizes 1M,10M] [--lengths 256,1024,2048]
+                                       [--parts peers,settings,attentions] [--settings "float32,bfloat16 compiled"]
+                                       [--threads N] [--out FILE]     40 minutes on one core without the settings
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
 import statistics
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
-from accelerate.state import AcceleratorState
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.timing import Figures, allocated, clock, device, on_gpu, parser, prepared, row, show, write
+from benchmarks.timing import Figures, allocated, parser, prepared, row, show, write
+from benchmarks.training_contestants import PEERS, SIZES, Setting, Size, Take, llama_of, regard, regard_of, rows_of
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.models import RegardConfig, RegardForCausalLM
-from regard.training import TrainingConfig, train
 
-TOKENS = 2048
-RATE = 1e-4
 WINDOW, PREFIX = 128, 5
-Take = Callable[[int], list[float]]
-"""Takes so many steps and one before; the seconds of each."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """The shape of a decoder with tied embeddings."""
-
-    layers: int
-    width: int
-    heads: int
-    inner: int
-    vocabulary: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As the configurations of Transformers have it."""
-        return {
-            "vocab_size": self.vocabulary,
-            "hidden_size": self.width,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "max_position_embeddings": TOKENS,
-            "tie_word_embeddings": True,
-        }
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What everything is computed in, and whether it is compiled."""
-
-    precision: str = "float32"
-    compiled: bool = False
-
-    def __str__(self) -> str:
-        return self.precision + (" compiled" if self.compiled else "")
-
-    def autocast(self) -> Any:
-        """While it lasts the precision holds."""
-        return torch.autocast(device().type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
-
-
-SIZES = {
-    "tiny": Size(layers=2, width=32, heads=2, inner=64, vocabulary=256),
-    "1M": Size(layers=4, width=128, heads=4, inner=256, vocabulary=2048),
-    "10M": Size(layers=8, width=256, heads=8, inner=688, vocabulary=16384),
-    "124M": Size(layers=12, width=768, heads=12, inner=2048, vocabulary=50304),
-}
 LENGTHS = (256, 1024, 2048)
 SETTINGS = [Setting(precision, compiled) for precision in ("float32", "bfloat16") for compiled in (False, True)]
 MORE = {
@@ -97,187 +43,6 @@ MORE = {
     f"prefix {PREFIX}": AttentionSpec(prefix=PREFIX),
 }
 OPERATIONS = {name: spec for name, spec in (ATTENTIONS | MORE).items() if name != "softmax"}
-
-
-# -- contestants ----------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """A layer of the minimal module: joined projections, no caches, no masks."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.heads, width = size.heads, size.width
-        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.joined, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 2 * size.inner, bias=False), nn.Linear(size.inner, width, bias=False)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """The stream after the layer."""
-        parts = self.joined(self.before(x)).chunk(3, -1)
-        query, key, value = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in parts)
-        query, key = (_turned(part, cosine.to(part.dtype), sine.to(part.dtype)) for part in (query, key))
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
-        gate, up = self.up(self.between(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
-
-
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
-
-
-class Minimal(nn.Module):
-    """A decoder in the manner of nanoGPT, with the parts of a Llama."""
-
-    def __init__(self, size: Size, length: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(size.vocabulary, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.width)
-        half = size.width // size.heads // 2
-        angles = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(half).float() / half))
-        self.register_buffer("cosine", angles.cos())
-        self.register_buffer("sine", angles.sin())
-        nn.init.normal_(self.embedding.weight, std=0.02)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss."""
-        x = self.embedding(input_ids)
-        for block in self.blocks:
-            x = block(x, self.cosine, self.sine)
-        logits = F.linear(self.norm(x), self.embedding.weight)
-        return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
-
-
-def rows_of(size: Size, length: int) -> dict[str, Tensor]:
-    """A batch of random tokens."""
-    ids = torch.randint(size.vocabulary, (TOKENS // length, length), generator=torch.Generator().manual_seed(0))
-    ids = ids.to(device())
-    return {"input_ids": ids, "labels": ids}
-
-
-def in_plain_loop(model: nn.Module, rows: Mapping[str, Tensor], setting: Setting) -> Take:
-    """Steps of a loop as short as can be; the model gives its loss, alone or under that name."""
-    called: Any = torch.compile(model) if setting.compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-
-    def step() -> float:
-        with setting.autocast():
-            found = called(**rows)
-            loss = found if isinstance(found, Tensor) else found.loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    def take(steps: int) -> list[float]:
-        ticks = [clock() for _ in range(steps + 1) if step()]
-        return _apart(ticks)
-
-    return take
-
-
-def minimal(size: Size, length: int, setting: Setting) -> Take:
-    """The minimal module in a plain loop."""
-    return in_plain_loop(Minimal(size, length).to(device()), rows_of(size, length), setting)
-
-
-def llama_of(size: Size) -> LlamaForCausalLM:
-    """Llama of this shape."""
-    return LlamaForCausalLM(LlamaConfig(**size.options, use_cache=False, attn_implementation="sdpa")).to(device())
-
-
-def llama(size: Size, length: int, setting: Setting) -> Take:
-    """Llama in a plain loop."""
-    return in_plain_loop(llama_of(size), rows_of(size, length), setting)
-
-
-class _Ticks(TrainerCallback):
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-
-    def on_step_end(self, *_args: Any, **_options: Any) -> None:
-        self.ticks.append(clock())
-
-
-def trainer(size: Size, length: int, setting: Setting) -> Take:
-    """Llama under the Trainer, which logs and saves nothing."""
-    model, rows = llama_of(size), rows_of(size, length)
-    samples = [{name: value[number].cpu() for name, value in rows.items()} for number in range(TOKENS // length)]
-
-    def take(steps: int) -> list[float]:
-        ticks = _Ticks()
-        with tempfile.TemporaryDirectory() as folder:
-            options = TrainingArguments(
-                output_dir=folder,
-                max_steps=steps + 1,
-                per_device_train_batch_size=len(samples),
-                learning_rate=RATE,
-                lr_scheduler_type="constant",
-                optim="adamw_torch_fused",
-                weight_decay=0.1,
-                adam_beta2=0.95,
-                bf16=setting.precision == "bfloat16",
-                torch_compile=setting.compiled,
-                use_cpu=not on_gpu(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-            )
-            try:
-                Trainer(model=model, args=options, train_dataset=samples, callbacks=[ticks]).train()
-            finally:  # its precision is one for the process
-                AcceleratorState._reset_state(reset_partial_state=True)
-        return _apart(ticks.ticks)
-
-    return take
-
-
-def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str = "softmax") -> Take:
-    """Regard's decoder in Regard's loop."""
-    model, rows = regard_of(size, spec), rows_of(size, length)
-    losses = rows["labels"][:, 1:].numel()
-
-    def take(steps: int) -> list[float]:
-        ticks: list[float] = []
-        plan = TrainingConfig(
-            max_steps=steps + 1,
-            batch_size=len(rows["input_ids"]),
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            precision="bfloat16" if setting.precision == "bfloat16" else "float32",
-            compile=setting.compiled,
-        )
-        train(
-            model,
-            plan,
-            batch=lambda step: rows,
-            loss=lambda called, part: called(**part, num_items_in_batch=1).loss,
-            count=lambda part: losses,
-            on_progress=lambda *_told: ticks.append(clock()),
-            device=None if on_gpu() else "cpu",
-        )
-        return _apart(ticks)
-
-    return take
-
-
-def regard_of(size: Size, spec: AttentionSpec | str) -> RegardForCausalLM:
-    """Regard's decoder of this shape."""
-    return RegardForCausalLM(RegardConfig(**size.options, attention=spec)).to(device())
-
-
-def _apart(ticks: list[float]) -> list[float]:
-    """The times between the ends of steps."""
-    return [after - before for before, after in itertools.pairwise(ticks)]
-
-
-# -- races ----------------------------------------------------------------------------------------------
 
 
 def race(contestants: Mapping[str, Take], *, rounds: int, steps: int) -> dict[str, Figures]:
@@ -293,9 +58,6 @@ def _figures(times: list[float], memory: float | None = None) -> Figures:
     return Figures(
         seconds=statistics.median(times), fastest=min(times), slowest=max(times), runs=len(times), memory=memory
     )
-
-
-PEERS = {"regard": regard, "minimal": minimal, "llama": llama, "trainer": trainer}
 
 
 def peers(
@@ -361,12 +123,36 @@ def check() -> None:
     torch.testing.assert_close(from_llama(theirs).train()(**rows).loss, theirs(**rows).loss, rtol=1e-4, atol=1e-4)
 
 
+def rows_of_size(
+    given: argparse.Namespace, name: str, length: int, often: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one size and length, of the parts and settings that were asked for."""
+    chosen = [setting for setting in SETTINGS if str(setting) in given.settings.split(",")]
+    tried = [setting for setting in chosen if not (given.quick and setting.compiled)]
+    size, parts = SIZES[name], given.parts.split(",")
+    case: dict[str, Any] = {"size": name, "length": length}
+    if "peers" in parts:
+        best, figures = peers(size, length, settings=tried, **often)
+        yield row(case | {"part": "peers", **best}, figures, "regard")
+    if "settings" in parts:
+        for setting in tried:
+            figures = race({peer: make(size, length, setting) for peer, make in PEERS.items()}, **often)
+            yield row(case | {"part": "settings", **vars(setting)}, figures, "regard")
+            gc.collect()
+    if "attentions" in parts:
+        for precision in ("float32",) if given.quick else ("float32", "bfloat16"):
+            for attention, spec, figures in attentions(size, length, Setting(precision), **often):
+                about = {"part": "attentions", "precision": precision, "attention": attention, "form": spec.resolved}
+                yield row(case | about, figures, "softmax")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run all cases and write the result."""
     options = parser(__doc__)
     options.add_argument("--sizes", default="1M,10M")
     options.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    options.add_argument("--parts", default="peers,attentions")
+    options.add_argument("--parts", default="peers,settings,attentions")
+    options.add_argument("--settings", default=",".join(map(str, SETTINGS)), help="of peers and settings")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", type=int, default=3)
     given = prepared(options, arguments)
@@ -377,22 +163,12 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = ["tiny"] if given.quick else given.sizes.split(",")
     lengths = [256] if given.quick else [int(length) for length in given.lengths.split(",")]
     often = {"rounds": 1, "steps": 1} if given.quick else {"rounds": given.rounds, "steps": given.steps}
-    tried = [setting for setting in SETTINGS if not (given.quick and setting.compiled)]
     rows: list[dict[str, Any]] = []
     for name, length in itertools.product(sizes, lengths):
-        if "peers" in given.parts:
-            settings, figures = peers(SIZES[name], length, settings=tried, **often)
-            rows.append(row({"size": name, "length": length, "part": "peers", **settings}, figures, "regard"))
-            show(rows[-1])
+        for line in rows_of_size(given, name, length, often):
+            rows.append(line)
+            show(line)
             write("training_step", rows, given.out)
-        if "attentions" in given.parts:
-            for precision in ("float32",) if given.quick else ("float32", "bfloat16"):
-                for attention, spec, figures in attentions(SIZES[name], length, Setting(precision), **often):
-                    case = {"size": name, "length": length, "part": "attentions", "precision": precision}
-                    case |= {"attention": attention, "form": spec.resolved}
-                    rows.append(row(case, figures, "softmax"))
-                    show(rows[-1])
-                    write("training_step", rows, given.out)
 
 
 if __name__ == "__main__":

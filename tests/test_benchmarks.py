@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import adapters, result_table, tables
+from benchmarks import adapters, result_table, tables, training_section, training_step
 from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.discriminant import DiscriminantRouter
 
@@ -64,6 +64,29 @@ def test_the_committed_results_are_whole_runs() -> None:
         assert max(line["case"]["length"] for line in rows) >= 2048
     rows = json.loads((RESULTS / "constant_attention.json").read_text())["rows"]
     assert {(line["case"]["batch"], line["case"]["length"]) for line in rows} >= {(8, 64), (32, 512)}
+
+
+def test_a_training_step_is_taken_in_every_setting(tmp_path: Path) -> None:
+    """The quick run leaves compilation out; every row is of one setting, and the page has a line for it."""
+    threads = torch.get_num_threads()
+    try:
+        training_step.main(["--quick", "--parts", "settings", "--out", str(tmp_path / "result.json")])
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(True)
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    cases = [{"size": "tiny", "length": 256, "part": "settings", "precision": p} for p in ("float32", "bfloat16")]
+    assert [row["case"] for row in rows] == [case | {"compiled": False} for case in cases]
+    assert all(set(row["figures"]) == {"regard", "minimal", "llama", "trainer"} for row in rows)
+    assert {str(setting) for setting in training_step.SETTINGS} == {
+        *("float32", "float32 compiled", "bfloat16", "bfloat16 compiled")
+    }
+    page = training_section.steps(rows)
+    for row in rows:
+        assert (
+            f"| tiny | 256 | {row['case']['precision']} | no | {row['figures']['regard']['seconds'] * 1e3:.1f} |"
+            in page
+        )
 
 
 def test_memory_is_that_of_the_run() -> None:
