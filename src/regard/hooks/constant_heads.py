@@ -87,11 +87,11 @@ class ConstantHeads(nn.Module):
         super().__init__()
         self.heads = tuple(heads)
         self.causal, self.cross, self.exact = causal, cross, exact
-        normalised = [_normalize_rows(matrix.tril() if causal else matrix) for matrix in matrices]
+        normalised = [normalize_rows(matrix.tril() if causal else matrix) for matrix in matrices]
         self.matrices = nn.ParameterList(nn.Parameter(matrix, requires_grad=trained) for matrix in normalised)
         self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
         has_negative = signed if signed is not None else any(bool((matrix < 0).any()) for matrix in normalised)
-        self.signed = trained or has_negative
+        self.signed, self.trained = trained or has_negative, trained
         self.during = PassState()
 
     def apply_to(self, call: AttentionCall, key_heads: tuple[int, ...] | None = None) -> AttentionCall:
@@ -117,12 +117,13 @@ class ConstantHeads(nn.Module):
             if not is_traced():
                 tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
         matrix = self._matrix_for(tokens, None if starts is not None else query_shift)
-        if self.causal and matrix.requires_grad:
+        learns = self.trained or matrix.requires_grad
+        if self.causal and learns:
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplify_mask(call, token_mask)
         if call.query_mask is None:
             call = replace(call, query_mask=forward.query_mask(queries))
-        is_normalised = not first_key and self.gate is None and not matrix.requires_grad
+        is_normalised = not first_key and self.gate is None and not learns
         is_normalised = is_normalised and (self.causal or always(matrix.shape[-1] <= keys))
         constant = ConstantHeadsInput(
             matrices=matrix.to(call.value.dtype),
@@ -184,7 +185,15 @@ class ConstantHeads(nn.Module):
         return replace(call, keep=None, key_mask=None if token_mask is None else mask)
 
 
-def _normalize_rows(matrix: Tensor) -> Tensor:
+def freeze_constants(model: nn.Module) -> None:
+    """Let the constants of a model stay as they are: Transformers loads every weight as one that learns."""
+    for module in model.modules():
+        if isinstance(module, ConstantHeads) and not module.trained:
+            module.matrices.requires_grad_(False)
+
+
+def normalize_rows(matrix: Tensor) -> Tensor:
+    """Return a matrix with each row divided by the sum of its absolute values; rows of zeros stay."""
     total = matrix.abs().sum(-1, keepdim=True)
     return matrix / total.masked_fill(total == 0, 1)
 

@@ -15,7 +15,7 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.constant_heads import begin_pass
+from regard.hooks.constant_heads import begin_pass, freeze_constants
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.operation import Layers, Sites, make_operations
@@ -291,6 +291,11 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
                 setattr(self, name, None)  # such as a pooler
         _make_constant(self)
 
+    def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+        loaded = base.from_pretrained.__func__(cls, *args, **options)
+        freeze_constants(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
     def save_pretrained(
         self: Any, save_directory: Any, is_main_process: bool = True, *others: Any, **options: Any
     ) -> None:
@@ -304,12 +309,8 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
         config_members["__init__"] = original.__init__  # no data class: no fields say what it takes
     config_class = type(f"{name}Config", (ReplacedConfig, original), config_members)
     members = {"__init__": __init__, "config_class": config_class, "set_attn_implementation": _refuse_attention}
-    members |= {
-        "save_pretrained": save_pretrained,
-        "__reduce_ex__": _reduce_model,
-        "__module__": base.__module__,
-        "__doc__": base.__doc__,
-    }
+    members |= {"from_pretrained": classmethod(from_pretrained), "save_pretrained": save_pretrained}
+    members |= {"__reduce_ex__": _reduce_model, "__module__": base.__module__, "__doc__": base.__doc__}
     model_class = type(name, (base,), members)
     _CLASSES[original, architecture] = config_class, model_class
     for auto in (getattr(transformers, auto_name) for auto_name in AUTO_CLASSES):

@@ -200,6 +200,41 @@ def test_averages(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     assert convert(causal, **{**options, "layers": (1,)}).layers["layer"].unique().tolist() == [1]
 
 
+def constants_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in weights(model).items() if "matrices" in name}
+
+
+def test_averages_that_learn(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    """They begin at the averages, match the layers better than fixed ones, and stay as they are once they are saved."""
+    options = {**small, "attention": "average-init", "average_samples": 4}
+    fixed = convert(causal, **{**options, "attention": "average"})
+    untrained = convert(causal, **{**options, "layer_steps": 0, "model_steps": 0})
+    for name, matrix in constants_of(untrained.model).items():
+        torch.testing.assert_close(matrix, constants_of(fixed.model)[name])
+    more = {"layer_steps": 40, "model_steps": 0, "layer_learning_rate": 0.01}
+    found, beside = (convert(causal, **{**options, **more, "attention": name}) for name in ("average-init", "average"))
+    assert changed(constants_of(untrained.model), constants_of(found.model)) == constants_of(found.model).keys()
+    errors = [run.layers[run.layers["stage"] == "layers"]["relative_error"].mean() for run in (found, beside)]
+    assert errors[0] < errors[1]
+    for matrix in constants_of(found.model).values():
+        torch.testing.assert_close(matrix.abs().sum(-1), torch.ones(matrix.shape[:2]))
+    both = convert(causal, **{**options, "trained": "attention"})
+    assert all(".self_attn." in name for name in changed(weights(untrained.model), weights(both.model)))
+    assert changed(constants_of(untrained.model), constants_of(both.model))
+    both.save(tmp_path / "run")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    mean = sum(row_losses(again, _held_out(both, causal, small, tmp_path))) / both.stages["rows"].iloc[-1]
+    assert mean == pytest.approx(both.stages["loss"].iloc[-1], rel=1e-5)
+    assert "source: `trained from average`" in (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert both.metadata["attention"]["constants"]["source"] == "trained from average"
+
+
+def _held_out(run: ConvertResult, name: str, small: dict[str, Any], folder: Path) -> torch.Tensor:
+    tokenizer = load(name, language_model=True).tokenizer
+    corpus = prepare_corpus([Source.parse(*small["text"])], tokenizer, length=16, folder=folder / "held-out")
+    return corpus.domains[0].valid.evenly_spaced(int(run.stages["rows"].iloc[0]))
+
+
 def test_the_second_stage_goes_on_with_the_text(
     causal: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,10 +257,13 @@ def test_some_layers_alone(causal: str, small: dict[str, Any]) -> None:
     assert all(".layers.1.self_attn." in name for name in changed(before, weights(found.model)))
 
 
+@pytest.mark.parametrize("attention", ["sigmoid", "average-init"])
 @pytest.mark.parametrize("phase", ["matching layers", "training the model"])
 def test_an_interrupted_run_resumes_to_the_same_weights(
-    phase: str, causal: str, small: dict[str, Any], tmp_path: Path
+    phase: str, attention: str, causal: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
+    small["attention"] = attention
+
     def stop(event: ProgressEvent) -> None:
         if event.phase == phase and event.step == 3:
             raise KeyboardInterrupt

@@ -22,7 +22,8 @@ class ConvertConfig(Config):
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps"})
 
     attention: str = config_field(
-        "softmax+window=64+prefix=4", "average, or an operation of `regard replace --attention`: sigmoid, linear, …"
+        "softmax+window=64+prefix=4",
+        "average, average-init (they learn), or an operation of `regard replace --attention`: sigmoid, linear, …",
     )
     layers: tuple[int, ...] | None = config_field(None, "blocks that get it, as 0,2,5 (default: all)", minimum=0)
     average_samples: int = config_field(200, "sequences of text that averages are of")

@@ -23,6 +23,7 @@ from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
 from regard.data.texts import Source
 from regard.errors import UserError
 from regard.hooks import average_attention, replaced
+from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
@@ -36,8 +37,8 @@ from regard.training.sink_monitor import ValidationLoss
 
 PARTS = ("layers", "model")
 """What a run makes in its work folder: the checkpoints of each stage."""
-AVERAGE = "average"
-"""The attention that stands for constants: the averages over rows of the text, which stay as they are."""
+AVERAGE, TRAINED_AVERAGE = "average", "average-init"
+"""The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 EVALUATION_LOGITS = 2**24
 Rows = Mapping[str, Tensor]
 
@@ -110,9 +111,8 @@ def convert(  # noqa: D417 - the options are described in the configuration
             on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
 
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
-        student = (
-            None if config.attention == AVERAGE else replaced(loaded.model, config.attention, layers=config.layers)
-        )
+        has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
+        student = None if has_constants else replaced(loaded.model, config.attention, layers=config.layers)
         sources = [Source.parse(source) for source in config.text]
         corpus = prepare_corpus(
             sources, loaded.tokenizer, length=config.length, folder=folder, on_progress=report_packing
@@ -143,14 +143,17 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
 
 
 def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) -> Any:
-    """Return the model with the average attention over rows of the text in the place of its heads."""
+    """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
     num_batches = math.ceil(config.average_samples / config.batch_size)
     batches = (draw.rows(step).to(loaded.model.device) for step in range(num_batches))
     constants = average_attention(loaded.model, batches, config.length, tokenizer=loaded.tokenizer, source="text")
     heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
     if missing := sorted({*(config.layers or ())} - {head[1] for head in heads}):
         raise UserError(f"layers: expected some of {sorted({head[1] for head in constants.heads})}, got {missing[0]}")
-    return replaced(loaded.model, constants, heads)
+    student = replaced(loaded.model, constants, heads)
+    if config.attention == TRAINED_AVERAGE:
+        begin_training_constants(student)
+    return student
 
 
 class _Conversion:
@@ -203,6 +206,8 @@ class _Conversion:
             self.train("model", config.layer_steps, _language_model_loss, _count_targets)
         for parameter in all_trained:
             parameter.requires_grad_(True)
+        if config.attention == TRAINED_AVERAGE:
+            end_training_constants(self.student)
         self.student.eval()
 
     def train_only(self, parameters: Sequence[torch.nn.Parameter]) -> None:
