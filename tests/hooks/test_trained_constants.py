@@ -94,7 +94,6 @@ def test_they_stay_as_they_learned(fixed: Any, negative: bool, tmp_path: Path) -
     for heads in (module for module in fixed.modules() if isinstance(module, ConstantHeads)):
         (matrix,) = heads.matrices
         assert not matrix.requires_grad
-        assert heads.signed == negative
         assert not matrix.triu(1).any()
         torch.testing.assert_close(matrix.abs().sum(-1), torch.ones(matrix.shape[:2]))
     fixed.save_pretrained(tmp_path)
@@ -107,6 +106,24 @@ def test_they_stay_as_they_learned(fixed: Any, negative: bool, tmp_path: Path) -
     assert again.config.constant_heads["origin"]["source"] == "trained from average"
     end_training_constants(again)
     assert again.config.constant_heads["origin"]["source"] == "trained from average"
+
+
+def test_what_is_saved_while_it_learns_is_loaded_as_it_was(fixed: Any, tmp_path: Path) -> None:
+    """Someone else's training, which asks all weights for gradients and knows nothing of constants."""
+    fixed.requires_grad_(True)
+    fixed(_ids(), labels=_ids()).loss.backward()
+    with torch.no_grad():
+        for name, parameter in fixed.named_parameters():
+            if "matrices" in name:
+                assert parameter.grad is not None
+                parameter.copy_(torch.randn_like(parameter))
+    expected = fixed(_ids()).logits.detach()
+    fixed.save_pretrained(tmp_path)
+    again = regard.ReplacedModel.from_pretrained(str(tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(again(_ids()).logits, expected)
+    fixed.requires_grad_(False)
+    torch.testing.assert_close(fixed(_ids()).logits, expected)
 
 
 def test_what_has_no_constants_of_one_length_is_refused() -> None:

@@ -118,6 +118,8 @@ class ConstantHeads(nn.Module):
                 tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
         matrix = self._matrix_for(tokens, None if starts is not None else query_shift)
         learns = self.trained or matrix.requires_grad
+        if learns and not is_traced():
+            self.begin_training()  # also where someone else set `requires_grad`: rows need their sum from now on
         if self.causal and learns:
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplify_mask(call, token_mask)
@@ -138,6 +140,24 @@ class ConstantHeads(nn.Module):
             key_heads=key_heads,
         )
         return replace(call, constant=constant)
+
+    def begin_training(self) -> None:
+        """Divide rows by the sum of their absolute values in every forward, until `end_training`."""
+        self.trained = self.signed = True
+
+    @torch.no_grad()
+    def end_training(self) -> None:
+        """Let the matrices stay as they are, with rows of sum 1 and none of what causal heads do not see."""
+        self.matrices.requires_grad_(False)
+        self.trained, self.signed = False, False
+        for matrix in self.matrices:
+            if not matrix.is_meta:
+                rounding = 64 * torch.finfo(torch.float32).eps + 2 * torch.finfo(matrix.dtype).eps
+                seen = matrix.tril() if self.causal else matrix
+                total = seen.float().abs().sum(-1)
+                if bool((((total - 1).abs() > rounding) & (total != 0)).any()):
+                    matrix.copy_(normalize_rows(seen))
+                self.signed = self.signed or bool((matrix < 0).any())
 
     def _matrix_for(self, tokens: int, shift: Tensor | None) -> Tensor:
         """Return the matrices of the smallest length that serves so many tokens."""
@@ -186,10 +206,13 @@ class ConstantHeads(nn.Module):
 
 
 def freeze_constants(model: nn.Module) -> None:
-    """Let the constants of a model stay as they are: Transformers loads every weight as one that learns."""
+    """Let the constants of a model stay as they are: Transformers loads every weight as one that learns.
+
+    Those that were saved while they learned get rows of sum 1.
+    """
     for module in model.modules():
-        if isinstance(module, ConstantHeads) and not module.trained:
-            module.matrices.requires_grad_(False)
+        if isinstance(module, ConstantHeads):
+            module.end_training()
 
 
 def normalize_rows(matrix: Tensor) -> Tensor:

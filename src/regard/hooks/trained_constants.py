@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard.errors import UserError
-from regard.hooks.constant_heads import ConstantHeads, normalize_rows
+from regard.hooks.constant_heads import ConstantHeads
 from regard.hooks.replaced_model import ENTRY
 
 
@@ -23,26 +22,20 @@ def begin_training_constants(model: nn.Module) -> list[nn.Parameter]:
     if any(len(heads.matrices) > 1 for heads in constants):
         raise UserError("constants: expected those of one length, to be trained; got several")
     for heads in constants:
-        heads.signed = heads.trained = True
+        heads.begin_training()
         heads.matrices.requires_grad_(True)
     return [heads.matrices[0] for heads in constants]
 
 
-@torch.no_grad()
 def end_training_constants(model: Any) -> None:
     """Let the constants stay as they are from now on: with rows of sum 1, and none of what causal heads do not see."""
     constants = _find_constants(model)
     for heads in constants:
-        heads.matrices.requires_grad_(False)
-        heads.trained = False
-        matrix = heads.matrices[0]
-        matrix.copy_(normalize_rows(matrix.tril() if heads.causal else matrix))
-    signed = any(bool((heads.matrices[0] < 0).any()) for heads in constants)
-    for heads in constants:
-        heads.signed = signed
+        heads.end_training()
     entry = getattr(model.config, ENTRY)
     source = str(entry["origin"]["source"])
     source = source if source.startswith("trained") else f"trained from {source}"
+    signed = any(heads.signed for heads in constants)
     setattr(model.config, ENTRY, entry | {"signed": signed, "origin": entry["origin"] | {"source": source}})
 
 
