@@ -114,7 +114,9 @@ def test_what_is_neither_constants_nor_an_operation(bert: Any) -> None:
 def test_two_operations_at_once(bert: Any) -> None:
     with (
         regard.replacing(bert.model, "sigmoid"),
-        pytest.raises(UserError, match="already replaced by another operation; leave that block first"),
+        pytest.raises(
+            UserError, match="already replaced by another operation; expected the original: leave that block first"
+        ),
         regard.replacing(bert.model, "softmax"),
     ):
         pass
@@ -271,5 +273,5 @@ def test_a_saved_model_is_read_as_its_original(kind: str, tiny: Tiny, tmp_path: 
         adapted.append({name for name, _ in classifier.encoder.named_parameters() if "lora_" in name})
     assert adapted[0] == adapted[1]
     if kind == "bert":
-        with pytest.raises(UserError, match=r"expected one that writes text .* an encoder"):
+        with pytest.raises(UserError, match=r"expected one that writes text, got .* an encoder"):
             models.load(str(tmp_path / "model"), language_model=True)

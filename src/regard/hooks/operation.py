@@ -119,8 +119,8 @@ def check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -
     """Raise a UserError if a model computes another operation."""
     if any(OVERRIDE in vars(layer.module) for layer in layers):
         raise UserError(
-            "the attention of this model is already replaced by another operation; leave that block first, or begin "
-            "with the model"
+            "the attention of this model is already replaced by another operation; expected the original: leave that "
+            "block first, or load the model that was replaced"
         )
     if any(layer.operation for layer in layers):
         raise UserError(

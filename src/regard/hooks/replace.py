@@ -179,7 +179,10 @@ def check_constants(
 ) -> None:
     """Raise a UserError if constants do not fit a model, or its heads are replaced already."""
     if any(NAME in layer.module._modules for layer in layers):
-        raise UserError("the heads of this model are already replaced; leave that block first, or begin with the model")
+        raise UserError(
+            "the heads of this model are already replaced; expected the original: leave that block first, or load the "
+            "model that was replaced"
+        )
     fingerprint = model_fingerprint(model, layers)
     if any_model:
         fingerprint.pop("weights")

@@ -5,6 +5,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.errors import UserError
+
 _POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
 """Last part of the names of learned absolute position embeddings in Transformers."""
 _UNLIMITED = 10**9  # tokenizers without a limit state 10**30
@@ -34,6 +36,13 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
         return trained
     stated = int(tokenizer.model_max_length)
     return stated if stated < _UNLIMITED else None
+
+
+def check_length(length: int, model: nn.Module, tokenizer: Any) -> None:
+    """Raise a UserError if sequences of this length are longer than the model was made for."""
+    limit = maximum_length(model, tokenizer)
+    if limit is not None and length > limit:
+        raise UserError(f"length: expected at most {limit} tokens, the most this model was made for; got {length}")
 
 
 def _reads_no_tokens(module: nn.Module) -> bool:

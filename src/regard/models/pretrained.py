@@ -333,7 +333,7 @@ def check_generates_text(config: Any, name: str) -> None:
             generative = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
         kind = None if original_type(config) in generative else "of another kind"
     if kind is not None:
-        expected = "one that writes text (encoder–decoder or causal)"
+        expected = "one that writes text"
         raise UserError(f"model: expected {expected}, got '{name}', {kind} ({architecture})")
 
 

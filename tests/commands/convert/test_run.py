@@ -348,13 +348,18 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
     "kind,options,message",
     [
         ("t5", {}, "expected a causal language model"),
-        ("bert", {}, "expected"),
+        ("bert", {}, "^model: expected one that writes text, got .* an encoder"),
         ("llama", {"attention": "nope"}, "expected"),
         ("llama", {"layers": (7,)}, "7"),
         ("llama", {"layers": (7,), "attention": "average"}, "layers: expected some of .0, 1., got 7"),
         ("llama", {"text": []}, "text: expected at least one source"),
-        ("llama", {"text": ["nowhere.txt"]}, "nowhere.txt"),
+        ("llama", {"text": ["nowhere.txt"]}, "^text: expected a file, there is no nowhere.txt"),
         ("llama", {"length": 2}, "length: expected"),
+        (
+            "llama",
+            {"length": 2049},
+            "^length: expected at most 2048 tokens, the most this model was made for; got 2049",
+        ),
     ],
 )
 def test_what_cannot_be_converted(

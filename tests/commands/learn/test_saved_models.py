@@ -192,7 +192,7 @@ def test_teaching_one_that_answers_goes_on(written: Path, tmp_path: Path, monkey
 
 def test_a_classifier_writes_no_answers(written: Path) -> None:
     folder = str(written / "finetune")
-    line = f"model: expected one that writes text (encoder–decoder or causal), got '{folder}', a classifier (over bert)"
+    line = f"model: expected one that writes text, got '{folder}', a classifier (over bert)"
     for asked in (
         lambda: load_generator(folder),
         lambda: regard.replace(folder, "lm"),

@@ -20,10 +20,11 @@ from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.result import ConvertResult
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
-from regard.data.texts import Source
+from regard.data.texts import Source, check_source
 from regard.errors import UserError
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
+from regard.models.limits import check_length
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
@@ -103,7 +104,9 @@ def convert(  # noqa: D417 - the options are described in the configuration
     config = (config or ConvertConfig()).replace(**explicit_arguments(locals(), ConvertConfig))
     if num_processes() > 1:
         raise UserError(f"convert: expected one process, got {num_processes()}")
+    sources = _parse_sources(config.text)
     loaded = _load(model, tokenizer)
+    check_length(config.length, loaded.model, loaded.tokenizer)
     folder = Path(cache or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / "text"
 
     def report_packing(domain: str, tokens: int) -> None:
@@ -113,7 +116,6 @@ def convert(  # noqa: D417 - the options are described in the configuration
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.attention, layers=config.layers)
-        sources = [Source.parse(source) for source in config.text]
         corpus = prepare_corpus(
             sources, loaded.tokenizer, length=config.length, folder=folder, on_progress=report_packing
         )
@@ -125,6 +127,17 @@ def convert(  # noqa: D417 - the options are described in the configuration
         conversion = _Conversion(config, loaded, student, corpus, draw, work.folder, work.resume, on_progress)
         conversion.run()
     return conversion.result(hashes)
+
+
+def _parse_sources(texts: Sequence[str]) -> list[Source]:
+    """Return the sources of `--text`, whose files are there."""
+    try:
+        sources = [Source.parse(text) for text in texts]
+        for source in sources:
+            check_source(source)
+    except UserError as error:
+        raise UserError(f"text: {str(error).removeprefix('data: ')}") from error
+    return sources
 
 
 def _load(model: Any, tokenizer: Any) -> Loaded:

@@ -24,6 +24,7 @@ from regard.errors import UserError
 from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
 from regard.hooks.replaced_model import ReplacedConfig
+from regard.models.limits import check_length
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
@@ -194,9 +195,7 @@ def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) ->
 
 def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: TaskPreset) -> tuple[Encoded, Encoded]:
     tokenizer, length = loaded.tokenizer, scale.length
-    max_length = models.maximum_length(loaded.model, tokenizer)
-    if max_length is not None and length > max_length:
-        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
+    check_length(length, loaded.model, tokenizer)
     examples, layout = (read.train, read.validation), config.special_token_layout
     train, validation = (encode(read.kind, split, tokenizer, length, layout) for split in examples)
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
