@@ -110,7 +110,7 @@ def _split_encoder_and_decoder(path: str, module: PreTrainedModel) -> list[Stack
         if not isinstance(part, nn.Module) or isinstance(part, PreTrainedModel) or not (blocks := _find_blocks(part)):
             return []
         stacks.append(Stack(f"{path}.{name}" if path else name, part, blocks, host=module))
-    attends = any(attention_kind(path, part) == "cross" for path, part in stacks[1].module.named_modules())
+    attends = any(attention_kind(path, part) == "cross" for path, part in named_modules_of(stacks[1].module))
     return stacks if attends else []
 
 
@@ -187,7 +187,7 @@ def find_ranks(stack: Stack) -> dict[nn.Module, int]:
     `layer_idx` are those from 0 to the number of layers in the config, k to a block.
     """
     blocks = {block: index for index, block in enumerate(stack.blocks)}
-    paths = {module: path for path, module in stack.module.named_modules()}
+    paths = {module: path for path, module in named_modules_of(stack.module)}
     by_class: dict[type, list[tuple[int, int, nn.Module]]] = {}
     for block, index in blocks.items():
         for module in modules_of(block)[1:]:
