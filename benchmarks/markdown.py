@@ -75,8 +75,9 @@ def ratio_cells(row: Row, *names: str, of: str = "time_ratio") -> list[str]:
 
 
 def milliseconds(row: Row, name: str) -> str:
-    """Return a contestant's median time in ms."""
-    return f"{row['figures'][name]['seconds'] * 1e3:.1f}"
+    """Return a contestant's median time in ms; below one ms to a millionth of a second."""
+    value = row["figures"][name]["seconds"] * 1e3
+    return f"{value:.1f}" if value >= 1 else f"{value:.3f}"
 
 
 def mebibytes(row: Row, name: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
-_LIBRARIES = ("regard", "torch", "transformers", "peft", "accelerate", "jaxtyping", "contextlib", "functools")
-"""Packages whose frames stand between a warning of Regard and the code of the user."""
+_LIBRARIES = ("regard", "torch", "transformers", "peft", "accelerate", "jaxtyping")
+_STANDARD = ("contextlib", "functools", "threading", "concurrent")
+"""Packages and modules whose frames stand between a warning of Regard and the code of the user."""
 
 
 class UserError(ValueError):
@@ -35,7 +36,7 @@ def warn_user(message: str) -> None:
 
 
 def _is_of_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in (*_LIBRARIES, *_STANDARD)
 
 
 def describe_error(error: BaseException) -> str:

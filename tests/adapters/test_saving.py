@@ -119,11 +119,14 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     assert type(loaded.model) is transformers.BertForSequenceClassification
     assert loaded.provenance["one"]["base"]["name"] == str(tmp_path / "model")
     assert_close(logits(loaded, rows("bert")), logits(made("bert"), rows("bert")))
+    config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "model_type": None}), encoding="utf-8")
+    assert SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved").adapter_names == ("one",)
     with pytest.raises(UserError, match=r"model: '.*nowhere' is no folder here") as refused:
         SharedAdapters.from_pretrained(str(tmp_path / "nowhere"), tmp_path / "saved")
     assert "\n" not in str(refused.value)
     transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2)).save_pretrained(tmp_path / "other")
-    problem = r"model: expected a BertForSequenceClassification \(bert\), got '.*other' \(gpt2\)"
+    problem = r"model: expected the weights of a BertForSequenceClassification, got '.*other': \d+ are missing"
     with pytest.raises(UserError, match=problem):
         SharedAdapters.from_pretrained(tmp_path / "other", tmp_path / "saved")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert", "num_attention_heads": 5}')

@@ -259,3 +259,19 @@ def test_dropout_of_the_whole_matrix_zeroes_weights_and_scales_the_others() -> N
     zeros = (dropped == 0) & (expected > 0)
     assert 10 < zeros.sum() < 60  # of 156 visible pairs
     torch.testing.assert_close(dropped, expected.masked_fill(zeros, 0.0))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_padding_that_is_not_finite_leaves_the_mean_matrix_of_others(value: float) -> None:
+    """Of the samples without padding alone, whatever stands at padded queries."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, states = (torch.randn(2, 2, 5, 8, generator=generator) for _ in range(3))
+    real = torch.tensor([[True] * 5, [False, False, True, True, True]])
+    query[1, :, :2] = value
+    call = AttentionCall(
+        query=query, key=key, value=states, scale=0.3, causal=True, key_mask=real, query_mask=real, starts=(0, 2)
+    )
+    wanted = ReductionRequest(names=frozenset({"weights"}))
+    found = one_pass(call, wanted, output=False)[1]["weights"]
+    torch.testing.assert_close(found, reduce_dense(call, wanted)["weights"])
+    assert found.isfinite().all()

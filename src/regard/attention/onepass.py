@@ -126,7 +126,7 @@ class _ColumnReductions:
         self.by_key = frozenset(dtypes)
         if "weights" in request.names:
             self.tensors["weights"] = call.query.new_zeros(heads, queries, keys)
-            self.is_unpadded = unpadded_samples(call).to(call.query.dtype)[:, None, None, None]
+            self.is_padded = ~unpadded_samples(call)[:, None, None, None]
         self.query_mask = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:
@@ -136,7 +136,7 @@ class _ColumnReductions:
         if self.query_mask is not None:
             factor = factor * self.query_mask[tile.samples, ..., tile.queries]
         if "weights" in self.tensors:
-            matrix = (tile.exps * (inverse * self.is_unpadded[tile.samples])).sum(0)
+            matrix = (tile.exps * inverse).masked_fill_(self.is_padded[tile.samples], 0.0).sum(0)  # also of NaN
             self.tensors["weights"][tile.heads, tile.queries, tile.keys] += matrix
         if not self.by_key:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.errors import UserError, describe_error
 from regard.models.generator import Generator
+from regard.runs.model_card import is_repository, public_name
 from regard.runs.output_dir import read_json
 
 CARD = "README.md"
@@ -126,8 +126,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
         writes: Whether it writes answers.
     """
     base, method, tasks = lineage["base"], lineage["method"]["name"], lineage["tasks"]
-    is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", base) is not None and not Path(base).exists()
-    name = base if is_repository else Path(base).name
+    name = public_name(base)
     settings = " ".join(f"{key}={value}" for key, value in sorted(lineage["method"]["settings"].items()))
     rows = []
     for number, task in enumerate(tasks, 1):
@@ -141,7 +140,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     return "\n".join(
         [
             "---",
-            *([f"base_model: {base}"] if is_repository else []),  # the hub takes no card with another
+            *([f"base_model: {name}"] if is_repository(name) else []),  # the hub takes no card with another
             "tags: [continual-learning, regard]",
             "---",
             "",

@@ -38,7 +38,8 @@ def load_own_method(name: str) -> type[Method]:
 
 def _check_signatures(found: type[Method], path: str) -> None:
     """Raise a UserError if a function of the class cannot be called as that of `Method` whose place it takes."""
-    for name, function in vars(found).items():
+    own = found.__mro__[: found.__mro__.index(Method)]
+    for name, function in {name: value for part in reversed(own) for name, value in vars(part).items()}.items():
         expected = inspect.getattr_static(Method, name, None)
         if not (inspect.isfunction(function) and inspect.isfunction(expected)):
             continue

@@ -149,9 +149,9 @@ def _read(path: str | Path) -> list[str]:
 
 
 def _check_file(path: Path, expected: str, option: str) -> None:
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{option}: expected a file, there is no {path}")
-    if find_suffix(path) not in SUFFIXES:
+    if find_suffix(path) not in SUFFIXES or not path.is_file():
         raise UserError(f"{option}: expected {expected} got {path}")
 
 

@@ -25,6 +25,7 @@ from regard.models.layers import (
     RMSNorm,
 )
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
+from regard.models.standalone import remove_code
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -49,6 +50,8 @@ class RegardPreTrainedModel(PreTrainedModel):
             self.config.name_code(has_code=is_decoder and has_code(self.config))
         super().save_pretrained(save_directory, is_main_process, *others, **options)
         if is_decoder and is_main_process:
+            if not has_code(self.config):
+                remove_code(save_directory)
             describe_decoder(self.config).write(save_directory)
 
     @torch.no_grad()

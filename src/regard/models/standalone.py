@@ -28,6 +28,13 @@ def find_unsupported(attention: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def remove_code(folder: str | PathLike[Any]) -> None:
+    """Remove the code from a folder in which a decoder that needs it was saved before."""
+    path = Path(folder) / CODE.name
+    if path.is_file() and path.read_bytes() == CODE.read_bytes():
+        path.unlink()
+
+
 def write_code(folder: str | PathLike[Any]) -> None:
     """Copy the code into a folder."""
     shutil.copyfile(CODE, Path(folder) / CODE.name)

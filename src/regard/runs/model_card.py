@@ -69,7 +69,7 @@ class ModelCard:
     def write(self, folder: str | PathLike[Any]) -> None:
         """Write the card into a folder, unless one is there that someone else wrote."""
         path = Path(folder) / CARD
-        if not path.exists() or MARK in path.read_text(encoding="utf-8"):
+        if not path.exists() or MARK.encode() in path.read_bytes():
             path.write_text(self.render(tokenizer=(Path(folder) / _TOKENIZER).exists()), encoding="utf-8")
 
 

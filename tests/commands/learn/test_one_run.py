@@ -263,7 +263,8 @@ def test_tasks_that_training_made_worse_are_named() -> None:
         for scenario in ("til", "cil")
         for task, place, after, score in cells
     ]
-    (message,) = write_training_warnings(matrix, [])
+    rows = {"mood": 500, "size": 20}
+    (message,) = write_training_warnings(matrix, [], rows)
     assert message == "training: lower scores than before: mood (66.7 after 73.3). Try more epochs"
     scores = {"own_adapter_score": 66.7, "last_adapter_score": 86.7}
     gate = [
@@ -271,11 +272,13 @@ def test_tasks_that_training_made_worse_are_named() -> None:
         for task, place, after in (("mood", 1, 2), ("size", 2, 2))
         for name, value in scores.items()
     ]
-    (message,) = write_training_warnings([], gate)
+    (message,) = write_training_warnings([], gate, rows)
     problem = "gate: adapters score less on the rows of their tasks than those of others"
     assert message == f"{problem}: size (66.7 against 86.7). Try more epochs"
-    gate[2]["value"] = 86.7
-    assert write_training_warnings([], gate) == []
+    few = {"mood": 15, "size": 4}
+    assert write_training_warnings(matrix, gate, few) == [], "15 rows do not tell 73.3 from 66.7"
+    gate[2]["value"] = 86.6
+    assert write_training_warnings([], gate, rows) == []
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:

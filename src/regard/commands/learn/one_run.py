@@ -1,6 +1,7 @@
 """One run of a comparison: a method over a stream, with diagnostics."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -144,7 +145,7 @@ def run_method(
         "warnings": [
             *write_gate_warnings(gate, method),
             *write_score_warnings(not_learnt, method_rate),
-            *write_training_warnings(rows["matrix"], gate),
+            *write_training_warnings(rows["matrix"], gate, {task.name: len(task.test) for task in stream.tasks}),
         ],
     }
 
@@ -217,8 +218,11 @@ def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None =
     return [f"scores: no better than the most frequent label right after training: {', '.join(tasks)}. Try {hint}"]
 
 
-def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row]) -> list[str]:
-    """Warn about tasks with lower scores right after training than before it, or than under another task's adapter."""
+def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row], num_rows: Mapping[str, int]) -> list[str]:
+    """Warn about tasks with lower scores right after training than before it, or than under another task's adapter.
+
+    `num_rows` are the test rows of each task: a difference below two standard errors of a score is none.
+    """
     before, after = dict[str, float](), dict[str, float]()
     for row in matrix:
         if row["scenario"] == "til" and row["after_task"] < row["task_index"]:
@@ -226,7 +230,9 @@ def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row]) -> list[
         elif row["scenario"] == "til":
             after.setdefault(row["task"], row["score"])
     lower = [
-        f"{task} ({score:.1f} after {before[task]:.1f})" for task, score in after.items() if score < before.get(task, 0)
+        f"{task} ({score:.1f} after {before[task]:.1f})"
+        for task, score in after.items()
+        if task in before and _is_lower(score, before[task], num_rows[task])
     ]
     warnings = [f"training: lower scores than before: {', '.join(lower)}. Try more epochs"] if lower else []
     alone: dict[str, dict[str, float]] = {}
@@ -236,10 +242,16 @@ def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row]) -> list[
     poor = [
         f"{task} ({scores['own']:.1f} against {scores['last']:.1f})"
         for task, scores in alone.items()
-        if {"own", "last"} <= scores.keys() and scores["own"] < scores["last"]
+        if {"own", "last"} <= scores.keys() and _is_lower(scores["own"], scores["last"], num_rows[task])
     ]
     problem = "gate: adapters score less on the rows of their tasks than those of others"
     return [*warnings, *([f"{problem}: {', '.join(poor)}. Try more epochs"] if poor else [])]
+
+
+def _is_lower(score: float, other: float, num_rows: int) -> bool:
+    """Return whether a score in per cent is lower than another by more than two standard errors of that one."""
+    share = min(max(other / 100, 0.0), 1.0)
+    return other - score > 200 * math.sqrt(share * (1 - share) / max(num_rows, 1)) + 1e-9
 
 
 def _test_labels(task: ClassificationTask | TextTask) -> Sequence[Any]:

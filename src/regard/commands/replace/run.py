@@ -172,7 +172,8 @@ def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, la
     loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
     config = loaded.model.config
     if isinstance(config, ReplacedConfig):
-        raise UserError(f"model: expected one whose heads all attend, those of {loaded.name} are constant already")
+        what = "another attention" if config.constant_heads["operation"] else "constant heads"
+        raise UserError(f"model: expected an original, got {loaded.name or type(loaded.model).__name__} with {what}")
     if language_model and (loaded.model.get_output_embeddings() is None or config.is_encoder_decoder):
         raise UserError(f"task lm: expected a causal language model with its head, got {type(loaded.model).__name__}")
     return loaded
