@@ -14,6 +14,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -134,7 +135,7 @@ def _pair_sentences(paragraphs: Sequence[str]) -> Iterator[tuple[tuple[str, ...]
     random, sentences = Random(0), [_sentences(paragraph) for paragraph in paragraphs]
     every = [sentence for group in sentences for sentence in group]
     for group in sentences:
-        for first, second in zip(group, group[1:], strict=False):
+        for first, second in pairwise(group):
             follows = random.random() < 0.5
             yield (first, second if follows else random.choice(every)), "follows" if follows else "does not follow"
 

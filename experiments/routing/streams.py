@@ -82,9 +82,9 @@ Pairs = Iterable[tuple[tuple[str, ...], str]]
 """Texts of rows, and their labels."""
 
 
-def read_long(seed: int, data: str) -> Stream:
+def read_long(seed: int, data: str, train: int = TRAIN) -> Stream:
     """Read the tasks of Long Sequence that are there, without instructions."""
-    return read_tasks(ORDER, seed, data, instructions=False)
+    return read_tasks(ORDER, seed, data, instructions=False, train=train)
 
 
 def read_instructed(seed: int, data: str) -> Stream:
@@ -100,11 +100,11 @@ def read_answers(seed: int, data: str) -> Stream:
     )
 
 
-def read_mixed(seed: int, data: str) -> Stream:
+def read_mixed(seed: int, data: str, train: int = TRAIN) -> Stream:
     """Read twelve tasks of other files."""
     raw = [*_read_glue(data), _read_news(data), *_read_dbpedia(data, (5, 5, 4)), _read_entities(data)]
     raw += [_read_emotions(data), _read_novels(data, 0), _read_speeches(data, 0)]
-    return assemble("mixed", raw, seed)
+    return assemble("mixed", raw, seed, train)
 
 
 def read_fifty(seed: int, data: str) -> Stream:
@@ -157,12 +157,12 @@ def _as_answers(task: ClassificationTask) -> TextTask:
     )
 
 
-def assemble(name: str, raw: Sequence[RawTask], seed: int) -> Stream:
-    """Sample rows, classes alike, and order the tasks by the seed."""
+def assemble(name: str, raw: Sequence[RawTask], seed: int, train: int = TRAIN) -> Stream:
+    """Sample at most `train` training rows of each task, classes alike, and order the tasks by the seed."""
     stream = assemble_stream(
         name,
         raw,
-        samples_per_class=[TRAIN // len(task.labels) for task in raw],
+        samples_per_class=[train // len(task.labels) for task in raw],
         max_eval_samples=EVALUATED,
         seed=seed,
         protocol="clean",
@@ -172,6 +172,7 @@ def assemble(name: str, raw: Sequence[RawTask], seed: int) -> Stream:
 
 
 def shuffle(name: str, tasks: Sequence[Any], seed: int) -> Stream:
+    """Return a stream of tasks in an order drawn by the seed."""
     order = sorted(range(len(tasks)), key=lambda index: hash_rank("order", seed, tasks[index].name))
     return Stream(name=name, tasks=tuple(tasks[index] for index in order), order=tuple(order), seed=seed)
 
