@@ -2,8 +2,8 @@
 
 `development`: documentation of modules and libraries that the streams leave out, the text of source files, articles of
 Wikipedia, novels that are in no stream, the sentences of CoNLL-2003 that `mixed` leaves out, and pairs and scrambled
-sentences of the articles, which differ in form rather than in matter. Nothing here is a task, a text or a data set of
-another stream but for CoNLL-2003, whose other sentences these are.
+sentences of the articles, which differ in form rather than in matter. No task here is one of another stream, and no
+text but a line of documentation that `concurrent` and `asyncio` share.
 """
 
 from __future__ import annotations
