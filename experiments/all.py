@@ -26,7 +26,7 @@ from experiments.sapt.run import ORDERS
 from regard.errors import UserError
 
 PAPA_HOURS = {"run": 2.1, "lengths": 0.2, "structure": 0.2}
-ANALYSIS_HOURS, ROUTERS_HOURS, RATES_HOURS, CAUSES_HOURS = 0.5, 0.75, 1.5, 0.1
+ANALYSIS_HOURS, ROUTERS_HOURS, CANDIDATES_HOURS, RATES_HOURS, CAUSES_HOURS = 0.5, 0.75, 0.5, 1.5, 0.1
 """Hours of what stores no time: as the docstrings of the modules say."""
 
 
@@ -68,6 +68,8 @@ def make_steps(data: str, text: str | None, work: Path, results: Path = RESULTS)
     steps.append(Step("routing", "experiments.routing.run", (*of_data, *folder), took))
     steps.append(Step("routing", "experiments.routing.routers", (*of_data, *folder), ROUTERS_HOURS))
     steps.append(Step("routing", "experiments.pages", ("routing", *folder)))
+    steps.append(Step("routers", "experiments.routing.candidates", (*of_data, *folder), CANDIDATES_HOURS))
+    steps.append(Step("routers", "experiments.pages", ("routers", *folder)))
     folder = ("--work", str(work / "rates"))
     steps.append(Step("rates", "experiments.rates.run", (*of_data, *folder), RATES_HOURS))
     steps.append(Step("rates", "experiments.pages", ("rates", *folder)))

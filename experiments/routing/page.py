@@ -120,7 +120,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
             "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
             "training of adapters, which goes on teaching them, is left out. s: seconds for the second and the last "
-            "task, without reading the vectors.",
+            "task, without reading the vectors. More routers in closed form: [routers.md](routers.md).",
             "## Setting",
             describe_setting(tables),
             "## Not tried",

@@ -82,9 +82,9 @@ Pairs = Iterable[tuple[tuple[str, ...], str]]
 """Texts of rows, and their labels."""
 
 
-def read_long(seed: int, data: str) -> Stream:
+def read_long(seed: int, data: str, train: int = TRAIN) -> Stream:
     """Read the tasks of Long Sequence that are there, without instructions."""
-    return read_tasks(ORDER, seed, data, instructions=False)
+    return read_tasks(ORDER, seed, data, instructions=False, train=train)
 
 
 def read_instructed(seed: int, data: str) -> Stream:
@@ -100,11 +100,11 @@ def read_answers(seed: int, data: str) -> Stream:
     )
 
 
-def read_mixed(seed: int, data: str) -> Stream:
+def read_mixed(seed: int, data: str, train: int = TRAIN) -> Stream:
     """Read twelve tasks of other files."""
     raw = [*_read_glue(data), _read_news(data), *_read_dbpedia(data, (5, 5, 4)), _read_entities(data)]
     raw += [_read_emotions(data), _read_novels(data, 0), _read_speeches(data, 0)]
-    return _assemble("mixed", raw, seed)
+    return assemble("mixed", raw, seed, train)
 
 
 def read_fifty(seed: int, data: str) -> Stream:
@@ -115,7 +115,7 @@ def read_fifty(seed: int, data: str) -> Stream:
     raw += [_read_free(data, name) for name in FREE]
     others = [task for task in read_long(seed, data).tasks if task.name not in IN_BOTH]
     stdlib = read_stream("stdlib-split", samples_per_class=TRAIN // 2, max_eval_samples=EVALUATED, seed=seed)
-    return _shuffle("fifty", (*_assemble("fifty", raw, seed).tasks, *others, *stdlib.tasks[:STDLIB_TASKS]), seed)
+    return shuffle("fifty", (*assemble("fifty", raw, seed).tasks, *others, *stdlib.tasks[:STDLIB_TASKS]), seed)
 
 
 STREAMS: Mapping[str, Callable[[int, str], Stream]] = {
@@ -157,21 +157,22 @@ def _as_answers(task: ClassificationTask) -> TextTask:
     )
 
 
-def _assemble(name: str, raw: Sequence[RawTask], seed: int) -> Stream:
-    """Sample rows, classes alike, and order the tasks by the seed."""
+def assemble(name: str, raw: Sequence[RawTask], seed: int, train: int = TRAIN) -> Stream:
+    """Sample at most `train` training rows of each task, classes alike, and order the tasks by the seed."""
     stream = assemble_stream(
         name,
         raw,
-        samples_per_class=[TRAIN // len(task.labels) for task in raw],
+        samples_per_class=[train // len(task.labels) for task in raw],
         max_eval_samples=EVALUATED,
         seed=seed,
         protocol="clean",
         metadata={},
     )
-    return _shuffle(name, stream.tasks, seed)
+    return shuffle(name, stream.tasks, seed)
 
 
-def _shuffle(name: str, tasks: Sequence[Any], seed: int) -> Stream:
+def shuffle(name: str, tasks: Sequence[Any], seed: int) -> Stream:
+    """Return a stream of tasks in an order drawn by the seed."""
     order = sorted(range(len(tasks)), key=lambda index: hash_rank("order", seed, tasks[index].name))
     return Stream(name=name, tasks=tuple(tasks[index] for index in order), order=tuple(order), seed=seed)
 
@@ -179,7 +180,7 @@ def _shuffle(name: str, tasks: Sequence[Any], seed: int) -> Stream:
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _make_task(name: str, train: Pairs, test: Pairs | None = None, labels: Sequence[str] = ()) -> RawTask:
+def make_task(name: str, train: Pairs, test: Pairs | None = None, labels: Sequence[str] = ()) -> RawTask:
     """Make a task; without test rows a fifth of each class is held out. Parts of a data set are "SOURCE part"."""
     rows = tuple(LabeledRow.of(texts, label) for texts, label in train)
     if test is None:
@@ -198,7 +199,7 @@ def _read_glue(data: str) -> list[RawTask]:
             for file in (train, test)
         ]
         train_rows, test_rows = ([(texts, classes.get(label, label)) for texts, label in rows] for rows in splits)
-        tasks.append(_make_task(name, train_rows, test_rows))
+        tasks.append(make_task(name, train_rows, test_rows))
     return tasks
 
 
@@ -206,7 +207,7 @@ def _read_news(data: str) -> RawTask:
     """Read AG News from its official test file; the training file there numbers classes otherwise."""
     columns = Columns(("Title", "Description"), "Class Index")
     rows = tables.read_table(Path(data) / "agnews" / "test.csv.gz", columns).rows
-    return _make_task("agnews", ((("\n".join(row.texts),), NEWS[int(str(row.label)) - 1]) for row in rows))
+    return make_task("agnews", ((("\n".join(row.texts),), NEWS[int(str(row.label)) - 1]) for row in rows))
 
 
 def _read_dbpedia(data: str, sizes: Sequence[int]) -> list[RawTask]:
@@ -219,7 +220,7 @@ def _read_dbpedia(data: str, sizes: Sequence[int]) -> list[RawTask]:
     for size in sizes:
         group = range(first, first + size)
         pairs = ((row.texts, names[int(str(row.label))]) for row in rows if int(str(row.label)) in group)
-        tasks.append(_make_task(f"dbpedia {first + 1} to {first + size}", pairs))
+        tasks.append(make_task(f"dbpedia {first + 1} to {first + size}", pairs))
         first += size
     return tasks
 
@@ -234,18 +235,18 @@ def _read_entities(data: str) -> RawTask:
             if len(row.texts) >= 5 and len(sorts) == 1 and sorts <= set(ENTITIES):
                 pairs.append(((" ".join(row.texts),), ENTITIES[sorts.pop()]))
         splits.append(pairs)
-    return _make_task("entities", splits[0], splits[1])
+    return make_task("entities", splits[0], splits[1])
 
 
 def _read_emotions(data: str) -> RawTask:
     splits = [[((text,), answers[0]) for text, answers in rows] for rows in _read_superni(data, EMOTIONS)]
-    return _make_task("emotions", splits[0], splits[1])
+    return make_task("emotions", splits[0], splits[1])
 
 
 def _read_free(data: str, name: str) -> RawTask:
     """Read the texts of a task of SuperNI without its definition, and without labels."""
     splits = [[((text,), FREE_ANSWER) for text, _ in rows if text.strip()] for rows in _read_superni(data, name)]
-    return _make_task(name, splits[0], splits[1], labels=(FREE_ANSWER,))
+    return make_task(name, splits[0], splits[1], labels=(FREE_ANSWER,))
 
 
 def _read_superni(data: str, name: str) -> list[Sequence[tuple[str, tuple[str, ...]]]]:
@@ -258,7 +259,7 @@ def _read_reviews(data: str) -> RawTask:
     """Read film reviews, which have no labels."""
     lines = tables.read_text_lines(Path(data) / "lm_text" / "imdb_unsup_6500.txt.gz")
     passages = [line for line in lines if len(line.split()) >= MIN_WORDS][: 2 * PASSAGES]
-    return _make_task("film reviews", (((text,), FREE_ANSWER) for text in passages), labels=(FREE_ANSWER,))
+    return make_task("film reviews", (((text,), FREE_ANSWER) for text in passages), labels=(FREE_ANSWER,))
 
 
 def _read_novels(data: str, number: int) -> RawTask:
@@ -270,7 +271,7 @@ def _read_novels(data: str, number: int) -> RawTask:
         words = " ".join(lines[start : start + 30 * PASSAGES]).split()[: PASSAGE_WORDS * PASSAGES]
         passages = (" ".join(words[first : first + PASSAGE_WORDS]) for first in range(0, len(words), PASSAGE_WORDS))
         pairs += [((passage,), heading.strip('_".;').title()) for passage in passages]
-    return _make_task(f"novels {number + 1}", pairs)
+    return make_task(f"novels {number + 1}", pairs)
 
 
 def _read_speeches(data: str, number: int) -> RawTask:
@@ -282,7 +283,7 @@ def _read_speeches(data: str, number: int) -> RawTask:
             speaker = next((name for name in speakers if f"{name.upper()}'S" in line), "")
         elif speaker in SPEAKERS[number] and len(line.split()) >= MIN_WORDS:
             pairs.append(((line.strip(),), speaker))
-    return _make_task(f"speeches {number + 1}", pairs)
+    return make_task(f"speeches {number + 1}", pairs)
 
 
 def describe_stream(stream: Stream) -> dict[str, Any]:

@@ -111,12 +111,12 @@ def list_rows(order: str) -> list[str]:
     return [row for row in ROWS if order == ORDERS[0] or ", " not in row]
 
 
-def read_tasks(order: str, seed: int, data: str, *, instructions: bool = True) -> Stream:
-    """Read the available tasks in a published order, their rows sampled by the seed."""
+def read_tasks(order: str, seed: int, data: str, *, instructions: bool = True, train: int = TRAIN) -> Stream:
+    """Read the available tasks in a published order, at most `train` training rows of each sampled by the seed."""
     stream = read_stream(
         STREAM,
         data,
-        samples_per_class=TRAIN,
+        samples_per_class=train,
         max_eval_samples=EVALUATED,
         order=order,
         seed=seed,
@@ -124,12 +124,12 @@ def read_tasks(order: str, seed: int, data: str, *, instructions: bool = True) -
         missing_tasks="skip",
         instructions=instructions,
     )
-    return dataclasses.replace(stream, tasks=tuple(_limit_rows(task) for task in stream.tasks))
+    return dataclasses.replace(stream, tasks=tuple(_limit_rows(task, train) for task in stream.tasks))
 
 
-def _limit_rows(task: Any) -> Any:
-    """Return the task with at most `TRAIN` training rows, balanced by class."""
-    rows = select_balanced(task.train.labels, TRAIN // len(task.labels))
+def _limit_rows(task: Any, train: int) -> Any:
+    """Return the task with at most `train` training rows, balanced by class."""
+    rows = select_balanced(task.train.labels, train // len(task.labels))
     texts, labels = (tuple(column[row] for row in rows) for column in (task.train.texts, task.train.labels))
     return dataclasses.replace(task, train=dataclasses.replace(task.train, texts=texts, labels=labels))
 

@@ -200,9 +200,9 @@ def test_vectors_are_read_by_task_and_split() -> None:
 
 def test_orders_of_tasks_are_drawn_by_the_seed() -> None:
     tasks = stream(8).tasks
-    orders = {streams._shuffle("name", tasks, seed).order for seed in range(20)}
+    orders = {streams.shuffle("name", tasks, seed).order for seed in range(20)}
     assert len(orders) > 1
-    assert streams._shuffle("name", tasks, 3) == streams._shuffle("name", tasks, 3)
+    assert streams.shuffle("name", tasks, 3) == streams.shuffle("name", tasks, 3)
 
 
 def test_answers_are_the_names_of_labels() -> None:
@@ -214,7 +214,7 @@ def test_answers_are_the_names_of_labels() -> None:
 
 
 def test_tasks_without_test_rows_hold_some_out() -> None:
-    task = streams._make_task("name", [((f"text {label} {n}",), label) for label in ("a", "b") for n in range(20)])
+    task = streams.make_task("name", [((f"text {label} {n}",), label) for label in ("a", "b") for n in range(20)])
     assert task.labels == ("a", "b")
     assert (len(task.train), len(task.test)) == (32, 8)
     assert not {row.key for row in task.train} & {row.key for row in task.test}
