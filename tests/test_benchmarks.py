@@ -130,6 +130,7 @@ def test_the_router_that_weighs_blocks_is_timed_too(monkeypatch: pytest.MonkeyPa
         assert len(given[0].unique(dim=0)) == 8
 
 
+@pytest.mark.exhaustive
 def test_the_results_of_a_large_model_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     threads = torch.get_num_threads()

@@ -27,7 +27,7 @@ def run_check(check: str, *names: str) -> None:
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @torch.no_grad()
 def test_an_exported_program_serves_other_tokens_and_masks(family: Any, build: Callable, inputs: Callable) -> None:
     fixed = Forward(replaced(build(family)))
@@ -60,7 +60,7 @@ def test_a_compiled_step_reads_the_keys_that_a_cache_holds() -> None:
     run_check("steps", "GPT2")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("check, name", [(check, name) for name in CHOICES for check in ("sizes", "trace", "onnx")])
 def test_other_sizes_traces_and_onnx(check: str, name: str) -> None:
     for module in ("onnxruntime", "onnxscript") if check == "onnx" else ():
@@ -69,7 +69,7 @@ def test_other_sizes_traces_and_onnx(check: str, name: str) -> None:
     run_check(check, name)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "check, names",
     [
@@ -86,7 +86,7 @@ def test_models_that_compute_another_operation(check: str, names: tuple[str, ...
     run_check(check, *names)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("names", [NAMES[first : first + 2] for first in range(0, len(NAMES), 2)])
 def test_compiling_breaks_no_graph_that_was_whole(names: list[str]) -> None:
     run_check("graphs", *names)

@@ -152,7 +152,8 @@ def test_what_it_does_not_compute_is_refused(attention: str, options: dict[str, 
 
 def test_readers_without_regard_get_the_same(tmp_path: Path) -> None:
     """Each card's own lines, in a process in which Regard cannot be imported."""
-    models = {name: _decoder(spec) for name, spec in SPECS.items()}
+    names = dict.fromkeys(["softmax", *list(SPECS)[::6]])  # all are compared in this process above
+    models = {name: _decoder(SPECS[name]) for name in names}
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         (tmp_path / name / "use.py").write_text(_use(tmp_path / name), encoding="utf-8")

@@ -133,6 +133,7 @@ def messages(process: subprocess.CompletedProcess[str]) -> list[list[str]]:
     return [[line for line in lines if not line.startswith("measuring (")] for lines in parts]
 
 
+@pytest.mark.exhaustive
 def test_each_command_ends_alike_in_both(together: Any, commands: dict[str, list[str]]) -> None:
     _, processes = together
     for process in processes:

@@ -201,7 +201,7 @@ def test_an_interruption_just_after_the_earlier_run_gave_its_name(
 
 @pytest.mark.usefixtures("saved")
 def test_a_run_that_is_there_is_not_written_over_unasked(run: MeasureResult, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run exists; choose another folder, or give --overwrite"):
+    with pytest.raises(UserError, match=r"run exists; choose another folder, or give overwrite=True"):
         run.save(tmp_path / "run")
 
 
@@ -218,7 +218,7 @@ def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: Measure
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "results.json").write_text('{"command": "learn"}')
     (tmp_path / "run" / "matrix.parquet").write_text("days of work")
-    with pytest.raises(UserError, match=r"^--out: expected a new folder or a run of `regard measure`, .*run is"):
+    with pytest.raises(UserError, match=r"^folder: expected a new folder or a run of `regard measure`, .*run is"):
         run.save(tmp_path / "run", overwrite=overwrite)
     assert sorted(os.listdir(tmp_path / "run")) == ["matrix.parquet", "results.json"]
 
