@@ -17,17 +17,29 @@ OF_TASK: Mapping[str, Sequence[str]] = {
 }
 """Tasks that are learnt one after another: to tell lines of two help topics apart."""
 SENTENCE = "The keys of a dictionary are unique: a key that is given twice keeps its last value."
-LEARN_OPTIONS = ("--model", "minilm", "--seeds", "1,2", "--num-epochs", "4", "--length", "24", "--no-save-models")
+LEARN_OPTIONS = ("--model", "minilm", "--seeds", "1,2", "--num-epochs", "3", "--length", "24", "--no-save-models")
+
+
+TURNS = {
+    **{"measure": (1, 1), "look": (1, 2)},
+    "pretrain": (2, 1),
+    **{"prescale": (3, 1), "replace": (3, 2), "sapt": (3, 3)},
+}
+"""The turn of each step, and its place in it; `pretrain` has two trials side by side itself."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the tour; `result` is the file that a finished one leaves, below the folder of the tour."""
+    """One command of the tour; `result` is the file that a finished one leaves, below the folder of the tour.
+
+    `turn` is its turn, and its place in that. Steps of one turn run side by side, each on one core.
+    """
 
     key: str
     title: str
     command: tuple[str, ...]
     result: str
+    turn: tuple[int, int] = (0, 0)
 
 
 def write_texts(folder: Path) -> None:
@@ -41,7 +53,7 @@ def write_texts(folder: Path) -> None:
         {"task": task, "text": line, "label": topic}
         for task, names in OF_TASK.items()
         for topic in names
-        for line in _lines(topic)[:60]
+        for line in _lines(topic)[:48]
     ]
     for name, rows in ((LINES, replace), (LEARN, learn)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -72,7 +84,7 @@ def make_steps(options: Mapping[str, Sequence[str]]) -> list[Step]:
             "replace: MiniLM with constant attention",
             (
                 *("replace", "minilm", "--task", LINES, "--length", "24", "--num-epochs", "3"),
-                *("--max-train-samples", "240"),
+                *("--max-train-samples", "160"),
                 *("--dynamic-fractions", "1,1/2,0", "--out", "replace", *resume),
             ),
             "replace/results.json",
@@ -82,7 +94,7 @@ def make_steps(options: Mapping[str, Sequence[str]]) -> list[Step]:
             "pretrain: a small decoder with softmax, and one with sigmoid",
             (
                 *("sweep", "pretrain", "pico", "--vary", "attention=softmax,sigmoid", "--num-seeds", "1"),
-                *("--max-steps", "1500", "--out", "pretrain"),
+                *("--max-steps", "750", "--out", "pretrain"),
             ),
             "pretrain/trials.parquet",
         ),
@@ -99,4 +111,4 @@ def make_steps(options: Mapping[str, Sequence[str]]) -> list[Step]:
             "sapt/results.json",
         ),
     )
-    return [Step(s.key, s.title, (*s.command, *options.get(s.key, ())), s.result) for s in steps]
+    return [Step(s.key, s.title, (*s.command, *options.get(s.key, ())), s.result, TURNS[s.key]) for s in steps]

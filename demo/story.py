@@ -42,18 +42,17 @@ PUBLISHED = {
 """Figures of the papers' tables; see `docs/claims.md`."""
 
 
-def make_page(folder: Path, seconds: Mapping[str, float]) -> str:
-    """Return the page over the finished steps in a folder, whose times are `seconds` by step."""
+def make_page(folder: Path, seconds: Mapping[str, float], total: float) -> str:
+    """Return the page over the finished steps in a folder, with `seconds` by step, and what all together took."""
     sections = [_sinks(folder), _papa(folder), _prescale(folder), _sapt(folder)]
-    time = sum(seconds.values())
     versions = library_versions()
-    record = {"version": regard_version(), "seconds": dict(seconds), "versions": versions}
+    record = {"version": regard_version(), "seconds": {**seconds, "all": total}, "versions": versions}
     return Page(
         eyebrow="Regard · tour",
         title="Four papers about attention, on this machine",
         ledes=[
             f"Each verb of Regard once, on MiniLM, a decoder of 0.3M parameters and Python’s documentation: "
-            f"{time:.0f} s in all. Models and texts are far smaller than the papers’, and one or two seeds decide "
+            f"{total:.0f} s in all. Models and texts are far smaller than the papers’, and one or two seeds decide "
             "little: the tables say what came out, not what is so.",
         ],
         sections=[*sections, Section("pages", "Pages", [_pages()], "Each step has a page of its own beside this one.")],
@@ -124,7 +123,7 @@ def _papa(folder: Path) -> Section:
     for key, fraction, name in (("half", 0.5, "half of the heads constant"), ("none", 0.0, "all heads constant")):
         drops = outcome.main[outcome.main["dynamic_fraction"] == fraction]
         interval = drop_interval(result.scores, drops)
-        here = f"{number(interval.mean, 2)} %" + _spread(interval.ci_low, interval.ci_high)
+        here = f"{number(round(interval.mean, 6), 2)} %" + _spread(interval.ci_low, interval.ci_high)
         rows.append((f"score lost with {name}", "", [here, PUBLISHED[key]]))
     fewest = drop_interval(result.scores, fewest_dynamic(outcome.main))
     verdict = describe_loss(fewest.ci_low, fewest.ci_high)

@@ -1,7 +1,9 @@
 """The tour: steps that are kept, go on after an interruption, and what its page says."""
 
+import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +15,18 @@ from demo.steps import LEARN, LINES, Step, make_steps
 from demo.story import compare_sinks, describe_loss
 from regard.cli import parser
 
-STEPS = [Step(name, name, (name, "--out", name), f"{name}/results.json") for name in ("one", "two")]
+STEPS = [
+    Step(name, name, (name, "--out", name), f"{name}/results.json", (turn, 1))
+    for turn, name in enumerate(("one", "two"))
+]
+BESIDE = [replace(step, turn=(1, place)) for place, step in enumerate(STEPS)]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """The tour over two steps, each of which ends as told: an exit code, or an interruption."""
     monkeypatch.setattr(tour, "make_steps", lambda options: STEPS)
-    monkeypatch.setattr(tour, "make_page", lambda folder, seconds: f"page of {', '.join(seconds)}")
+    monkeypatch.setattr(tour, "make_page", lambda folder, seconds, total: f"page of {', '.join(seconds)}")
 
     def call(**ends: Any) -> tuple[int, list[str]]:
         ran: list[str] = []
@@ -34,9 +40,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
             if end == 0:
                 (cwd / name).mkdir()
                 (cwd / name / "results.json").touch()
-            return SimpleNamespace(returncode=end)
+            return SimpleNamespace(stderr=["a line\n"] if options.get("stderr") else None, wait=lambda: end)
 
-        monkeypatch.setattr(subprocess, "run", fake)
+        monkeypatch.setattr(subprocess, "Popen", fake)
         return tour.main(["--out", str(tmp_path)]), ran
 
     return call
@@ -56,6 +62,26 @@ def test_a_step_that_did_not_end_is_run_again(
     assert "the same command goes on" in capsys.readouterr().out
     assert not (tmp_path / "index.html").exists()
     assert run() == (0, ["two"])
+
+
+def test_steps_of_a_turn_run_side_by_side_and_name_their_lines(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(tour, "make_steps", lambda options: BESIDE)
+    assert run()[0] == 0
+    assert {"   one: a line", "   two: a line"} <= set(capsys.readouterr().out.splitlines())
+
+
+def test_a_turn_on_one_core_is_one_step_after_another(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(tour, "make_steps", lambda options: BESIDE)
+    assert run(one=2) == (2, ["one"])
+    assert run() == (0, ["one", "two"])
+    assert "a line" not in capsys.readouterr().out
+    assert run(two=2)[0] == 0, "both are kept"
 
 
 def test_a_step_with_another_command_is_not_kept(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
