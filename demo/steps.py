@@ -53,7 +53,7 @@ def write_texts(folder: Path) -> None:
         {"task": task, "text": line, "label": topic}
         for task, names in OF_TASK.items()
         for topic in names
-        for line in _lines(topic)[:48]
+        for line in _lines(topic)[:40]
     ]
     for name, rows in ((LINES, replace), (LEARN, learn)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
