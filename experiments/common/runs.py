@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,20 @@ def read_runs(
     if not runs:
         raise UserError(f"work: expected runs of {experiment} in {work}, found none")
     return sorted(runs, key=sort_key)
+
+
+@contextmanager
+def reading(what: str, work: Path) -> Iterator[None]:
+    """Raise a UserError for files in a folder that are not what an experiment writes."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"work: expected {what} in {work}: {error!r}") from error
+
+
+def read_files(paths: Iterable[Path]) -> list[Any]:
+    """Read files of JSON."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def matrix_rows(run: Mapping[str, Any], key: Mapping[str, Any]) -> list[dict[str, Any]]:

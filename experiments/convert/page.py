@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from experiments.convert.run import (
     TRAINING,
     Conversion,
 )
-from regard.errors import UserError
 from regard.runs.intervals import t_interval
 
 RECORD = "conversions.json"
@@ -57,13 +55,9 @@ class Tables:
     @classmethod
     def gather(cls, work: Path, revision: str | None) -> Tables:
         """Make the table from the runs in a folder. Raises UserError."""
-        try:
-            runs = [
-                json.loads(path.read_text(encoding="utf-8")) for base in BASES for path in (work / base).glob("*.json")
-            ]
+        with finished.reading("runs of experiments.convert.run", work):
+            runs = finished.read_files(path for base in BASES for path in (work / base).glob("*.json"))
             runs.sort(key=_sort_key)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"work: expected runs of experiments.convert.run in {work}: {error!r}") from error
         table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
         return cls(table, {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)})
 

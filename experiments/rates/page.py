@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from experiments.common.papers import Paper
 from experiments.common.parts import RESULTS, Page, Table
 from experiments.rates.run import HEADS, LABELS, LENGTH, LINEAR, RATES, SEED, STREAMS, TASKS
 from regard.continual.training_phase import ADAPTER_RATE
-from regard.errors import UserError
 
 RECORD = "rates.json"
 COLUMNS = {"runs": ("stream", "method", "head", "rate", "AP til", "AP cil")}
@@ -34,11 +32,9 @@ class Tables:
     @classmethod
     def gather(cls, work: Path, revision: str | None) -> Tables:
         """Make the table from the runs in a folder. Raises UserError."""
-        try:
-            runs = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/*.json")]
+        with finished.reading("runs of experiments.rates.run", work):
+            runs = finished.read_files(work.glob("*/*.json"))
             runs.sort(key=_sort_key)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"work: expected runs of experiments.rates.run in {work}: {error!r}") from error
         table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
         record = {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)}
         return cls(table, record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +41,10 @@ class Tables:
     @classmethod
     def gather(cls, work: Path, revision: str | None) -> Tables:
         """Make the table from the files in a folder. Raises UserError."""
-        try:
-            files = [json.loads(path.read_text(encoding="utf-8")) for path in (work / "candidates").glob("*.json")]
+        with finished.reading("cases of experiments.routing.candidates", work):
+            files = finished.read_files((work / "candidates").glob("*.json"))
             files.sort(key=lambda file: (STREAMS.index(file["stream"]), file["seed"]))
             lines = [_line(file, name, file["candidates"][name]) for file in files for name in CANDIDATES]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"work: expected cases of experiments.routing.candidates in {work}: {error!r}") from error
         if not files:
             raise UserError(f"work: expected cases of experiments.routing.candidates in {work}, found none")
         streams = {file["stream"]: list(file["tasks"]) for file in reversed(files)}

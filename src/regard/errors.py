@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,15 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raise UserError unless the value is allowed."""
     if value not in allowed:
         raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+@contextmanager
+def naming_option(option: str, instead_of: str) -> Iterator[None]:
+    """Let the `UserError`s of the block name the option that the user has given."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{option}: {str(error).removeprefix(f'{instead_of}: ')}") from error
 
 
 def warn_user(message: str) -> None:

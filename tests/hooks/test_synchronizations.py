@@ -36,13 +36,18 @@ class CountReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name = (resolve_name(function) or function.__name__).rsplit(".", 1)[-1]
+        name = name_function(function)
         is_mask = name == "__getitem__" and _has_mask(args[1])
         is_copy = name == "to" and any(str(value) == "cpu" for value in args[1:2] if isinstance(value, str))
         caller = sys._getframe(1).f_code.co_filename
         if (name in READS or is_mask or is_copy) and not caller.endswith(ON_CPU):
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
+
+
+def name_function(function: Callable[..., Any]) -> str:
+    """The last part of the name of a function of tensors."""
+    return (resolve_name(function) or function.__name__).rsplit(".", 1)[-1]
 
 
 def _has_mask(index: Any) -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import UserError
 from regard.training import batches
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
-from tests.hooks.test_synchronizations import READS
+from tests.hooks.test_synchronizations import READS, name_function
 from tests.training.small import batch, count, loss, net
 
 PLAN = TrainingConfig(max_steps=4, batch_size=8, learning_rate=0.02, logging_steps=1, max_grad_norm=0.5)
@@ -40,7 +40,7 @@ class Device(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name = (resolve_name(function) or function.__name__).rsplit(".", 1)[-1]
+        name = name_function(function)
         if name == "pin_memory":
             result = args[0].clone()
             self.pinned[id(result)] = result

@@ -21,11 +21,11 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.router_warmup import PastTask
 from regard.errors import UserError
 from regard.models.model_files import as_user_error, find_model_folder, find_weight_files
+from regard.models.pretrained import count_lacks, read_weights
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 from regard.runs.quiet import suppress_logging
 
-_POOLER = "pooler."  # which a checkpoint may lack: no adapter stands behind it
 _HEAD = "head."
 """Beginning of the names of the head's weights in a file."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
@@ -269,16 +269,11 @@ def load_model(name: str | Path, architecture: str) -> PreTrainedModel:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
     folder = find_model_folder(str(name))
     find_weight_files(folder, str(name))
-    options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with (
         suppress_logging(),
         as_user_error(f"model: expected a {architecture}, got {name}:", (OSError, ValueError, RuntimeError)),
     ):
-        model, info = model_class.from_pretrained(folder, **options)
-    of_body = f"{model.base_model_prefix}." if model.base_model is not model else ""
-    missing = sorted(key for key in info["missing_keys"] if key.startswith(of_body) and _POOLER not in key)
-    wrong = sorted(str(key[0]) for key in info["mismatched_keys"])
-    if missing or wrong:
-        counts = f"{len(missing)} are missing and {len(wrong)} have another shape, the first is {(missing + wrong)[0]}"
-        raise UserError(f"model: expected the weights of a {architecture}, got '{name}': {counts}")
+        model, *lacks = read_weights(model_class, folder, None, needs_head=False)
+    if any(lacks):
+        raise UserError(f"model: expected the weights of a {architecture}, got '{name}': {count_lacks(*lacks)}")
     return model.eval()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation, slices
+from regard.attention.device_choice import choose_for
 from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
 
 ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 25}
@@ -89,9 +90,10 @@ def _reduce_matrices(call: AttentionCall, request: ReductionRequest) -> dict[str
 def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     """Yield the calls of some query rows with the keys that they can see, and where those keys stand."""
     batch, heads, queries, _ = call.query.shape
-    device = call.query.device.type if call.query.device.type in ENTRIES else "cpu"
-    min_rows, max_rows = ROWS[device]
-    count = min(max(ENTRIES[device] // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
+    min_rows, max_rows = choose_for(call.query.device, ROWS)
+    count = min(
+        max(choose_for(call.query.device, ENTRIES) // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows
+    )
     for rows in slices(queries, count) if queries else [slice(0, 0)]:
         columns = _visible_keys(call, rows)
         yield call.select_tokens(rows, columns), columns

@@ -320,3 +320,13 @@ def as_slice(indices: Sequence[int]) -> slice | list[int]:
     """Return consecutive indices as a slice, which copies nothing; others as a list."""
     first, last = indices[0], indices[0] + len(indices)
     return slice(first, last) if list(indices) == list(range(first, last)) else list(indices)
+
+
+def is_same_view(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same view of the same memory."""
+    return (
+        tensor.data_ptr() == other.data_ptr()
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+        and tensor.device == other.device
+    )

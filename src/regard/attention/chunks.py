@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import slices
+from regard.attention.device_choice import choose_for
 
 BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
 """Size of what is computed together."""
@@ -30,7 +31,7 @@ class RowChunks:
 
     def fit(self, entries: int) -> None:
         """Choose `num_groups` so that `entries` for each query head fill about `BYTES`."""
-        size = BYTES.get(self.like.device.type, BYTES["cpu"])
+        size = choose_for(self.like.device, BYTES)
         heads = max(1, size // (self.like.element_size() * entries * self.queries_per_key))
         self.num_groups = min(self.batch, heads // self.groups) * self.groups if heads >= self.groups else heads
 

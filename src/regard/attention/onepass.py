@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
+from regard.attention.device_choice import choose_for
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, unpadded_samples
 from regard.attention.tiles import UNSEEN, Tile, max_rows, tiles
 
@@ -177,6 +178,7 @@ def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "b
     """
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
     device, count = call.query.device, min(max_iterations, keys)
+    every = choose_for(device, STEPS)
     basis = [_start_vector(keys, call.query.dtype, device).expand(batch, heads, keys)]
     diagonal, off_diagonal = list[Tensor](), list[Tensor]()
     bound = call.query.new_zeros(batch, heads)
@@ -186,7 +188,7 @@ def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "b
         span = torch.stack(basis, dim=-1)
         for _repeat in range(2):
             product = product - (span @ (span.mT @ product[..., None]))[..., 0]
-        looks = step % STEPS.get(device.type, 1) == 0 or step == count
+        looks = step % every == 0 or step == count
         previous, bound = bound, _largest_eigenvalue(diagonal, off_diagonal) if looks else bound
         length = product.norm(dim=-1)
         is_exhausted = length <= 1e-6 * torch.maximum(bound, diagonal[-1]).sqrt().clamp(min=1e-6)

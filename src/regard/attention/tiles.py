@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, slices
+from regard.attention.device_choice import choose_for
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -89,14 +90,14 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
 
 def max_rows(call: AttentionCall) -> int:
     """Return the most queries of a tile: many multiply faster, but over few keys most of a causal tile is future."""
-    most = ROWS.get(call.query.device.type, ROWS["cpu"])
+    most = choose_for(call.query.device, ROWS)
     return max(most // 2, min(most, call.key.shape[2] // 4)) if call.causal else most
 
 
 def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, int]:
     """Return how many samples, and key/value heads of each, make a tile of about `BYTES`."""
     batch, groups, keys, _ = call.key.shape
-    budget = BYTES.get(call.query.device.type, BYTES["cpu"])
+    budget = choose_for(call.query.device, BYTES)
     heads = max(1, budget // (call.query.element_size() * num_rows * keys * call.num_key_value_groups))
     return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.device_choice import choose_for
 from regard.errors import UserError
 from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import Observation, Statistic
@@ -21,7 +22,7 @@ def join_layers(layers: Iterable[Observation]) -> list[Observation]:
         tensors = {name: tensor for name, tensor in layer.tensors.items() if REDUCTIONS[name].joins_layers}
         entries = sum(tensor.numel() for tensor in tensors.values())
         parts = groups.setdefault(_signature(layer, tensors), [[]])
-        most = MAX_ENTRIES.get(layer.length.device.type, MAX_ENTRIES["cpu"])
+        most = choose_for(layer.length.device, MAX_ENTRIES)
         if (len(parts[-1]) + 1) * entries > most and parts[-1]:
             parts.append([])
         parts[-1].append(layer)

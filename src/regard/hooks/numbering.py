@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, is_same_view
 from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
@@ -95,7 +95,7 @@ class BlockCounter:
             if latest_module is not module:
                 if not self._ranks or module in self._called:
                     raise self._several_layers(block)
-            elif _is_same(query, call.query) and _is_same(key, call.key):
+            elif is_same_view(query, call.query) and is_same_view(key, call.key):
                 position = latest._replace(is_repeat=True)
             else:
                 position = CallPosition(layer, latest.part + 1)
@@ -132,13 +132,3 @@ class BlockCounter:
     @property
     def _name(self) -> str:
         return type(self._stack.module).__name__
-
-
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are the same view of the same memory."""
-    return (
-        tensor.data_ptr() == other.data_ptr()
-        and tensor.shape == other.shape
-        and tensor.stride() == other.stride()
-        and tensor.device == other.device
-    )

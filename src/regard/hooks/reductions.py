@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from regard.attention import reference
 from regard.attention.blockwise import blocks
-from regard.attention.call import AttentionCall, relative_positions, slices, visible_mask
+from regard.attention.call import AttentionCall, is_same_view, relative_positions, slices, visible_mask
 from regard.attention.operator import expand_bias
 from regard.attention.reduction import WEIGHT_REDUCTIONS, Reduction
 from regard.errors import UserError
@@ -152,10 +152,8 @@ def _find_gate(outputs: HeadOutputs) -> Float[Tensor, "batch head query value_wi
 
 def _are_equal(received: Tensor, output: Tensor) -> bool:
     """Return whether an output projection receives the output itself; the same memory is not read."""
-    is_same = received.data_ptr() == output.data_ptr() and received.stride() == output.stride()
-    if is_same and received.dtype == output.dtype and received.shape == output.shape:
-        return True
-    return torch.equal(received, output.to(received.dtype))
+    is_same = received.dtype == output.dtype and is_same_view(received, output)
+    return is_same or torch.equal(received, output.to(received.dtype))
 
 
 def _value_weighted_sum(outputs: HeadOutputs) -> Float[Tensor, "batch head key"]:

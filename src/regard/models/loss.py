@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from regard.attention.device_choice import choose_for
 from regard.data.examples import IGNORE_INDEX
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # maximum number of logits at a time, by type of device
@@ -34,7 +35,7 @@ def logits_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the same sum from logits; without gradients at most `MAX_LOGITS` of them are copied at a time."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    rows = max(MAX_LOGITS.get(logits.device.type, 2**22) // logits.shape[-1], 1)
+    rows = max(choose_for(logits.device, MAX_LOGITS) // logits.shape[-1], 1)
     total = logits.new_zeros((), dtype=dtype)
     for sequence, sequence_labels in zip(logits, labels, strict=True):
         for chunk, targets in zip(sequence.split(rows), sequence_labels.split(rows), strict=True):
@@ -50,7 +51,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         hidden, weight, labels, product_dtype, hidden_grad, weight_grad = inputs
         acc_dtype = torch.promote_types(hidden.dtype, torch.float32)
-        max_logits = MAX_LOGITS.get(hidden.device.type, 2**22)
+        max_logits = choose_for(hidden.device, MAX_LOGITS)
         rows = max(min(max_logits // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)
         h, w = hidden.to(product_dtype), weight.to(product_dtype)
         has_label = (labels != IGNORE_INDEX)[:, None]

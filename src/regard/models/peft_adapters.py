@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModel, PreTrainedModel
 
-from regard.errors import UserError, warn_user
+from regard.errors import UserError, naming_option, warn_user
 from regard.models.model_files import ADAPTER_CONFIG as CONFIG
 from regard.models.model_files import ADAPTER_WEIGHTS as WEIGHTS
 from regard.models.model_files import as_user_error, find_model_folder
@@ -34,10 +34,8 @@ def is_adapter(folder: Path) -> bool:
 
 def find_adapter_folder(name: str) -> Path:
     """Return the folder of an adapter on disk or on the hub. Raises UserError."""
-    try:
+    with naming_option("adapter", instead_of="model"):
         folder = find_model_folder(name)
-    except UserError as error:
-        raise UserError(f"adapter: {str(error).removeprefix('model: ')}") from error
     if not (folder / CONFIG).is_file():
         raise UserError(f"adapter: expected a folder with {CONFIG}, or the hub id of one, got the model '{name}'")
     return folder

@@ -185,33 +185,37 @@ def _load_trained(
 
     Some types rename weights with their head alone (DeepSeek-V4): what lacks weights without it is loaded with it.
     """
-    model, missing, wrong = _read_weights(auto_class, folder, config, needs_head, **options)
+    model, missing, wrong = read_weights(auto_class, folder, config, needs_head, **options)
     with_head = select_head_class(config) if auto_class is AutoModel else None
     if (missing or wrong) and with_head is not None:
-        headed, *lacks = _read_weights(with_head, folder, config, False, **options)
+        headed, *lacks = read_weights(with_head, folder, config, False, **options)
         if not any(lacks) and type(headed.base_model) is type(model):
             return headed.base_model
     if missing and not wrong and set(missing) <= _head_of(model):
         problem = f"have none: {len(missing)} are missing, the first is {missing[0]}"
         raise UserError(f"model: expected a language model's head among the weights, those of '{name}' {problem}")
     if missing or wrong:
-        counts = f"{len(missing)} are missing and {len(wrong)} have another shape, the first is {(missing + wrong)[0]}"
-        raise UserError(f"model: the weights of '{name}' do not fit its config.json: {counts}")
+        raise UserError(f"model: the weights of '{name}' do not fit its config.json: {count_lacks(missing, wrong)}")
     return model
 
 
-def _read_weights(
-    auto_class: Any, folder: Path, config: Any, needs_head: bool, **options: Any
+def read_weights(
+    model_class: Any, folder: Path, config: Any, needs_head: bool, **options: Any
 ) -> tuple[Any, list[str], list[str]]:
     """Return the model with the folder's weights, and the names of those that are missing or of another shape."""
     # weights of another size come back in `info`, to be refused with their names
     info_options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    model, info = auto_class.from_pretrained(folder, config=config, use_safetensors=True, **info_options, **options)
+    model, info = model_class.from_pretrained(folder, config=config, use_safetensors=True, **info_options, **options)
     prefix = f"{model.base_model_prefix}."
     missing = sorted(key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith(_HEADS))
     if not needs_head and model.base_model is not model:
         missing = [key for key in missing if key.startswith(prefix)]
     return model, missing, sorted(str(key[0]) for key in info["mismatched_keys"])
+
+
+def count_lacks(missing: list[str], wrong: list[str]) -> str:
+    """Say how many weights `read_weights` found missing, and how many of another shape; at least one is."""
+    return f"{len(missing)} are missing and {len(wrong)} have another shape, the first is {(missing + wrong)[0]}"
 
 
 def _head_of(model: Any) -> set[str]:

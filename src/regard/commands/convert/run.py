@@ -21,7 +21,7 @@ from regard.commands.convert.result import ConvertResult
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
 from regard.data.texts import Source, check_source
-from regard.errors import UserError
+from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 from regard.models.limits import check_length
@@ -131,12 +131,10 @@ def convert(  # noqa: D417 - the options are described in the configuration
 
 def _parse_sources(texts: Sequence[str]) -> list[Source]:
     """Return the sources of `--text`, whose files are there."""
-    try:
+    with naming_option("text", instead_of="data"):
         sources = [Source.parse(text) for text in texts]
         for source in sources:
             check_source(source)
-    except UserError as error:
-        raise UserError(f"text: {str(error).removeprefix('data: ')}") from error
     return sources
 
 
