@@ -322,8 +322,16 @@ class Watch(Observer, Readings):
         if not self._names["projection"]:
             return
         projection, mass = self._find_projection(sequences, path, call), reductions.get("column_mass")
+        weighs = "value_weighted_sum" in self._names["projection"]
+        version = None if output.is_inference() else output._version
+        output = output.clone() if weighs and version is None else output  # nobody can tell whether it is written to
 
         def read(received: Tensor) -> None:
+            if weighs and version is not None and output._version != version:
+                raise UserError(
+                    f"cannot weigh the values of {path}: its output is written to in place before it is projected; "
+                    "leave out value_weighted_mass"
+                )
             outputs = HeadOutputs(path, call, output, received, output_weight(projection), mass)
             projected = {name: REDUCTIONS[name].compute(outputs) for name in self._names["projection"]}
             layer.add_tensors(projected, first_key=first_key, keys=keys)
