@@ -1,22 +1,15 @@
-"""Output and reductions of softmax attention from the same tiles, and its spectral bound from passes over them."""
+"""Output and reductions of softmax attention from the same tiles."""
 
 import math
 from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.device_choice import choose_for
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, unpadded_samples
 from regard.attention.tiles import UNSEEN, Tile, max_rows, tiles
-
-TOLERANCE = 1e-6
-"""Relative change of every bound at which Lanczos steps end."""
-STEPS = {"cpu": 1, "cuda": 4}
-"""Lanczos steps from one look at the bounds to the next: to look at them waits for a GPU."""
 
 
 def one_pass(
@@ -56,7 +49,11 @@ class _RowReductions:
         self.sums = {name: call.query.new_empty(call.query.shape[:3]) for name in sums}
         if "first_mass" in self.names:
             self.sums["first_mass"] = call.query.new_zeros(*call.query.shape[:3], request.num_first_keys)
-        self.distances = _distance_table(call) if "distance" in self.names else None
+        self.distances: Tensor | None = None
+        if "distance" in self.names:
+            queries, last = call.query.shape[2], call.offset + call.query.shape[2]
+            shape = min(max_rows(call), queries), queries + call.key.shape[2]
+            self.distances = _distance_table(*shape, last, call.query.dtype, call.query.device)
 
     def add(self, tile: Tile) -> None:
         if not self.names:
@@ -108,12 +105,11 @@ class _RowReductions:
         return results
 
 
-def _distance_table(call: AttentionCall) -> Tensor:
-    """Return a table of |i − j| that every tile is a part of: row r, column m is |r − m + offset + queries|."""
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    options: dict[str, Any] = {"device": call.query.device, "dtype": call.query.dtype}
-    table = torch.arange(min(max_rows(call), queries), **options)[:, None] - torch.arange(queries + keys, **options)
-    return table.add_(call.offset + queries).abs_()
+@lru_cache(maxsize=1)  # that of the layer before
+def _distance_table(rows: int, columns: int, last: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a table of |i − j| that every tile is a part of: row r, column m is |last + r − m|; never write to it."""
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
+    return (torch.arange(rows, **options)[:, None] - torch.arange(columns, **options)).add_(last).abs_()
 
 
 class _ColumnReductions:
@@ -127,7 +123,7 @@ class _ColumnReductions:
         self.by_key = frozenset(dtypes)
         if "weights" in request.names:
             self.tensors["weights"] = call.query.new_zeros(heads, queries, keys)
-            self.is_padded = ~unpadded_samples(call)[:, None, None, None]
+            self.is_whole = unpadded_samples(call)
         self.query_mask = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:
@@ -137,8 +133,7 @@ class _ColumnReductions:
         if self.query_mask is not None:
             factor = factor * self.query_mask[tile.samples, ..., tile.queries]
         if "weights" in self.tensors:
-            matrix = (tile.exps * inverse).masked_fill_(self.is_padded[tile.samples], 0.0).sum(0)  # also of NaN
-            self.tensors["weights"][tile.heads, tile.queries, tile.keys] += matrix
+            self._add_weights(tile, inverse)
         if not self.by_key:
             return
         mass = _column_sums(factor, tile.exps)
@@ -149,12 +144,21 @@ class _ColumnReductions:
                 if name in self.by_key:
                     self.tensors[name][tile.at_keys] += sums
 
+    def _add_weights(self, tile: Tile, inverse: Tensor) -> None:
+        """Add the weights of samples without padding; what is not a number in the others is left out with them."""
+        total, is_whole = self.tensors["weights"][tile.heads, tile.queries, tile.keys], self.is_whole[tile.samples]
+        if total.device.type != "cpu":  # nothing is read from a GPU
+            total += (tile.exps * inverse).masked_fill_(~is_whole[:, None, None, None], 0.0).sum(0)
+            return
+        for sample in is_whole.nonzero().flatten().tolist():
+            total.addcmul_(tile.exps[sample], inverse[sample])
+
     def _exact_sums(self, tile: Tile, factor: Tensor, mass: Tensor) -> dict[str, Tensor]:
         """Return Σ a and Σ a² of the columns of a tile in float64, from sums around m ≈ the mean. Overwrites `exps`."""
-        rows = torch.ones_like(factor)
+        rows, count = torch.ones_like(factor), torch.tensor(float(factor.shape[-1]))
         if self.query_mask is not None:
             rows = self.query_mask[tile.samples, ..., tile.queries].expand_as(factor)
-        count = rows.sum(-1).clamp(min=1)
+            count = rows.sum(-1).clamp(min=1)
         mean = mass / count
         deviations = torch.addcmul(mean[:, :, None].neg(), tile.exps, factor.mT, out=tile.exps)
         first = _column_sums(rows, deviations).double()
@@ -167,74 +171,3 @@ class _ColumnReductions:
 def _column_sums(factor: Tensor, exps: Tensor) -> Tensor:
     """Return Σ_i factor_i exps_ij over the rows of a tile, (sample, head, key), of factors (sample, head, 1, query)."""
     return torch.bmm(factor.flatten(0, 1), exps.flatten(0, 1)).view(*exps.shape[:2], -1)
-
-
-def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "batch head"]:
-    """Return λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries of each sample and head (Bai et al. 2024, 2410.05648).
-
-    Lanczos with full re-orthogonalization, until a step moves no head by more than a relative `TOLERANCE`, or for
-    `max_iterations` steps. Memory is (batch, head, steps, key). The outputs of a head are no farther from their mean
-    than √λ_max times the inputs from theirs.
-    """
-    batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
-    device, count = call.query.device, min(max_iterations, keys)
-    every = choose_for(device, STEPS)
-    basis = [_start_vector(keys, call.query.dtype, device).expand(batch, heads, keys)]
-    diagonal, off_diagonal = list[Tensor](), list[Tensor]()
-    bound = call.query.new_zeros(batch, heads)
-    for step in range(1, count + 1):
-        product = _multiply(call, basis[-1])
-        diagonal.append((basis[-1] * product).sum(-1))
-        span = torch.stack(basis, dim=-1)
-        for _repeat in range(2):
-            product = product - (span @ (span.mT @ product[..., None]))[..., 0]
-        looks = step % every == 0 or step == count
-        previous, bound = bound, _largest_eigenvalue(diagonal, off_diagonal) if looks else bound
-        length = product.norm(dim=-1)
-        is_exhausted = length <= 1e-6 * torch.maximum(bound, diagonal[-1]).sqrt().clamp(min=1e-6)
-        if looks:
-            has_converged = (bound - previous).abs() <= TOLERANCE * bound.clamp(min=torch.finfo(bound.dtype).tiny)
-            if bool((has_converged | is_exhausted).all()):
-                break
-        off_diagonal.append(length.masked_fill(is_exhausted, 0.0))
-        basis.append(_normalize(product.masked_fill(is_exhausted[..., None], 0.0)))
-    return bound
-
-
-def _multiply(call: AttentionCall, vector: Tensor) -> Tensor:
-    """Return Aᵀ(I − 11ᵀ/n)A x = Aᵀ(Ax) − (Aᵀ1)·mean(Ax) for one x per sample and head, in one pass."""
-    batch, heads, queries, _ = call.query.shape
-    mask = call.query_mask if call.query_mask is not None else call.query.new_ones(batch, queries, dtype=torch.bool)
-    valid = mask.to(call.query.dtype)
-    total = call.query.new_zeros(batch, heads)
-    product, mass = torch.zeros_like(vector), torch.zeros_like(vector)
-    for tile in tiles(call):
-        at = tile.at_keys
-        factor = valid[tile.samples, None, tile.queries, None] / tile.total
-        image = (tile.exps @ vector[at][..., None]) * factor
-        total[tile.samples, tile.heads] += image.sum((-1, -2))
-        transposed = torch.cat([image * factor, factor], dim=-1).mT @ tile.exps
-        product[at] += transposed[..., 0, :]
-        mass[at] += transposed[..., 1, :]
-    mean = total / valid.sum(-1, keepdim=True).clamp(min=1)
-    return product - mass * mean[..., None]
-
-
-@lru_cache(maxsize=32)
-def _start_vector(keys: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " key"]:
-    """Return the unit vector that Lanczos steps begin with: copied to a device once."""
-    start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return _normalize(start.to(device, dtype))
-
-
-def _normalize(vector: Tensor) -> Tensor:
-    return vector / vector.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vector.dtype).tiny)
-
-
-def _largest_eigenvalue(diagonal: list[Tensor], off_diagonal: list[Tensor]) -> Tensor:
-    """Return the largest eigenvalue of the tridiagonal matrix of the Lanczos steps."""
-    matrix = torch.diag_embed(torch.stack(diagonal, -1))
-    if off_diagonal:
-        beside = torch.stack(off_diagonal, -1)
-        matrix = matrix + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
-    return torch.linalg.eigvalsh(matrix)[..., -1].clamp(min=0)

@@ -17,10 +17,11 @@ from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
 from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass, output_and_lse, supports_lse
 from regard.attention.lse_kernels import select_kernel
-from regard.attention.onepass import one_pass, spectral_bound
+from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import ReductionRequest, reduce_dense
 from regard.attention.single_query import single_query, supports_single_query
+from regard.attention.spectral import spectral_bound
 from regard.attention.tracing import always, is_exported, is_traced
 
 BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {

@@ -103,8 +103,16 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
 
 
 def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
-    """Return exp(−Σ p log p), p = σ / Σσ, over the singular values σ (Roy and Vetterli 2007, definition 1)."""
-    values = torch.linalg.svdvals(_tall(hidden.double()))
+    """Return exp(−Σ p log p), p = σ / Σσ, over the singular values σ (Roy and Vetterli 2007, definition 1).
+
+    Of states in less than float64 they are roots of the eigenvalues of the Gram matrix in float64, in half the time:
+    exact to 1e-8 of the largest, which is less than the rounding of the states.
+    """
+    rows = _tall(hidden.double())
+    if hidden.dtype == torch.float64:
+        values = torch.linalg.svdvals(rows)
+    else:
+        values = torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0).sqrt()
     values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
     return torch.special.entr(values).sum().clamp(min=0).exp()
 
