@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from jaxtyping import config as shape_checks
 from torch import Tensor
 from transformers import CompileConfig
 
@@ -169,3 +170,16 @@ def test_a_block_draws_no_random_numbers() -> None:
             outputs.append(model(pixels).last_hidden_state)
     torch.testing.assert_close(outputs[1], outputs[0])
     torch.testing.assert_close(outputs[2], outputs[0])
+
+
+def test_a_model_that_is_compiled_outside_is_observed_without_warnings() -> None:
+    model = llama()
+    compiled = torch.compile(model, backend="eager")
+    shape_checks.update("jaxtyping_disable", True)  # which no graph may hold
+    with torch.no_grad():
+        compiled(IDS)
+        with watching(model) as watch:
+            compiled(IDS)
+        with watching(model) as expected:
+            model(IDS)
+    pd.testing.assert_frame_equal(watch.frame(), expected.frame())

@@ -95,7 +95,8 @@ def attention_function(
     if dropout:
         call = replace(call, dropout=dropout)
     if is_traced():  # nobody intercepts calls of a graph
-        return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
+        run = _dispatch_outside_graphs if module in OBSERVERS else dispatch
+        return run(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     token = IN_INTERFACE.set(True)
     try:
         return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
@@ -174,6 +175,10 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
     for observer in observers:
         observer.after_attention(module, call, output, reductions)
     return output
+
+
+_dispatch_outside_graphs = torch.compiler.disable(dispatch)
+"""Of modules that are observed: what observers keep is no part of a graph."""
 
 
 def _read_call(
