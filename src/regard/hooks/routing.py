@@ -180,7 +180,7 @@ class _ObserverHook:
     def __init__(self, observer: Observer, function: Callable[..., None]) -> None:
         self._observer, self._function = observer, function
 
-    @torch.compiler.disable  # it counts, which a graph would do once
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
     def __call__(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer):
             self._function(*args)
