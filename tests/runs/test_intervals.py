@@ -15,7 +15,9 @@ from regard.runs.intervals import (
     holm,
     least_correlation,
     paired_correlation,
+    ratio_half_width,
     signed_rank_test,
+    t_half_width,
     t_interval,
     t_quantile,
     t_tails,
@@ -61,6 +63,20 @@ def test_an_interval_by_hand() -> None:
     assert (found.ci_low, found.ci_high) == pytest.approx((2 - half, 2 + half))
     assert found.overlaps is True
     assert t_interval([1, 2, 3], confidence=0.5).overlaps is False
+
+
+def test_the_interval_of_a_ratio() -> None:
+    """Equal counts give the interval of the mean of ratios; else the jackknife is near, for it is of another order."""
+    generator = np.random.default_rng(0)
+    sums, counts = generator.normal(3, 1, 40), np.full(40, 5)
+    expected = t_interval(sums / counts)
+    assert ratio_half_width(sums, counts) == pytest.approx(expected.ci_high - expected.mean)
+    counts = generator.integers(1, 9, 400)
+    sums = 3 * counts + generator.normal(0, 2, 400)
+    left_out = (sums.sum() - sums) / (counts.sum() - counts)
+    deviation = math.sqrt(399 / 400 * np.square(left_out - left_out.mean()).sum())
+    assert ratio_half_width(sums, counts) == pytest.approx(t_half_width(400, deviation * 20), rel=0.01)
+    assert math.isnan(ratio_half_width([1.0], [2]))
 
 
 def test_few_values_give_what_they_can() -> None:

@@ -60,6 +60,21 @@ def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:
     return math.nan if n < 2 else t_quantile(confidence, n - 1) * std / math.sqrt(n)
 
 
+def ratio_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats) -> float:
+    """Return half of the 95 % interval of Σ sums / Σ counts over units such as texts; NaN for fewer than two.
+
+    The deviation of a unit is what its sum departs from its count's share.
+
+    Source: Cochran 1977, Sampling Techniques, section 6.4 (the variance of a ratio by linearization).
+    """
+    values, weights = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    n, total = len(values), float(weights.sum())
+    if n < 2 or total == 0:
+        return math.nan
+    deviations = values - values.sum() / total * weights
+    return t_half_width(n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total)
+
+
 def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
     """Return half of the interval of a difference of two means of `n` and `other_n` values; NaN if one is below 2.
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from regard.commands.replace.charts import MOST, pictures
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.result import ReplaceResult
-from regard.commands.replace.scores import ATTENTION, intervals, relative_drop
+from regard.commands.replace.scores import ATTENTION, WIDTHS, intervals, relative_drop
 from regard.commands.replace.words import pattern_counts, replace_summary
 from regard.errors import UserError
 from tests.commands.replace import replaced_run
@@ -78,7 +78,10 @@ def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
     assert f"original {row['original']:.3g}, drop {row['drop']:.1f} %" in parsed.text
     assert f"{row['score']:.3g}" in parsed.text
     assert re.search(r"drop 0\.\d\d nats", parsed.text)
-    assert "One forward pass then takes 80 % of the time and 80 % of the FLOPs." in parsed.text
+    assert (
+        "One forward pass with all heads constant takes 80 % of the time and 80 % of the FLOPs of the original model."
+        in parsed.text
+    )
     assert "1.25×" in parsed.text
     assert "3 tasks · 3 seeds" in parsed.text
 
@@ -315,7 +318,42 @@ def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
     cost = replaced_run.cost().assign(relative_time_high=1.0)
     page = Parsed(replace_page(TABLES[0], TABLES[1], cost, TABLES[3], {}))
     assert "Speed-up" not in page.text
-    assert "One forward pass then takes 80 % of the FLOPs." in page.text
+    assert "One forward pass with all heads constant takes 80 % of the FLOPs of the original model." in page.text
+
+
+def test_intervals_over_texts_stand_where_there_is_one_seed() -> None:
+    """A drop of 0.03 ± 0.01 nats is stated, one of 0.03 ± 0.04 is not, and a gain is no negative drop."""
+    columns = [*replaced_run.COLUMNS, *WIDTHS]
+
+    def told(score: float, width: float) -> str:
+        rows = [("example/tiny", "lm", "none", "none", 1.0, 0, "negative_log_perplexity", -3.0, 0.2, 0.0)]
+        rows += [("example/tiny", "lm", "average", "lambda", 0.0, 0, "negative_log_perplexity", score, 0.2, width)]
+        record = replaced_run.record() | {"data": {"validation": 40}}
+        tables = (pd.DataFrame(rows, columns=columns), NO_HEADS, NO_COST, record)
+        text = " ".join(terminal(*tables).split())
+        assert "1 task · 40 texts" in text
+        assert re.search(r"± 95 % \(texts\) 0\.0\d nats", text)
+        page = Parsed(replace_page(*tables, {}))
+        assert "95 % intervals over texts" in page.text
+        points = page.data["panels"]["scores"][0]["points"]
+        assert [point["high"] - point["low"] for point in points] == pytest.approx([0.4, 0.4])
+        return text
+
+    assert "With all heads constant the score drops by 0.03 nats." in told(-3.03, 0.01)
+    assert "no drop is shown: one of up to 0.07 nats cannot be excluded" in told(-3.03, 0.04)
+    assert "With all heads constant the score rises by 0.03 nats." in told(-2.97, 0.01)
+
+
+def test_a_task_at_the_majority_shows_nothing() -> None:
+    told = "this task cannot show what its heads do"
+    scores = replaced_run.scores(tasks=("sst2",))
+    untouched = scores[scores["dynamic_fraction"] == 1]["score"]
+    for majority, is_said in ((untouched.min() - 0.2, False), (untouched.max(), True)):
+        record = {**replaced_run.record(), "data": {"majority": float(majority)}}
+        text = " ".join(terminal(scores, *TABLES[1:3], record).split())
+        assert (told in text) == is_said
+        assert "For comparison, all heads constant" in text
+        assert "most frequent label" in text
 
 
 def test_the_majority_stands_below_the_sources() -> None:

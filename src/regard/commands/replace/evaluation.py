@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from regard.errors import UserError
 from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.operation import parse_attention
 from regard.models.model_files import eval_mode
+from regard.runs.intervals import ratio_half_width
 from regard.runs.journal import Journal
 from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
@@ -139,16 +140,21 @@ class PerplexityEvaluator:
     validation_rows: Encoded
     settings: ProbeConfig
 
-    def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
-        total, tokens = 0.0, 0
+    @property
+    def tokens(self) -> list[int]:
+        """Number of predicted tokens of each text."""
+        return [int(tokens) for tokens in self.validation_rows.attention_mask[:, 1:].sum(1)]
+
+    def text_losses(self) -> list[float]:
+        """Return the sum of −log p over the predicted tokens of each text. UserError if one is not finite."""
+        sums: list[float] = []
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
-                losses = self._losses(batch)
-                total, tokens = total + float(losses.double().sum()), tokens + losses.numel()
-        if not total < float("inf"):
+                counts = batch["attention_mask"][:, 1:].sum(1).tolist()
+                sums += [float(part.sum()) for part in self._losses(batch).double().cpu().split(counts)]
+        if not sum(sums) < float("inf"):
             raise UserError("perplexity: a token has likelihood 0; expected finite logits")
-        for seed in seeds:
-            yield seed, -total / tokens
+        return sums
 
     def _losses(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return −log p of each token but the first of its row, of shape (token,)."""
@@ -172,6 +178,18 @@ class PerplexityEvaluator:
             optimize(groups, self.settings, losses, seed, self.model.device, on_epoch)
 
 
+class Scored(NamedTuple):
+    """Scores by seed, and half of the 95 % intervals over texts: of the score, and of its drop; NaN without texts."""
+
+    by_seed: dict[int, float]
+    half_width: float = math.nan
+    drop_half_width: float = math.nan
+
+
+ORIGINAL = "none"
+"""In the place of the checksum of constants: the model as it is."""
+
+
 @dataclass(frozen=True)
 class HeadEvaluation:
     """Scores of one model on one task, kept in the journal, with constants in `folder`.
@@ -186,23 +204,40 @@ class HeadEvaluation:
     folder: Path
     step: Callable[[str], None]
 
-    def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> dict[int, float]:
-        """Return the score by seed with these heads constant (no constants: none)."""
-        key = _key("none" if constants is None or not heads else constants.sha256, heads if constants else ())
+    def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> Scored:
+        """Return the scores with these heads constant (no constants: none)."""
+        key = _key(ORIGINAL, ()) if constants is None or not heads else _key(constants.sha256, heads)
         return self._scored(key, seeds, self._replaced(constants, heads))
 
-    def attention_scores(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
+    def attention_scores(self, attention: str, seeds: Sequence[int]) -> Scored:
         spec = parse_attention(attention)
         key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
         return self._scored(key, seeds, replacing(self.evaluator.model, spec))
 
-    def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
+    def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> Scored:
+        if isinstance(self.evaluator, PerplexityEvaluator):
+            return self._scored_by_text(self.evaluator, key, seeds, state)
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
         if missing:
             with state:
                 for seed, score in self.evaluator.scores(key, missing):
                     self.journal.add(f"score {key} {seed}", score)
-        return {seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds}
+        return Scored({seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds})
+
+    def _scored_by_text(
+        self, evaluator: PerplexityEvaluator, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]
+    ) -> Scored:
+        """Return the score, the same for all seeds, with intervals over texts; of the drop if the original is known."""
+        if f"losses {key}" not in self.journal:
+            with state:
+                self.journal.add(f"losses {key}", evaluator.text_losses())
+        losses, tokens = self.journal[f"losses {key}"], evaluator.tokens
+        original, half_width = f"losses {_key(ORIGINAL, ())}", math.nan
+        if original in self.journal:
+            differences = [new - old for new, old in zip(losses, self.journal[original], strict=True)]
+            half_width = ratio_half_width(differences, tokens)
+        by_seed = dict.fromkeys(seeds, -sum(losses) / sum(tokens))
+        return Scored(by_seed, ratio_half_width(losses, tokens), half_width)
 
     def _replaced(self, constants: Constants | None, heads: Sequence[Head]) -> AbstractContextManager[Any]:
         if constants is None or not heads:

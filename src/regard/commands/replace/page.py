@@ -93,7 +93,8 @@ def _interval(low: float, high: float) -> str:
 
 
 def _scores(outcome: Outcome, majority: float | None) -> list[Section]:
-    bars = "Bars: 95 % intervals over seeds (Student’s t). " if outcome.scores["seed"].nunique() > 1 else ""
+    has_bars = outcome.scores["seed"].nunique() > 1 or outcome.units == "texts"
+    bars = f"Bars: 95 % intervals over {outcome.units} (Student’s t). " if has_bars else ""
     description = (
         f"{bars}From the original model (left) to all heads constant (right); head ranking “{outcome.ranking}”."
     )
@@ -141,7 +142,9 @@ def _sources(outcome: Outcome, majority: float | None) -> Section:
         drops = drops.iloc[:0]
     drops = drops.assign(other=drops["rank_heads_by"] != outcome.ranking).sort_values("other", kind="stable")
     drops = drops.drop_duplicates([*GROUP, "constants"]).sort_index()
-    about = f"Mean score ± 95 % over seeds with {words.describe_fraction(float(fewest))}, and the relative drop."
+    about = (
+        f"Mean score ± 95 % over {outcome.units} with {words.describe_fraction(float(fewest))}, and the relative drop."
+    )
     table = _by_task(outcome, drops, "Constants", "no head constant")
     if majority is not None and len(drops) and drops["task"].nunique() == 1:
         rows = [*table.rows, ("majority", "the most frequent label alone", [labels.number(majority, 3)])]

@@ -12,10 +12,16 @@ from transformers import PreTrainedModel
 from regard import models
 from regard.commands.replace import config as replace_config
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
-from regard.commands.replace.evaluation import EVALUATION_TOKENS, HeadEvaluation, PerplexityEvaluator, ProbeEvaluator
+from regard.commands.replace.evaluation import (
+    EVALUATION_TOKENS,
+    HeadEvaluation,
+    PerplexityEvaluator,
+    ProbeEvaluator,
+    Scored,
+)
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.commands.replace.scores import ATTENTION, NONE
+from regard.commands.replace.scores import ATTENTION, NONE, WIDTHS
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
@@ -291,9 +297,9 @@ def _scores(
     metric = evaluation.evaluator.metric
     rows: list[tuple[Any, ...]] = []
 
-    def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:
-        names = (model, task, constants, ranking, fraction)
-        rows.extend((*names, seed, metric, value) for seed, value in scores_by_seed.items())
+    def add(constants: str, ranking: str, fraction: float, scored: Scored) -> None:
+        names, widths = (model, task, constants, ranking, fraction), (scored.half_width, scored.drop_half_width)
+        rows.extend((*names, seed, metric, value, *widths) for seed, value in scored.by_seed.items())
 
     if 1.0 in config.shares:
         evaluation.step("scoring the model as it is")
@@ -321,7 +327,7 @@ def _scores(
             evaluation.step(f"scoring {name}, for comparison")
             constants = make_data_free(name, averages)
             add(name, config.rankings[0], 0.0, evaluation.scores(constants, averages.heads, seeds))
-    return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
+    return pd.DataFrame(rows, columns=[*SCORE_COLUMNS, *WIDTHS])
 
 
 def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:

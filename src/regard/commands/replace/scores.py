@@ -1,5 +1,6 @@
 """Scores of models with constant heads: means with intervals, relative drops, curves."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -15,6 +16,8 @@ from regard.report.arrays import Floats, check_table
 from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
+WIDTHS = ("half_width", "drop_half_width")
+"""Half of the 95 % intervals of a score and of its drop over texts, paired; null where intervals are over seeds."""
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
 ATTENTION = "attention"
@@ -34,18 +37,26 @@ def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     """Return `n`, `mean` and its 95 % interval `ci_low`, `ci_high` (Student's t) over seeds for each `KEYS`.
 
-    The interval is null for one seed. Null scores are left out.
+    The interval of one seed is that over texts where it is known, else null. Null scores are left out.
     """
     check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
     if len(duplicates):
         values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
         raise UserError(f"scores: expected one row for each run, several are of {values}")
-    grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
-    means = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
-    margins = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
+    known = scores.assign(width=_widths(scores, "half_width")).dropna(subset="score")
+    grouped = known.groupby(KEYS, sort=False)
+    means = grouped["score"].agg(n="count", mean="mean", deviation="std").reset_index()
+    over_seeds = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
+    over_texts = grouped["width"].first().to_numpy()
+    margins = np.where(means["n"] > 1, over_seeds, over_texts)
     means["ci_low"], means["ci_high"] = means["mean"] - margins, means["mean"] + margins
     return means.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
+
+
+def _widths(scores: pd.DataFrame, name: str) -> pd.Series:
+    """Return one of `WIDTHS`; null in tables of earlier versions."""
+    return scores[name].astype("float64") if name in scores else pd.Series(math.nan, scores.index)
 
 
 def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
@@ -68,15 +79,22 @@ def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
 def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     """Return the interval of the mean drop of rows of `relative_drop` in one unit, over the seeds that all have.
 
-    The original model and the replaced one are paired by seed; the drops are in the rows' unit.
+    The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
+    interval is over texts, where that is known.
     """
-    by_row = []
+    by_row, over_texts = [], []
     for row in rows.to_dict("records"):
-        of_row = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)].set_index("seed")["score"]
+        lines = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
+        of_row = lines.set_index("seed")["score"]
         is_original = (scores[GROUP] == [row[key] for key in GROUP]).all(axis=1) & (scores["dynamic_fraction"] == 1)
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
         by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
-    return t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
+        over_texts.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
+    interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
+    width = math.hypot(*over_texts) / len(over_texts)
+    if math.isnan(width):
+        return interval
+    return dataclasses.replace(interval, ci_low=interval.mean - width, ci_high=interval.mean + width)
 
 
 def drops_by_original(outcome: "Outcome") -> pd.DataFrame:
@@ -162,6 +180,8 @@ class Outcome:
         self.main = self.drops[is_main]
         self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
         self.multiple_models = scores["model"].nunique() > 1
+        self.units = "texts" if _widths(scores, "half_width").notna().any() else "seeds"
+        """What intervals are over."""
 
 
 def fraction_name(fraction: float) -> str:

@@ -37,6 +37,8 @@ def drop(value: float, unit: str) -> str:
     if math.isnan(value):
         return "–"
     text = f"{value:.{1 if unit == '%' else 2}f}"
+    if unit != "%" and float(text) == 0 and value:
+        text = f"{value:.0e}"  # a small drop is not none
     return f"{text.removeprefix('-') if float(text) == 0 else text} {unit}"
 
 
@@ -47,13 +49,33 @@ def row_drop(row: Any) -> str:
 
 def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was run, then the outcome of replacing, then of other operations."""
+    texts = labels.metadata_number(metadata, "data", "validation")
+    over_texts = outcome.units == "texts" and texts is not None
     parts = [
         labels.model_size(metadata),
-        *(pluralize(outcome.scores[name].nunique(), name) for name in ("task", "seed")),
+        pluralize(outcome.scores["task"].nunique(), "task"),
+        pluralize(int(texts or 0), "text") if over_texts else pluralize(outcome.scores["seed"].nunique(), "seed"),
         _truncation(metadata),
         run_time(metadata, "run in"),
     ]
-    return [join(parts, " · "), join([_write_drops(outcome), _write_costs(cost)], " "), _write_operations(outcome)]
+    about_drops = [_write_drops(outcome), _write_majority(outcome, metadata), _write_costs(cost)]
+    return [join(parts, " · "), join(about_drops, " "), _write_operations(outcome)]
+
+
+def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
+    """Say that a task shows no loss where the original model is not shown to be above the most frequent label."""
+    majority = labels.metadata_number(metadata, "data", "majority")
+    means = intervals(outcome.scores)
+    original = means[means["dynamic_fraction"] == 1]
+    if majority is None or original["task"].nunique() != 1:
+        return ""
+    low = original["ci_low"].fillna(original["mean"]).max()
+    if low > majority:
+        return ""
+    return (
+        f"The original model is not shown to score more than the most frequent label alone "
+        f"({labels.number(majority, 3)}): this task cannot show what its heads do."
+    )
 
 
 def _truncation(metadata: Mapping[str, Any]) -> str:
@@ -104,7 +126,8 @@ def _write_drops(outcome: Outcome) -> str:
             most = f"one of up to {drop(high, unit)} cannot be excluded"
             parts.append(f"with {describe_fraction(fraction)} no drop is shown: {most}")
             continue
-        text = f"the score drops by {drop(float(rows['drop'].mean()), unit)}"
+        mean = float(rows["drop"].mean())
+        text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"
         if len(rows) > 1:
             worst = rows.loc[rows["drop"].idxmax()]
             task, most = str(worst["task"]), drop(float(worst["drop"]), unit)
@@ -142,9 +165,8 @@ def _write_costs(cost: pd.DataFrame) -> str:
     fewest = costs.iloc[-1]
     names = {"time": "time", "work": "FLOPs"} if _is_faster(fewest) else {"work": "FLOPs"}
     parts = [f"{fewest[key]:.0f} % of the {name}" for key, name in names.items() if not math.isnan(fewest[key])]
-    fraction = float(fewest["dynamic_fraction"])
-    condition = "then" if fraction == 0 else f"with {describe_fraction(fraction)}"
-    return f"One forward pass {condition} takes {' and '.join(parts)}." if parts else ""
+    condition = describe_fraction(float(fewest["dynamic_fraction"]))
+    return f"One forward pass with {condition} takes {' and '.join(parts)} of the original model." if parts else ""
 
 
 def _is_faster(row: Mapping[Any, Any]) -> bool:
@@ -231,7 +253,7 @@ def replace_summary(
 ) -> Group:
     """Summarize a run for a terminal of 80 columns. Raises UserError without scores."""
     outcome = Outcome(scores, metadata)
-    blocks = [_scores(outcome), _operations(outcome), _patterns(heads), _cost(cost)]
+    blocks = [_scores(outcome), _baselines(outcome, metadata), _operations(outcome), _patterns(heads), _cost(cost)]
     return summary(labels.model_name(metadata), ledes(outcome, cost, metadata), blocks)
 
 
@@ -255,7 +277,32 @@ def _scores(outcome: Outcome) -> list[str]:
         lines.append(_line(name, [by_fraction.get(fraction, "–") for fraction in fractions]))
         if formatted_drops:
             lines.append(_line("  drop", [formatted_drops.get(fraction, "") for fraction in fractions]))
+        margins = {row["dynamic_fraction"]: _margin(outcome, row) for _, row in task_drops.iterrows()}
+        if any(margins.values()):
+            lines.append(_line(f"  ± 95 % ({outcome.units})", [margins.get(fraction, "") for fraction in fractions]))
     return lines
+
+
+def _margin(outcome: Outcome, row: pd.Series) -> str:
+    """Format half of the interval of a drop; "" if there is none."""
+    low, high = _bounds(outcome, pd.DataFrame([row]))
+    return "" if math.isnan(low) else drop((high - low) / 2, str(row["unit"]))
+
+
+def _baselines(outcome: Outcome, metadata: Mapping[str, Any]) -> list[str]:
+    """Format what a task without attention scores: other constants in all heads, and the most frequent label."""
+    others = outcome.drops[(outcome.drops["rank_heads_by"] != ATTENTION) & (outcome.drops["dynamic_fraction"] == 0)]
+    others = others[others["constants"] != outcome.constants].drop_duplicates([*GROUP, "constants"])
+    lines = []
+    for (model, task, _), rows in others.groupby(GROUP, sort=False):
+        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST))
+        for row in rows.itertuples():
+            cells = [labels.number(float(row.score), 3), row_drop(row)]
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
+    majority = labels.metadata_number(metadata, "data", "majority")
+    if majority is not None and others["task"].nunique() == 1:
+        lines.append(_line("  most frequent label", [labels.number(majority, 3), ""], WIDEST))
+    return ["For comparison, all heads constant", *lines] if lines else []
 
 
 def _operations(outcome: Outcome) -> list[str]:
@@ -293,9 +340,12 @@ def _cost(cost: pd.DataFrame) -> list[str]:
         return []
     rows = relative_cost(cost)
     shown = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
+    times = [time_share(row).partition(" (")[0] for row in shown]
+    note = ["  –: noise, below the share of the FLOPs"] if "–" in times else []
     return [
         _line("Forward pass", [fraction_name(row["dynamic_fraction"]) for row in shown]),
         _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in shown]),
-        _line("  of the original", [time_share(row).partition(" (")[0] for row in shown]),
+        _line("  of the original", times),
         _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in shown]),
+        *note,
     ]
