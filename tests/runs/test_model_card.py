@@ -52,6 +52,8 @@ def test_only_a_card_of_our_own_is_written_again(tmp_path: Path) -> None:
         ("org/name", "org/name"),
         ("/home/someone/secret/base", "base"),
         ("gpt2", "gpt2"),
+        ("./base", "base"),
+        ("../base", "base"),
         ("/cache/hub/models--org--name/snapshots/0123abcd", "org/name"),
     ],
 )

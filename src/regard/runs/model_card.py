@@ -74,8 +74,8 @@ class ModelCard:
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name is an id of the hub, and no folder here."""
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+    """Return whether a name is an id of the hub: no folder here, and none elsewhere such as `./model` or `../model`."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None and not Path(name).exists()
 
 
 def public_name(name: str) -> str:

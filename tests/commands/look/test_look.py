@@ -358,6 +358,8 @@ def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_p
     assert ended.out.startswith("Written to look-model.html (0.")
     assert "w2" in (tmp_path / "look-model.html").read_text(encoding="utf-8")
     assert regard("look", "model", "w1 w2").complaint.startswith("regard look: --out: look-model.html exists")
+    assert regard("look", "model", "w1 w2", "--against", "model").code == 0
+    assert (tmp_path / "look-model-against-model.html").exists()
     assert regard("look", "model").complaint == "regard look: expected one of TEXT, --file and --images"
     assert "heads such as 3.5,4.0" in regard("look", "model", "w1", "--heads", "3").complaint
     assert regard("look", "model", "w1 w2", "--out", "page.txt").complaint.endswith("ends in .html, got page.txt")

@@ -205,7 +205,14 @@ def test_without_watching_only_the_loss_is_shown() -> None:
 @pytest.mark.parametrize("frame", [by_hand().iloc[:1], by_hand()[["step", "loss"]].iloc[:1], by_hand().iloc[1:2]])
 def test_one_row_is_enough(frame: pd.DataFrame) -> None:
     assert_self_contained(Parsed(pretrain_page(frame, pd.DataFrame(), {})))
-    assert terminal(frame, pd.DataFrame(), {}).startswith("A pre-training run")
+    assert terminal(frame, pd.DataFrame(), {}).startswith("A decoder with some attention")
+
+
+def test_a_configuration_of_ones_own_is_named_by_size_and_attention() -> None:
+    metadata = {"config": {"attention": "sigmoid"}, "model": {"parameters": 1_234_567}}
+    assert terminal(*RUN[:1], pd.DataFrame(), metadata).startswith(
+        "A decoder of 1.23M parameters with sigmoid attention"
+    )
 
 
 def test_one_watched_step_needs_no_slider() -> None:

@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learnt", type=Path, metavar="DIR", help="adapters of sapt that `regard rollback` wrote; MODEL is their base"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: look-MODEL.html)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="page to write (default: look-MODEL.html, look-MODEL-against-MODEL.html)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="write over FILE")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     arguments.add_config_options(parser, LookConfig)
@@ -45,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--learnt: expected neither --against, --images nor --adapter beside it")
     from regard.runs.output_dir import check_output_file
 
-    out = args.out or Path(f"look-{arguments.file_slug(args.model)}.html")
+    names = [arguments.file_slug(name) for name in (args.model, args.against) if name]
+    out = args.out or Path(f"look-{'-against-'.join(names)}.html")
     check_output_file(out, overwrite=args.overwrite)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: expected a name that ends in .html, got {out}")

@@ -24,8 +24,11 @@ def last_values(history: pd.DataFrame) -> Last:
 
 
 def name(metadata: Mapping[str, Any]) -> str:
-    """Return the run's name, else the configuration's, or "A pre-training run"."""
-    return str(metadata.get("name") or labels.section(metadata, "config").get("name") or "A pre-training run")
+    """Return the run's name, that of its preset; a configuration of one's own is named by its attention and size."""
+    parameters = metadata_number(metadata, "model", "parameters")
+    attention = labels.section(metadata, "config").get("attention") or "some"
+    size = "A decoder" if parameters is None else f"A decoder of {format_count(parameters)} parameters"
+    return str(metadata.get("name") or f"{size} with {attention} attention")
 
 
 def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
