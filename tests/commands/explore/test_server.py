@@ -1,9 +1,11 @@
 """The server of `regard explore`: who it answers, how much it takes, and what the page may do."""
 
+import dataclasses
 import json
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvico
 pytest.importorskip("starlette.testclient", reason="httpx2 is not installed", exc_type=RuntimeError)
 
 from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from regard.commands.explore import server
+from regard.commands.explore import server, session
 from regard.errors import UserError
 from tests.report.parsed import Parsed, assert_accessible
 
@@ -182,3 +185,14 @@ def test_it_listens_on_this_machine_alone_unless_told() -> None:
     ]
     assert len({server.make_token() for _ in range(8)}) == 8
     assert len(server.make_token()) >= 32
+
+
+def test_the_docs_name_every_route_and_field(client: TestClient) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "explore.md").read_text(encoding="utf-8")
+    assert isinstance(client.app, Starlette)
+    for route in client.app.routes:
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            assert f"`{method} {route.path.replace('{token}', 'TOKEN')}`" in page
+    for field in dataclasses.fields(session.Request):
+        assert f"| `{field.name}` |" in page

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="page to write (default: look-MODEL.html, look-MODEL-against-MODEL.html)",
+        help="page to write (default: look-MODEL.html, with both models' names of two)",
     )
     parser.add_argument("--overwrite", action="store_true", help="write over FILE")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
